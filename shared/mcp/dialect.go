@@ -204,7 +204,7 @@ func streamHeaders(h http.Header, r *http.Request) {
 
 // get serves GET. It opens the stream of a session. A new session begins if the request names none.
 func (d dialect) get(w http.ResponseWriter, c *method.Call) {
-	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Writer, error) {
+	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		if c.Session == nil {
 			var err error
 			if c.Session, err = d.endpoint.session.create(ctx, c.Principal, session.Session{

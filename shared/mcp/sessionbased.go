@@ -356,14 +356,14 @@ func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string)
 
 // get serves GET at /mcp, which opens the stream of a session.
 func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
-	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last streams.Position) (*streams.Writer, error) {
+	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		return e.streams.OpenSession(ctx, c, last)
 	})
 }
 
 // sessionStream serves a GET. enter loads the session, and open opens the session's stream at the position in Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
-	open func(context.Context, streams.Position) (*streams.Writer, error),
+	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {
 	if !method.Accepts(c.Request.Header, sse.ContentType) {
 		method.SendError(w, http.StatusNotAcceptable, nil, method.InvalidRequest("Accept must list text/event-stream"))
@@ -378,7 +378,7 @@ func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter fu
 	}
 	from, err := streams.LastEvent(c)
 	if err == nil {
-		err = e.streams.Hold(w, c, func(ctx context.Context) (*streams.Writer, error) { return open(ctx, from) })
+		err = e.streams.Hold(w, c, func(ctx context.Context) (*streams.Stream, error) { return open(ctx, from) })
 	}
 	switch {
 	case err == nil:

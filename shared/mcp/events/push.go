@@ -33,47 +33,44 @@ const recovery = time.Second
 // push is the framing of an events/stream, which sends the events of one subscription in the notifications of SEP-3415.
 type push struct {
 	selected
-	writer  *streams.Writer
+	stream  *streams.Stream
 	version spec.Version
 	profile spec.Profile
-	beaten  time.Time // of the latest notification active or heartbeat
 	// unchecked is true from when the credentials were read again until the subscription was checked with them.
 	unchecked bool
 }
 
 // NewPush serves events/stream (SEP-3415).
 func NewPush(st *streams.Streams) method.Handler {
-	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Writer, error) { return openPush(ctx, st, c) }}
+	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Stream, error) { return openPush(ctx, st, c) }}
 }
 
 // openPush opens the stream of an events/stream (SEP-3415).
-func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*streams.Writer, error) {
+func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*streams.Stream, error) {
 	w, err := readSelected(ctx, st.Catalogs, c, spec.ModePush)
 	if err != nil {
 		return nil, err
 	}
 	// The arguments may be a part of the request's body. A copy lets the body's memory be freed while the stream is open.
 	w.Arguments = bytes.Clone(w.Arguments)
-	o := &streams.Writer{Kind: streams.KindEvents, Streams: st, Caller: streams.Caller{Principal: c.Principal, Header: c.Request.Header}}
-	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
-	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.sendMoved, Failed: p.handleFailure, End: p.end}
-	return o, o.Open(c.WithToken(ctx), stream.Request{
+	p := &push{selected: w, version: c.Version, profile: c.Profile}
+	p.stream = st.New(c, streams.Options{Kind: streams.KindEvents, Framing: p, MaxBeat: maxBeat})
+	return p.stream, p.stream.Open(c.WithToken(ctx), stream.Request{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
 }
 
-// begin confirms the subscription.
-func (p *push) begin() error {
-	p.beaten = time.Now()
-	return p.notify(spec.NoteEventsActive, p.writer.ResumeAt(), func(b []byte) []byte {
-		return strconv.AppendBool(append(b, `,"truncated":`...), p.writer.Feed.Truncated)
+// Begin confirms the subscription.
+func (p *push) Begin(context.Context) error {
+	return p.notify(spec.NoteEventsActive, p.stream.ResumeAt(), func(b []byte) []byte {
+		return strconv.AppendBool(append(b, `,"truncated":`...), p.stream.Feed.Truncated)
 	})
 }
 
 // notify sends a notification with a cursor. more appends further members and may be nil.
 func (p *push) notify(name, cursor string, more func([]byte) []byte) error {
-	return p.writer.Send(name, func(b []byte) []byte {
+	return p.stream.Send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		if more != nil {
 			b = more(b)
@@ -82,15 +79,15 @@ func (p *push) notify(name, cursor string, more func([]byte) []byte) error {
 	}, nil, "")
 }
 
-// deliver sends an event, or applies a change of the catalog.
-func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
+// Deliver sends an event, or applies a change of the catalog.
+func (p *push) Deliver(ctx context.Context, d stream.Delivery) error {
 	pattern := p.Pattern
 	for { // repeat the check while the store is unavailable, so that the event is not lost
-		err := p.check(ctx, d.Event == nil || p.writer.CheckDue())
+		err := p.check(ctx, d.Event == nil || p.stream.CheckDue())
 		if err == nil {
 			break
 		}
-		if err := p.handleFailure(ctx, err); err != nil {
+		if err := p.Recover(ctx, err); err != nil {
 			return err
 		}
 	}
@@ -102,51 +99,41 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	cursor := d.Cursor
 	if p.Pattern != pattern { // the delivery's cursor lacks the partitions that check has added
-		cursor = p.writer.ResumeAt()
+		cursor = p.stream.ResumeAt()
 	}
 	data, err := p.RedactedData(d.Event)
 	if err != nil { // the stream continues without this event
-		return p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile))
+		return p.fail(spec.NoteEventsError, p.stream.Streams.Faults.Translate(ctx, err, p.version, p.profile))
 	}
-	return p.writer.Send(spec.NoteEventsEvent, func(b []byte) []byte {
+	return p.stream.Send(spec.NoteEventsEvent, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
 	}, func(b []byte) []byte { return match.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
-// due returns when the next heartbeat must be sent: when the stream has been without a message for too long, at quiet, or
-// [maxBeat] after the latest heartbeat.
-func (p *push) due(quiet time.Time) time.Time {
-	if latest := p.beaten.Add(maxBeat); latest.Before(quiet) {
-		return latest
-	}
-	return quiet
-}
-
-// heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
-func (p *push) heartbeat(ctx context.Context) error {
+// Heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
+func (p *push) Heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
-		if err = p.handleFailure(ctx, err); err != nil {
+		if err = p.Recover(ctx, err); err != nil {
 			return err
 		}
 	}
-	p.beaten = time.Now()
-	return p.notify(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// sendMoved sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
+// SendCursor sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
 // reconnects, the new stream then continues after these events and does not read them again.
-func (p *push) sendMoved() error {
-	return p.notify(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+func (p *push) SendCursor() error {
+	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// handleFailure notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
+// Recover notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
 // any other error as it is.
-func (p *push) handleFailure(ctx context.Context, err error) error {
+func (p *push) Recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
 	}
-	if err := p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile)); err != nil {
+	if err := p.fail(spec.NoteEventsError, p.stream.Streams.Faults.Translate(ctx, err, p.version, p.profile)); err != nil {
 		return err
 	}
 	if periodic.Sleep(ctx, recovery) != nil {
@@ -157,17 +144,17 @@ func (p *push) handleFailure(ctx context.Context, err error) error {
 
 // fail sends a notification about an error.
 func (p *push) fail(name string, rpc *jsonrpc.Error) error {
-	return p.writer.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
+	return p.stream.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// end notifies the client of the reason if the subscription has ended. This notification needs no cursor, because the client
+// End notifies the client of the reason if the subscription has ended. This notification needs no cursor, because the client
 // has the cursor of the previous notification.
-func (p *push) end(c *method.Call, why error) {
+func (p *push) End(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
-		rpc := p.writer.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
+		rpc := p.stream.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
 		_ = p.fail(spec.NoteEventsTerminated, rpc) // the stream ends either way
 	}
-	p.writer.Complete(c, "")
+	p.stream.Complete(c, "")
 }
 
 // check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
@@ -175,19 +162,19 @@ func (p *push) end(c *method.Call, why error) {
 // type has become ordered or unordered, check adds the partitions to which its events go now.
 func (p *push) check(ctx context.Context, credentials bool) error {
 	if credentials {
-		if p.writer.CheckCredentials(ctx) != nil {
+		if p.stream.CheckCredentials(ctx) != nil {
 			return &streams.Ended{Reason: subscription.AccessRevoked()}
 		}
 		p.unchecked = true
 	}
-	cat, err := p.writer.Streams.Catalogs.CatalogOf(ctx, p.writer.Caller.Principal)
+	cat, err := p.stream.Streams.Catalogs.CatalogOf(ctx, p.stream.Caller.Principal)
 	if err != nil {
 		return err
 	}
 	if cat == p.catalog && !p.unchecked {
 		return nil
 	}
-	chosen, err := Choose(cat, p.Entry.Name, p.Arguments, p.writer.Caller.Principal, p.mode)
+	chosen, err := Choose(cat, p.Entry.Name, p.Arguments, p.stream.Caller.Principal, p.mode)
 	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
 		if feature := catalog.FindBreakingFeature(p.Entry, now); feature != "" {
 			return &streams.Ended{Reason: subscription.SchemaChanged(p.Entry.Name, feature)}
@@ -196,7 +183,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	switch kind := fault.KindOf(err); {
 	case err == nil:
 		if chosen.Pattern != p.Pattern {
-			if err := p.writer.Feed.Add(ctx, chosen.Pattern, p.writer.Streams.Feeds.AfterChange(chosen.Pattern)); err != nil {
+			if err := p.stream.Feed.Add(ctx, chosen.Pattern, p.stream.Streams.Feeds.AfterChange(chosen.Pattern)); err != nil {
 				return err
 			}
 		}

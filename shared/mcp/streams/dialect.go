@@ -17,22 +17,22 @@ import (
 
 // dialectStream is the framing of a session's GET stream in the named-event dialect.
 type dialectStream struct {
-	writer  *Writer
+	basic
+	stream  *Stream
 	session *sessionStream
 	release func() // records that the stream is closed
 }
 
 // OpenDialect opens the GET stream of a session in the named-event dialect. Unlike the stream of a session at /mcp, it also
 // carries answers to POSTs and events about the connection, and its SSE events have names.
-func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
+func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Position) (*Stream, error) {
 	s := &dialectStream{session: st.newSessionStream(c, kindDialect, last)}
-	s.writer = s.session.writer
-	f := &s.writer.Framing
-	f.Begin, f.Deliver, f.Heartbeat, f.event, f.End = s.begin, s.deliver, s.heartbeat, s.event, s.end
+	s.stream = s.session.stream
+	s.stream.Framing, s.stream.eventName = s, eventNotification
 	if err := s.session.open(ctx); err != nil {
-		return s.writer, err
+		return s.stream, err
 	}
-	return s.writer, s.recordOpen(ctx)
+	return s.stream, s.recordOpen(ctx)
 }
 
 // recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it. s.release
@@ -40,9 +40,9 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 func (s *dialectStream) recordOpen(ctx context.Context) error {
 	until, ok := ctx.Deadline() // at the latest the maximum age
 	if !ok {
-		until = time.Now().Add(s.writer.Streams.Admission.maxAge)
+		until = time.Now().Add(s.stream.Streams.Admission.maxAge)
 	}
-	sessions := s.writer.Streams.Sessions
+	sessions := s.stream.Streams.Sessions
 	lease, err := sessions.RecordStreamOpen(ctx, s.session.sess.Key, until)
 	if err != nil {
 		return err
@@ -51,18 +51,18 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		if err := sessions.RecordStreamClosed(ctx, s.session.sess.Key, lease); err != nil {
-			s.writer.Streams.Faults.LogError(ctx, "end of stream not recorded", err)
+			s.stream.Streams.Faults.LogError(ctx, "end of stream not recorded", err)
 		}
 	}
-	s.release = sync.OnceFunc(func() { s.writer.Streams.Admission.cleanUp(closed) })
-	s.writer.ends = append(s.writer.ends, s.release)
+	s.release = sync.OnceFunc(func() { s.stream.Streams.Admission.cleanUp(closed) })
+	s.stream.ends = append(s.stream.ends, s.release)
 	return nil
 }
 
 // lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params is a JSON object.
 func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
-		Name: eventLifecycle, ID: s.session.position.next(s.writer.ResumeAt()), Retry: retry,
+		Name: eventLifecycle, ID: s.session.position.next(s.stream.ResumeAt()), Retry: retry,
 		Data: jsonrpc.AppendNotification(nil, method, jsonrpc.Encode(params)),
 	})
 }
@@ -71,38 +71,40 @@ func timestamp() map[string]string {
 	return map[string]string{"timestamp": time.Now().UTC().Format(time.RFC3339)}
 }
 
-func (s *dialectStream) begin() error {
-	if err := s.writer.write(s.lifecycleEvent("streamOpened", timestamp(), 0)); err != nil {
+// Begin sends the lifecycle event streamOpened.
+func (s *dialectStream) Begin(ctx context.Context) error {
+	if err := s.stream.write(s.lifecycleEvent("streamOpened", timestamp(), 0)); err != nil {
 		return err
 	}
-	return s.session.sendGap()
-}
-
-func (s *dialectStream) heartbeat(ctx context.Context) error {
-	if err := s.writer.CheckCredentials(ctx); err != nil {
+	if err := s.session.sendGap(); err != nil {
 		return err
 	}
-	return s.writer.write(s.lifecycleEvent("ping", timestamp(), 0))
+	s.session.recordBegun(ctx)
+	return nil
 }
 
-func (s *dialectStream) event(cursor string) sse.Event {
-	return sse.Event{Name: eventNotification, ID: s.session.position.next(cursor)}
+// Heartbeat sends the lifecycle event ping.
+func (s *dialectStream) Heartbeat(ctx context.Context) error {
+	if err := s.stream.CheckCredentials(ctx); err != nil {
+		return err
+	}
+	return s.stream.write(s.lifecycleEvent("ping", timestamp(), 0))
 }
 
-// deliver sends answers to POSTs, and passes all other deliveries to the sessionStream.
-func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
+// Deliver sends answers to POSTs, and passes all other deliveries to the sessionStream.
+func (s *dialectStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	var n ResponseNotice
 	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
-		return s.session.deliver(ctx, d)
+		return s.session.Deliver(ctx, d)
 	}
-	if err := s.writer.verify(ctx, d); err != nil {
+	if err := s.stream.verify(ctx, d); err != nil {
 		return err
 	}
 	return s.respond(ctx, n, d.Cursor)
 }
 
-// end notifies the client why the server closes the stream.
-func (s *dialectStream) end(_ *method.Call, why error) {
+// End notifies the client why the server closes the stream.
+func (s *dialectStream) End(_ *method.Call, why error) {
 	s.release() // first, so that answers become the responses of their POSTs from now on
 	reason, retry := reasonError, reconnect
 	if x := endingOf(why); x != nil {
@@ -111,21 +113,21 @@ func (s *dialectStream) end(_ *method.Call, why error) {
 	if reason == "superseded" {
 		retry = 0 // reconnecting would end the newer stream
 	}
-	_ = s.writer.write(s.lifecycleEvent("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
+	_ = s.stream.write(s.lifecycleEvent("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
 
 // respond sends an answer to one of the session's POSTs.
 func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor string) error {
 	text, err := OpenResponse(s.session.sess.ID, n.Response)
 	if err != nil { // skip only this answer
-		s.writer.Streams.Faults.LogError(ctx, "sealed answer not opened", err)
+		s.stream.Streams.Faults.LogError(ctx, "sealed answer not opened", err)
 		return nil
 	}
-	return s.writer.write(AppendResponses(nil, text, func(last bool) string {
+	return s.stream.write(AppendResponses(nil, text, func(last bool) string {
 		if last {
 			return s.session.position.next(cursor)
 		}
-		return s.session.position.next(s.writer.completedCursor) // a client that is cut off within the batch gets the batch again
+		return s.session.position.next(s.stream.completedCursor) // a client that is cut off within the batch gets the batch again
 	}))
 }
 

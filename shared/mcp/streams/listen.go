@@ -29,21 +29,41 @@ type filter struct {
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// acknowledge sends the first message of a subscriptions/listen. It contains the honored part of the filter, and tells the
-// client whether events after its cursor are missing.
-func (w *Writer) acknowledge(honored filter) error {
-	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(honored)...), ""
-	if w.Feed.Truncated {
+// listen is the framing of a subscriptions/listen (revision 2026-07-28).
+type listen struct {
+	basic
+	stream  *Stream
+	honored filter // the part of the client's filter that the server honors
+}
+
+// Begin sends the honored part of the filter, and tells the client whether events after its cursor are missing.
+func (l *listen) Begin(context.Context) error {
+	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(l.honored)...), ""
+	if l.stream.Feed.Truncated {
 		meta = metaTruncated
 	}
-	return w.Send(spec.NoteAcknowledged, text(members), text(meta), w.ResumeAt())
+	return l.stream.Send(spec.NoteAcknowledged, text(members), text(meta), l.stream.ResumeAt())
 }
+
+// Deliver sends a delivery, and first checks the credentials if a check is due.
+func (l *listen) Deliver(ctx context.Context, d stream.Delivery) error {
+	if err := l.stream.verify(ctx, d); err != nil {
+		return err
+	}
+	return l.stream.notify(ctx, d)
+}
+
+// Heartbeat sends a comment.
+func (l *listen) Heartbeat(ctx context.Context) error { return l.stream.sendComment(ctx) }
+
+// End sends the result of the request.
+func (l *listen) End(c *method.Call, _ error) { l.stream.Complete(c, l.stream.ResumeAt()) }
 
 // Listen serves subscriptions/listen.
 func (st *Streams) Listen() method.Handler { return Streaming{Streams: st, Open: st.openListen} }
 
-// openListen opens the stream of a subscriptions/listen (revision 2026-07-28), with a feed for the honored part of its filter.
-func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, error) {
+// openListen opens the stream of a subscriptions/listen, with a feed for the honored part of its filter.
+func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, error) {
 	asked, err := readFilter(c)
 	if err != nil {
 		return nil, err
@@ -52,40 +72,35 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 	if err != nil {
 		return nil, err
 	}
-	o := &Writer{
-		Kind: kindListen, Streams: st, Caller: Caller{Principal: c.Principal, Header: c.Request.Header},
-		interests: interests{payloads: method.Declares(jsonrpc.Member(c.Meta, spec.MetaCapabilities), spec.OwnExtension)}, targets: map[string]Target{},
-	}
-	honored, err := o.setUpFilter(ctx, asked)
-	if err != nil {
+	l := &listen{}
+	s := st.New(c, Options{Kind: kindListen, Framing: l, Gather: true})
+	l.stream = s
+	s.interests.payloads = method.Declares(jsonrpc.Member(c.Meta, spec.MetaCapabilities), spec.OwnExtension)
+	if l.honored, err = s.setUpFilter(ctx, asked); err != nil {
 		return nil, err
 	}
-	if honored.TaskIDs, err = o.watchTasks(ctx, c, asked.TaskIDs); err != nil {
+	if l.honored.TaskIDs, err = s.watchTasks(ctx, c, asked.TaskIDs); err != nil {
 		return nil, err
 	}
-	o.Framing = Framing{
-		Begin: func() error { return o.acknowledge(honored) },
-		End:   func(c *method.Call, _ error) { o.Complete(c, o.ResumeAt()) },
-	}
-	request := stream.Request{Workspace: c.Principal.Workspace, Topics: o.extraTopics(ctx), Cursor: cursor}
-	for _, t := range o.targets {
+	request := stream.Request{Workspace: c.Principal.Workspace, Topics: s.extraTopics(ctx), Cursor: cursor}
+	for _, t := range s.targets {
 		t.addTo(&request)
 	}
-	if err := o.Open(ctx, request); err != nil {
+	if err := s.Open(ctx, request); err != nil {
 		return nil, err
 	}
-	unsubscribe, err := o.subscribeBackends(ctx, randomText(16), time.Now().Add(st.Admission.maxAge+time.Minute))
+	unsubscribe, err := s.subscribeBackends(ctx, randomText(16), time.Now().Add(st.Admission.maxAge+time.Minute))
 	if err != nil {
-		return o, err
+		return s, err
 	}
-	o.ends = append(o.ends, unsubscribe)
-	return o, nil
+	s.ends = append(s.ends, unsubscribe)
+	return s, nil
 }
 
 // Complete answers the request of a stream with its result, which ends the stream.
-func (w *Writer) Complete(c *method.Call, cursor string) {
-	text := w.Streams.Replies.AppendResult(nil, c, method.Result{Meta: w.appendIDs(nil, cursor)})
-	_ = w.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
+func (s *Stream) Complete(c *method.Call, cursor string) {
+	text := s.Streams.Replies.AppendResult(nil, c, method.Result{Meta: s.appendIDs(nil, cursor)})
+	_ = s.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
 // readFilter reads the notifications that a listen asks for.
@@ -132,35 +147,35 @@ func readCursor(c *method.Call) (string, error) {
 
 // setUpFilter sets up the part of the filter that the server supports and the caller may receive, and returns it. It leaves out URIs that
 // are unknown or forbidden.
-func (w *Writer) setUpFilter(ctx context.Context, asked filter) (filter, error) {
-	w.interests.resources = asked.ResourcesListChanged && w.Streams.Methods.Has(spec.MethodResources)
-	w.interests.events = asked.EventsListChanged && w.Streams.Methods.Has(spec.MethodEvents)
-	w.interests.contexts = asked.ConversationContext && w.Streams.Conversation != nil && w.Streams.Conversation.Offers(ctx, w.Caller.Principal).Any()
+func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) {
+	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
+	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
+	s.interests.contexts = asked.ConversationContext && s.Streams.Conversation != nil && s.Streams.Conversation.Offers(ctx, s.Caller.Principal).Any()
 	// If no backend has tools or prompts now, the acknowledgment leaves them out, but the client is notified when a backend is
 	// added.
-	w.interests.tools = asked.ToolsListChanged && w.Streams.Methods.Has(spec.MethodToolsList)
-	w.interests.prompts = asked.PromptsListChanged && w.Streams.Methods.Has(spec.MethodPromptsList)
+	s.interests.tools = asked.ToolsListChanged && s.Streams.Methods.Has(spec.MethodToolsList)
+	s.interests.prompts = asked.PromptsListChanged && s.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities
-	if backends := w.Streams.Backends; (w.interests.tools || w.interests.prompts) && backends.Any(ctx) {
-		offers = backends.Capabilities(ctx, api.Client{Principal: w.Caller.Principal})
+	if backends := s.Streams.Backends; (s.interests.tools || s.interests.prompts) && backends.Any(ctx) {
+		offers = backends.Capabilities(ctx, api.Client{Principal: s.Caller.Principal})
 	}
 	out := filter{
-		ToolsListChanged: w.interests.tools && offers.Tools, PromptsListChanged: w.interests.prompts && offers.Prompts,
-		ResourcesListChanged: w.interests.resources, EventsListChanged: w.interests.events, ConversationContext: w.interests.contexts,
+		ToolsListChanged: s.interests.tools && offers.Tools, PromptsListChanged: s.interests.prompts && offers.Prompts,
+		ResourcesListChanged: s.interests.resources, EventsListChanged: s.interests.events, ConversationContext: s.interests.contexts,
 	}
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}
-	if most := w.Streams.MaxURIs; len(asked.ResourceSubscriptions) > most {
+	if most := s.Streams.MaxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, session.LimitReached("streamURIs", most)
 	}
-	cat, err := w.Streams.Catalogs.CatalogOf(ctx, w.Caller.Principal)
+	cat, err := s.Streams.Catalogs.CatalogOf(ctx, s.Caller.Principal)
 	if err != nil {
 		return out, err
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := w.Streams.Targets.Resolve(ctx, cat, w.Caller.Principal, uri)
+		t, err := s.Streams.Targets.Resolve(ctx, cat, s.Caller.Principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:
@@ -168,13 +183,13 @@ func (w *Writer) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 		default:
 			continue
 		}
-		if _, twice := w.targets[t.URI]; twice {
+		if _, twice := s.targets[t.URI]; twice {
 			continue
 		}
-		if open += t.Open(); open > w.Streams.MaxPatterns {
-			return out, session.LimitReached("streamPatterns", w.Streams.MaxPatterns)
+		if open += t.Open(); open > s.Streams.MaxPatterns {
+			return out, session.LimitReached("streamPatterns", s.Streams.MaxPatterns)
 		}
-		w.targets[t.URI] = t
+		s.targets[t.URI] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)
 	}
 	return out, nil
@@ -182,17 +197,17 @@ func (w *Writer) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 
 // watchTasks begins to receive the states of the tasks that a listen names, until the stream ends. It returns the ids of the
 // tasks whose states the client will receive.
-func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
-	if len(ids) == 0 || !w.Streams.Backends.Any(ctx) {
+func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
+	if len(ids) == 0 || !s.Streams.Backends.Any(ctx) {
 		return nil, nil
 	}
-	if most := w.Streams.MaxURIs; len(ids) > most {
+	if most := s.Streams.MaxURIs; len(ids) > most {
 		return nil, session.LimitReached("streamURIs", most)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	watched, w.tasks, err = w.Streams.Backends.WatchTasks(ctx, c.Client(), ids)
-	states := w.tasks
-	w.ends = append(w.ends, func() {
+	watched, s.tasks, err = s.Streams.Backends.WatchTasks(ctx, c.Client(), ids)
+	states := s.tasks
+	s.ends = append(s.ends, func() {
 		cancel()
 		for states != nil {
 			if _, open := <-states; !open {
@@ -204,19 +219,19 @@ func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (
 }
 
 // sendTask sends a state of a task, if the caller may still see its backend. If t is nil, no further states will come.
-func (w *Writer) sendTask(ctx context.Context, t *api.Task) error {
+func (s *Stream) sendTask(ctx context.Context, t *api.Task) error {
 	if t == nil {
-		w.tasks = nil
+		s.tasks = nil
 		return nil
 	}
-	if w.CheckDue() { // while states arrive, there are no heartbeats that would check it
-		if err := w.CheckCredentials(ctx); err != nil {
+	if s.CheckDue() { // while states arrive, there are no heartbeats that would check it
+		if err := s.CheckCredentials(ctx); err != nil {
 			return err
 		}
 	}
-	if !slices.Contains(w.Streams.Backends.Backends(ctx, w.Caller.Principal), t.Backend) {
+	if !slices.Contains(s.Streams.Backends.Backends(ctx, s.Caller.Principal), t.Backend) {
 		return nil
 	}
 	members := method.WithoutBraces(jsonrpc.Without(t.Params, func(name string) bool { return name == "_meta" }))
-	return w.Send(spec.NoteTasks, text(members), text(backendMeta(jsonrpc.Member(t.Params, "_meta"))), w.ResumeAt())
+	return s.Send(spec.NoteTasks, text(members), text(backendMeta(jsonrpc.Member(t.Params, "_meta"))), s.ResumeAt())
 }

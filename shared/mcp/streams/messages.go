@@ -21,56 +21,56 @@ import (
 )
 
 // notify sends a delivery of the feed in the form that all streams except events/stream share.
-func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
+func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
-		return w.sendEvent(ctx, d)
+		return s.sendEvent(ctx, d)
 	case d.Lost != "":
-		return w.sendLost(d)
+		return s.sendLost(d)
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
-		return w.sendOtherBackends(ctx, d.Cursor)
+		return s.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
-		if err := w.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
+		if err := s.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
 			return err
 		}
-		if err := w.flush(); err != nil { // resolving may wait for backends
+		if err := s.flush(); err != nil { // resolving may wait for backends
 			return err
 		}
-		return w.resolveAgain(ctx)
-	case d.Topic == stream.TopicPrincipal(w.Caller.Principal.ID):
-		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)
+		return s.resolveAgain(ctx)
+	case d.Topic == stream.TopicPrincipal(s.Caller.Principal.ID):
+		return s.sendChanges(d.Cursor, spec.NoteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
-		return w.sendState(d)
+		return s.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
-		return w.sendBackend(ctx, d)
+		return s.sendBackend(ctx, d)
 	case strings.HasPrefix(d.Topic, topicConversations):
-		return w.sendContext(ctx, d)
+		return s.sendContext(ctx, d)
 	}
 	return nil
 }
 
 // wantsNotification reports whether the client asked for the notification note, which reports a changed list.
-func (w *Writer) wantsNotification(note string) bool {
+func (s *Stream) wantsNotification(note string) bool {
 	switch note {
 	case spec.NoteResourcesChange:
-		return w.interests.resources
+		return s.interests.resources
 	case spec.NoteEventsChange:
-		return w.interests.events
+		return s.interests.events
 	case spec.NoteToolsChange:
-		return w.interests.tools
+		return s.interests.tools
 	case spec.NotePromptsChange:
-		return w.interests.prompts
+		return s.interests.prompts
 	case spec.NoteRootsChange:
-		return w.interests.roots
+		return s.interests.roots
 	}
 	return false
 }
 
 // sendEach sends a notification for each item. cursor is the position after the delivery that caused them. Only the last
 // notification carries it, because a client that is disconnected before must get the delivery again.
-func (w *Writer) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
+func (s *Stream) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
 	for i, item := range items {
-		at := w.completedCursor
+		at := s.completedCursor
 		if i == len(items)-1 {
 			at = cursor
 		}
@@ -82,21 +82,21 @@ func (w *Writer) sendEach(items []string, cursor string, send func(item, cursor 
 }
 
 // sendChanges sends each of the given notifications that the client asked for.
-func (w *Writer) sendChanges(cursor string, notes ...string) error {
-	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.wantsNotification(note) })
-	return w.sendEach(asked, cursor, func(note, at string) error { return w.Send(note, nil, nil, at) })
+func (s *Stream) sendChanges(cursor string, notes ...string) error {
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !s.wantsNotification(note) })
+	return s.sendEach(asked, cursor, func(note, at string) error { return s.Send(note, nil, nil, at) })
 }
 
 var topicSubscriptions = stream.TopicSubscription("")
 
 // sendEvent sends an event if the current catalog still lets the caller receive it on a stream.
-func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
+func (s *Stream) sendEvent(ctx context.Context, d stream.Delivery) error {
 	ev := d.Event
-	cat, err := w.Streams.Catalogs.With(ctx, w.Caller.Principal, ev.Name)
+	cat, err := s.Streams.Catalogs.With(ctx, s.Caller.Principal, ev.Name)
 	if err != nil {
 		return err
 	}
-	if !MayReceive(cat, w.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+	if !MayReceive(cat, s.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
 		return nil
 	}
 	members := func(b []byte) []byte {
@@ -104,13 +104,13 @@ func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
 		b = append(b, `,"payload":`...)
 		return append(b, ev.Data...)
 	}
-	return w.Send(spec.NoteUpdated, members, func(b []byte) []byte { return w.eventMeta(b, ev) }, d.Cursor)
+	return s.Send(spec.NoteUpdated, members, func(b []byte) []byte { return s.eventMeta(b, ev) }, d.Cursor)
 }
 
-func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
+func (s *Stream) eventMeta(b []byte, ev *event.Event) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+spec.MetaEventID+`":`...), ev.ID)
 	b = jsonrpc.AppendString(append(b, `,"`+spec.MetaTime+`":`...), ev.Timestamp())
-	if w.interests.payloads {
+	if s.interests.payloads {
 		b = append(b, `,"`+spec.MetaPayload+`":`...)
 		b = append(b, ev.Data...)
 	}
@@ -118,26 +118,26 @@ func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
 }
 
 // sendLost handles a gap in the log: it tells the client for each affected URI that events are missing.
-func (w *Writer) sendLost(d stream.Delivery) error {
+func (s *Stream) sendLost(d stream.Delivery) error {
 	var uris []string
-	for _, t := range w.targets {
+	for _, t := range s.targets {
 		if slices.ContainsFunc(t.Patterns, func(p match.Pattern) bool { return p.Key == d.Lost }) {
 			uris = append(uris, t.asked)
 		}
 	}
-	return w.sendEach(uris, d.Cursor, w.sendGapOf)
+	return s.sendEach(uris, d.Cursor, s.sendGapOf)
 }
 
 // sendGapOf notifies the client that events of a URI are missing.
-func (w *Writer) sendGapOf(uri, cursor string) error {
-	return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+func (s *Stream) sendGapOf(uri, cursor string) error {
+	return s.Send(spec.NoteUpdated, func(b []byte) []byte {
 		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
 	}, text(metaTruncated), cursor)
 }
 
 // sendState notifies the client that the state of a webhook subscription has changed.
-func (w *Writer) sendState(d stream.Delivery) error {
-	for _, t := range w.targets {
+func (s *Stream) sendState(d stream.Delivery) error {
+	for _, t := range s.targets {
 		if t.topic != d.Topic {
 			continue
 		}
@@ -145,7 +145,7 @@ func (w *Writer) sendState(d stream.Delivery) error {
 			State string `json:"state"`
 		}
 		_ = json.Unmarshal(d.Notice, &notice) // written by this program; without a state, the client reads the resource
-		return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+		return s.Send(spec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
 				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
@@ -159,7 +159,7 @@ func (w *Writer) sendState(d stream.Delivery) error {
 
 const metaTruncated = `"` + spec.MetaTruncated + `":true`
 
-// text returns a function that appends s, for [Writer.Send], or nil if s is empty.
+// text returns a function that appends s, for [Stream.Send], or nil if s is empty.
 func text[T string | []byte](s T) func([]byte) []byte {
 	if len(s) == 0 {
 		return nil
@@ -169,7 +169,7 @@ func text[T string | []byte](s T) func([]byte) []byte {
 
 // Send writes a notification. members appends the members of its params without braces, and meta appends the members of its
 // _meta. Both may be nil. cursor is the position after the notification.
-func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
+func (s *Stream) Send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
 	defer putBuffer(text)
 	defer putBuffer(wire)
@@ -179,13 +179,13 @@ func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor str
 	if members != nil {
 		b = members(b)
 	}
-	if meta != nil || w.subscriptionID != nil {
+	if meta != nil || s.subscriptionID != nil {
 		if members != nil {
 			b = append(b, ',')
 		}
 		b = append(b, `"_meta":{`...)
-		if w.subscriptionID != nil {
-			b = w.appendIDs(b, cursor)
+		if s.subscriptionID != nil {
+			b = s.appendIDs(b, cursor)
 			if meta != nil {
 				b = append(b, ',')
 			}
@@ -199,21 +199,20 @@ func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor str
 		b = append(b, '}')
 	}
 	b = append(b, `}}`...)
-	e := sse.Event{}
-	if w.Framing.event != nil {
-		e = w.Framing.event(cursor)
+	e := sse.Event{Name: s.eventName, Data: b}
+	if s.ids != nil {
+		e.ID = s.ids.next(cursor)
 	}
-	e.Data = b
 	*text = b
 	*wire = sse.Append((*wire)[:0], e)
-	return w.write(*wire)
+	return s.write(*wire)
 }
 
 // appendIDs appends the members of _meta that every message of a subscriptions/listen or an events/stream carries: the id of
 // the subscription and the cursor. For an events/stream the cursor is empty, because its messages have it in params.
-func (w *Writer) appendIDs(b []byte, cursor string) []byte {
+func (s *Stream) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
-	b = append(b, w.subscriptionID...)
+	b = append(b, s.subscriptionID...)
 	if cursor == "" {
 		return b
 	}
@@ -222,8 +221,8 @@ func (w *Writer) appendIDs(b []byte, cursor string) []byte {
 }
 
 // backendTopics returns the topics of all backends whose notifications the stream may receive.
-func (w *Writer) backendTopics(ctx context.Context) (topics []string) {
-	for _, name := range w.Streams.Backends.Backends(ctx, w.Caller.Principal) {
+func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
+	for _, name := range s.Streams.Backends.Backends(ctx, s.Caller.Principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -233,38 +232,38 @@ var topicBackends = stream.TopicBackend("")
 
 // sendOtherBackends handles a change of the configured backends. It lets the feed follow the topics of the current backends,
 // and notifies the client that the lists have changed.
-func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
-	now := w.Streams.Feeds.Log.Position()
-	for _, topic := range w.backendTopics(ctx) {
-		w.Feed.Follow(topic, now)
+func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
+	now := s.Streams.Feeds.Log.Position()
+	for _, topic := range s.backendTopics(ctx) {
+		s.Feed.Follow(topic, now)
 	}
-	return w.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
+	return s.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
 // sendBackend sends a backend's notification if the client asked for it and the principal may still use the backend.
-func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
-	backends, name := w.Streams.Backends, strings.TrimPrefix(d.Topic, topicBackends)
-	if !slices.Contains(backends.Backends(ctx, w.Caller.Principal), name) {
+func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
+	backends, name := s.Streams.Backends, strings.TrimPrefix(d.Topic, topicBackends)
+	if !slices.Contains(backends.Backends(ctx, s.Caller.Principal), name) {
 		return nil
 	}
 	n := api.ReadNotice(d.Notice)
 	if n.Method != spec.NoteUpdated {
-		return w.sendChanges(d.Cursor, n.Method)
+		return s.sendChanges(d.Cursor, n.Method)
 	}
 	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	if !ok || !w.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, w.Caller.Principal, name, uri) {
+	if !ok || !s.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, s.Caller.Principal, name, uri) {
 		return nil
 	}
 	// Pass on only the members that the schema defines. A client could mistake others for ours, for example for an event's
 	// payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
-	return w.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
+	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
 // subscribedAt reports whether the stream is subscribed to the resource, or to one above it such as its folder, at the backend
 // that has the topic.
-func (w *Writer) subscribedAt(topic, uri string) bool {
-	for _, t := range w.targets {
+func (s *Stream) subscribedAt(topic, uri string) bool {
+	for _, t := range s.targets {
 		if t.Backend != "" && stream.TopicBackend(t.Backend) == topic && api.Covers(t.URI, uri) {
 			return true
 		}
@@ -309,25 +308,43 @@ func reservedMeta(name string) bool {
 	return false
 }
 
+// logger is the member logger of the log messages that this server itself sends to clients.
+const logger = "mcp-events"
+
+// sendLog sends a log message to the client if level is at least as severe as the level that the client asked for.
+func (s *Stream) sendLog(level, message, uri string) error {
+	if s.interests.level == "" || !spec.SevereAs(level, s.interests.level) {
+		return nil
+	}
+	return s.Send(spec.NoteMessage, func(b []byte) []byte {
+		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
+		b = jsonrpc.AppendString(b, message)
+		if uri != "" {
+			b = jsonrpc.AppendString(append(b, `,"uri":`...), uri)
+		}
+		return append(b, '}')
+	}, nil, s.Feed.Cursor())
+}
+
 // subscribeBackends subscribes to the stream's targets at their backends until the given time. holder identifies the stream.
 // The returned function ends the subscriptions.
-func (w *Writer) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, subscribed := range all {
-			if err := w.Streams.Backends.Unsubscribe(ctx, subscribed); err != nil {
-				w.Streams.Faults.LogError(ctx, "backend subscription left to expire", err)
+			if err := s.Streams.Backends.Unsubscribe(ctx, subscribed); err != nil {
+				s.Streams.Faults.LogError(ctx, "backend subscription left to expire", err)
 			}
 		}
 	}
-	for _, t := range w.targets {
+	for _, t := range s.targets {
 		if t.Backend == "" {
 			continue
 		}
-		wanted := api.Subscription{Place: api.Place{Workspace: w.Caller.Principal.Workspace, Backend: t.Backend}, URI: t.URI, Principal: w.Caller.Principal.ID, Holder: holder, Until: until}
-		if err := w.Streams.Backends.Subscribe(ctx, wanted); err != nil {
+		wanted := api.Subscription{Place: api.Place{Workspace: s.Caller.Principal.Workspace, Backend: t.Backend}, URI: t.URI, Principal: s.Caller.Principal.ID, Holder: holder, Until: until}
+		if err := s.Streams.Backends.Subscribe(ctx, wanted); err != nil {
 			end()
 			return nil, err
 		}
@@ -368,19 +385,19 @@ func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, con
 var topicConversations = stream.TopicConversation("")
 
 // sendContext sends the context of a conversation message that the principal sent as a notification.
-func (w *Writer) sendContext(ctx context.Context, d stream.Delivery) error {
+func (s *Stream) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n ContextNotice
-	if json.Unmarshal(d.Notice, &n) != nil || w.Streams.Conversation == nil {
+	if json.Unmarshal(d.Notice, &n) != nil || s.Streams.Conversation == nil {
 		return nil // a notice of another version
 	}
-	members, err := w.Streams.Conversation.Open(w.Caller.Principal, n.Context)
+	members, err := s.Streams.Conversation.Open(s.Caller.Principal, n.Context)
 	if err != nil { // skip only this context
-		w.Streams.Faults.LogError(ctx, "sealed context not opened", err)
+		s.Streams.Faults.LogError(ctx, "sealed context not opened", err)
 		return nil
 	}
 	meta := ""
 	if n.Cut {
 		meta = MetaCut
 	}
-	return w.Send(spec.NoteContext, text(members), text(meta), d.Cursor)
+	return s.Send(spec.NoteContext, text(members), text(meta), d.Cursor)
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -70,40 +69,48 @@ func randomText(n int) string {
 
 // sessionStream is the framing of the GET stream of a session.
 type sessionStream struct {
-	writer     *Writer
+	basic
+	stream     *Stream
 	sess       *session.Session
 	position   Position
 	connection string
+	begun      bool      // the store has recorded that a stream of the session has begun
 	known      time.Time // when the subscriptions were read last
 	taken      bool      // the session has ended or has a newer stream
 }
 
 // OpenSession opens the stream of a session.
-func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
+func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Position) (*Stream, error) {
 	s := st.newSessionStream(c, kindSession, last)
-	s.writer.interests.roots = true
-	return s.writer, s.open(ctx)
+	s.stream.interests.roots = true
+	return s.stream, s.open(ctx)
 }
 
 // newSessionStream returns the stream of a session. Unlike a subscriptions/listen, a session does not choose lists, so its
 // stream notifies the client of changes of all lists.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
-	w := &Writer{
-		Kind: kind, Streams: st, Caller: Caller{Principal: c.Principal, Header: c.Request.Header}, targets: map[string]Target{},
-		interests: interests{
-			resources: st.Methods.Has(spec.MethodResources), events: c.Session.Events && st.Methods.Has(spec.MethodEvents),
-			tools: st.Methods.Has(spec.MethodToolsList), prompts: st.Methods.Has(spec.MethodPromptsList), payloads: c.Session.Payloads,
-		},
+	s := &sessionStream{position: last}
+	s.stream = st.New(c, Options{Kind: kind, Framing: s})
+	s.stream.ids = &s.position
+	s.stream.interests = interests{
+		resources: st.Methods.Has(spec.MethodResources), tools: st.Methods.Has(spec.MethodToolsList), prompts: st.Methods.Has(spec.MethodPromptsList),
 	}
-	s := &sessionStream{writer: w, sess: c.Session, position: last}
-	w.Framing = Framing{Begin: s.begin, Deliver: s.deliver, event: s.event, lost: s.notifyLost, End: s.end}
+	s.setSession(c.Session)
 	return s
 }
 
-// deliver sends a delivery, or applies a change that another request made to the session.
-func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
-	if err := s.writer.verify(ctx, d); err != nil {
+// setSession makes the stream follow the session's settings.
+func (s *sessionStream) setSession(sess *session.Session) {
+	s.sess = sess
+	wants := &s.stream.interests
+	wants.events = sess.Events && s.stream.Streams.Methods.Has(spec.MethodEvents)
+	wants.payloads, wants.level = sess.Payloads, sess.Level
+}
+
+// Deliver sends a delivery, or applies a change that another request made to the session.
+func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
+	if err := s.stream.verify(ctx, d); err != nil {
 		return err
 	}
 	switch {
@@ -112,24 +119,26 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 			return err
 		}
 	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
-		return s.writer.sendContext(ctx, d)
+		return s.stream.sendContext(ctx, d)
 	case d.Topic == stream.TopicSession(s.sess.Key):
 		return s.refresh(ctx)
 	}
-	return s.writer.notify(ctx, d)
+	return s.stream.notify(ctx, d)
 }
 
-func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
+// Heartbeat sends a comment.
+func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.sendComment(ctx) }
 
 // open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, the
 // stream learns of them by a notice on the session's topic.
 func (s *sessionStream) open(ctx context.Context) error {
-	began := s.writer.Streams.Feeds.Log.Position()
+	began := s.stream.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)
-	before, begun, quiet, err := s.writer.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
+	before, begun, quiet, err := s.stream.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
+	s.begun = begun
 	if s.position.nonce == "" {
 		s.position.nonce, s.position.cursor = streamNonce(randomText(8), s.sess.Key), quiet
 	}
@@ -139,29 +148,22 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	request := stream.Request{
-		Workspace: s.writer.Caller.Principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
-		Topics: []string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.writer.Caller.Principal.ID)},
-	}
-	if !begun {
-		s.writer.Framing.began = func() {
-			if err := s.writer.Streams.Sessions.RecordStreamBegun(ctx, s.sess, s.connection); err != nil {
-				s.writer.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the next one repeats its events
-			}
-		}
+		Workspace: s.stream.Caller.Principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
+		Topics: []string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.stream.Caller.Principal.ID)},
 	}
 	// The first stream that begins in a session sends, for each subscription, the events since the client subscribed, because
 	// clients may subscribe before they open the stream. Later streams continue from their cursor or from now.
 	first := !begun && s.position.cursor == ""
 	if !first {
-		request.Topics = append(request.Topics, s.writer.backendTopics(ctx)...)
+		request.Topics = append(request.Topics, s.stream.backendTopics(ctx)...)
 	}
 	for uri, t := range subscribed {
-		s.writer.targets[uri] = t.Target
+		s.stream.targets[uri] = t.Target
 		if !first {
 			t.addTo(&request)
 		}
 	}
-	if err := s.writer.Open(ctx, request); err != nil {
+	if err := s.stream.Open(ctx, request); err != nil {
 		return err
 	}
 	if first {
@@ -171,8 +173,8 @@ func (s *sessionStream) open(ctx context.Context) error {
 				return err
 			}
 		}
-		for _, topic := range s.writer.backendTopics(ctx) {
-			s.writer.Feed.Follow(topic, began)
+		for _, topic := range s.stream.backendTopics(ctx) {
+			s.stream.Feed.Follow(topic, began)
 		}
 	}
 	if !before {
@@ -180,26 +182,26 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	// Notify the previous stream of the session, so that it ends. This stream receives the notice too, and stays open because
 	// it is the newest.
-	return s.writer.Streams.Feeds.Log.Notify(ctx, s.writer.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
+	return s.stream.Streams.Feeds.Log.Notify(ctx, s.stream.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
 }
 
 // recordQuietEnd makes the end of the stream record its position if the stream has not sent an event id until then. Before 2025-11-25, streams
 // cannot send an id without a message, so a client whose stream ends without one continues without a Last-Event-ID.
 func (s *sessionStream) recordQuietEnd(ctx context.Context) {
-	w, sequence := s.writer, s.position.sequence
-	w.ends = append(w.ends, func() {
+	sequence := s.position.sequence
+	s.stream.ends = append(s.stream.ends, func() {
 		cursor := s.position.cursor
-		if w.Feed != nil {
-			cursor = w.ResumeAt()
+		if s.stream.Feed != nil {
+			cursor = s.stream.ResumeAt()
 		}
 		if s.taken || s.position.sequence != sequence || cursor == "" {
 			return
 		}
-		w.Streams.Admission.cleanUp(func() {
+		s.stream.Streams.Admission.cleanUp(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 			defer cancel()
-			if err := w.Streams.Sessions.RecordQuietEnd(ctx, s.sess, s.connection, cursor); err != nil {
-				w.Streams.Faults.LogError(ctx, "position of stream not recorded", err)
+			if err := s.stream.Streams.Sessions.RecordQuietEnd(ctx, s.sess, s.connection, cursor); err != nil {
+				s.stream.Streams.Faults.LogError(ctx, "position of stream not recorded", err)
 			}
 		})
 	})
@@ -216,18 +218,18 @@ func compareAfter(a, b subscribed) int { return cmp.Compare(a.after, b.after) }
 // subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet or that another
 // backend serves now. It leaves out targets that are no longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
-	stored, err := s.writer.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
+	stored, err := s.stream.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return nil, nil, err
 	}
-	cat, err := s.writer.Streams.Catalogs.CatalogOf(ctx, s.writer.Caller.Principal)
+	cat, err := s.stream.Streams.Catalogs.CatalogOf(ctx, s.stream.Caller.Principal)
 	if err != nil {
 		return nil, nil, err
 	}
 	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
 	for _, u := range stored {
 		uris[u.URI] = true
-		if t, has := s.writer.targets[u.URI]; has && t.Backend == u.Backend {
+		if t, has := s.stream.targets[u.URI]; has && t.Backend == u.Backend {
 			continue
 		}
 		if u.Backend != "" {
@@ -236,7 +238,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}
-		t, err := s.writer.Streams.Targets.Resolve(ctx, cat, s.writer.Caller.Principal, u.URI)
+		t, err := s.stream.Streams.Targets.Resolve(ctx, cat, s.stream.Caller.Principal, u.URI)
 		switch {
 		case err == nil:
 			fresh[u.URI] = subscribed{t, u.After}
@@ -251,58 +253,72 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	switch {
 	case t.topic != "":
-		s.writer.Feed.Follow(t.topic, t.after)
+		s.stream.Feed.Follow(t.topic, t.after)
 		return nil
 	case t.Backend != "":
-		s.writer.Feed.Follow(stream.TopicBackend(t.Backend), t.after)
+		s.stream.Feed.Follow(stream.TopicBackend(t.Backend), t.after)
 		return nil
 	}
 	for _, p := range t.Patterns {
-		if err := s.writer.Feed.Add(ctx, p, t.after); err != nil {
+		if err := s.stream.Feed.Add(ctx, p, t.after); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// begin sends the first messages. In revision 2025-11-25, the first one is an event with only an id, from which the client can
+// Begin sends the first messages. In revision 2025-11-25, the first one is an event with only an id, from which the client can
 // resume even if no other event follows.
-func (s *sessionStream) begin() error {
-	at := s.writer.ResumeAt()
+func (s *sessionStream) Begin(ctx context.Context) error {
+	at := s.stream.ResumeAt()
 	first := method.Comment // sends the headers
 	if s.sess.Version >= spec.V20251125 {
 		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
 	}
-	if err := s.writer.write(first); err != nil {
+	if err := s.stream.write(first); err != nil {
 		return err
 	}
-	return s.sendGap()
+	if err := s.sendGap(); err != nil {
+		return err
+	}
+	s.recordBegun(ctx)
+	return nil
+}
+
+// recordBegun records in the store that the client has received the beginning of the stream.
+func (s *sessionStream) recordBegun(ctx context.Context) {
+	if s.begun {
+		return
+	}
+	if err := s.stream.Streams.Sessions.RecordStreamBegun(ctx, s.sess, s.connection); err != nil {
+		s.stream.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the next one repeats its events
+	}
 }
 
 // sendGap tells the client that everything may have changed if the log no longer has all events since the client's cursor. All
 // of these notifications carry the position before the gap, because the feed has not read anything yet. So a client that is
 // disconnected in between gets them again.
 func (s *sessionStream) sendGap() error {
-	if !s.writer.Feed.Truncated {
+	if !s.stream.Feed.Truncated {
 		return nil
 	}
-	cursor := s.writer.ResumeAt()
-	for _, t := range s.writer.targets {
-		if err := s.writer.sendGapOf(t.asked, cursor); err != nil {
+	cursor := s.stream.ResumeAt()
+	for _, t := range s.stream.targets {
+		if err := s.stream.sendGapOf(t.asked, cursor); err != nil {
 			return err
 		}
 	}
-	if err := s.sendLog("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
+	if err := s.stream.sendLog("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
-	return s.writer.Send(spec.NoteResourcesChange, nil, nil, cursor)
+	return s.stream.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// end sends an event whose id lets the client resume the stream on a new connection. Revisions before 2025-11-25 have no such
+// End sends an event whose id lets the client resume the stream on a new connection. Revisions before 2025-11-25 have no such
 // event. It is also not sent if the session has ended or has a newer stream.
-func (s *sessionStream) end(_ *method.Call, why error) {
+func (s *sessionStream) End(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
-		_ = s.writer.write(sse.Append(nil, sse.Event{ID: s.position.next(s.writer.ResumeAt()), Retry: reconnect, Data: []byte{}}))
+		_ = s.stream.write(sse.Append(nil, sse.Event{ID: s.position.next(s.stream.ResumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 
@@ -310,7 +326,7 @@ func (s *sessionStream) end(_ *method.Call, why error) {
 // errTaken if the session has ended or has a newer stream.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
-	sess, err := s.writer.Streams.Sessions.ReloadForStream(ctx, s.sess, s.connection)
+	sess, err := s.stream.Streams.Sessions.ReloadForStream(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
@@ -318,22 +334,22 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		s.taken = true
 		return errTaken
 	}
-	s.sess, s.writer.interests.payloads, s.writer.interests.events = sess, sess.Payloads, sess.Events && s.writer.Streams.Methods.Has(spec.MethodEvents)
+	s.setSession(sess)
 	wanted, fresh, err := s.subscriptions(ctx)
 	if err != nil {
 		return err
 	}
 	for uri, t := range fresh {
-		s.drop(s.writer.targets[uri]) // of another backend, or no target
+		s.drop(s.stream.targets[uri]) // of another backend, or no target
 		if err := s.add(ctx, t); err != nil {
 			return err
 		}
-		s.writer.targets[uri] = t.Target
+		s.stream.targets[uri] = t.Target
 	}
-	for uri, t := range s.writer.targets {
+	for uri, t := range s.stream.targets {
 		if !wanted[uri] {
 			s.drop(t)
-			delete(s.writer.targets, uri)
+			delete(s.stream.targets, uri)
 		}
 	}
 	s.known = began
@@ -352,7 +368,7 @@ func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bo
 			return false, err
 		}
 	}
-	for _, t := range s.writer.targets {
+	for _, t := range s.stream.targets {
 		for _, p := range t.Patterns {
 			if match.Matches(p.Key, d.Event.URI) {
 				return true, nil
@@ -364,34 +380,11 @@ func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bo
 
 func (s *sessionStream) drop(t Target) {
 	if t.topic != "" {
-		s.writer.Feed.Unfollow(t.topic)
+		s.stream.Feed.Unfollow(t.topic)
 	}
 	for _, p := range t.Patterns {
-		s.writer.Feed.Remove(p)
+		s.stream.Feed.Remove(p)
 	}
-}
-
-// logger is the member logger of the log messages that this server itself sends to clients.
-const logger = "mcp-events"
-
-// sendLog sends a log message to the client if level is at least as severe as the level that the client asked for.
-func (s *sessionStream) sendLog(level, message, uri string) error {
-	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
-		return nil
-	}
-	return s.writer.Send(spec.NoteMessage, func(b []byte) []byte {
-		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
-		b = jsonrpc.AppendString(b, message)
-		if uri != "" {
-			b = jsonrpc.AppendString(append(b, `,"uri":`...), uri)
-		}
-		return append(b, '}')
-	}, nil, s.writer.Feed.Cursor())
-}
-
-// notifyLost sends the client a log message that it receives no further events of a URI.
-func (s *sessionStream) notifyLost(t Target) error {
-	return s.sendLog("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
 }
 
 // LastEvent returns the position in the header Last-Event-ID, at which the client's previous connection ended. Without the

@@ -1,8 +1,8 @@
 // Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session and the GET stream of the
 // named-event dialect. Package events adds events/stream.
 //
-// [Streams.Hold] admits a stream and keeps it open. There is one [Writer] for all kinds of streams: it passes on the deliveries of a
-// feed until the stream ends. The [Framing] that it is given says how a kind of stream writes them.
+// [Streams.Hold] admits a stream and keeps it open. All kinds of streams are a [Stream], which passes on the deliveries of a feed until
+// the stream ends. A kind of stream has its own [Framing], which says how to write them.
 package streams
 
 import (
@@ -45,54 +45,51 @@ type Streams struct {
 	MaxURIs, MaxPatterns int
 }
 
-// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream's writer, which Hold
+// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream, which Hold
 // closes even if open fails. A stream waits inside Hold, so the frame of Hold must stay small, see ServeHTTP in package mcp.
-func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Writer, error)) error {
+func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Stream, error)) error {
 	ctx, leave, err := st.Admission.Admit(w, c.Request, c)
 	if leave == nil {
 		return err
 	}
 	defer leave()
-	o, err := open(ctx)
-	if o == nil {
+	s, err := open(ctx)
+	if s == nil {
 		return err
 	}
-	defer o.close()
+	defer s.close()
 	if err != nil {
 		return err
 	}
-	o.start(w, c)
-	if err = o.Framing.Begin(); err == nil {
-		if o.Framing.began != nil {
-			o.Framing.began()
-		}
-		err = o.run(ctx)
+	s.start(w, c)
+	if err = s.Framing.Begin(ctx); err == nil {
+		err = s.run(ctx)
 	}
-	o.finish(c, err)
+	s.finish(c, err)
 	return nil
 }
 
 // start begins the stream on the response. It drops the request's body, which must not live as long as the stream. Only the id is still
 // needed.
-func (w *Writer) start(response http.ResponseWriter, c *method.Call) {
-	w.subscriptionID = bytes.Clone(c.Msg.ID)
-	c.Msg, c.Meta, c.Body = jsonrpc.Message{ID: w.subscriptionID}, nil, nil
+func (s *Stream) start(response http.ResponseWriter, c *method.Call) {
+	s.subscriptionID = bytes.Clone(c.Msg.ID)
+	c.Msg, c.Meta, c.Body = jsonrpc.Message{ID: s.subscriptionID}, nil, nil
 	var done func() bool
-	w.out, done = w.Streams.Admission.writer(response)
-	w.ends = append(w.ends, func() { done() })
+	s.out, done = s.Streams.Admission.writer(response)
+	s.ends = append(s.ends, func() { done() })
 }
 
 // Open opens the feed.
-func (w *Writer) Open(ctx context.Context, r stream.Request) (err error) {
-	if w.Feed, err = w.Streams.Feeds.Open(ctx, r); err == nil {
-		w.ends = append(w.ends, w.Feed.Close)
+func (s *Stream) Open(ctx context.Context, r stream.Request) (err error) {
+	if s.Feed, err = s.Streams.Feeds.Open(ctx, r); err == nil {
+		s.ends = append(s.ends, s.Feed.Close)
 	}
 	return err
 }
 
 // close releases the resources of the stream in reverse order.
-func (w *Writer) close() {
-	for _, end := range slices.Backward(w.ends) {
+func (s *Stream) close() {
+	for _, end := range slices.Backward(s.ends) {
 		end()
 	}
 }
@@ -100,13 +97,13 @@ func (w *Writer) close() {
 // Streaming serves a method whose response is a stream that stays open.
 type Streaming struct {
 	Streams *Streams
-	Open    func(ctx context.Context, c *method.Call) (*Writer, error)
+	Open    func(ctx context.Context, c *method.Call) (*Stream, error)
 }
 
 // Serve implements [method.Handler].
 func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 	if method.Accepts(c.Request.Header, sse.ContentType) {
-		return h.Streams.Hold(w, c, func(ctx context.Context) (*Writer, error) { return h.Open(ctx, c) })
+		return h.Streams.Hold(w, c, func(ctx context.Context) (*Stream, error) { return h.Open(ctx, c) })
 	}
 	return method.NotAcceptable(w, c)
 }

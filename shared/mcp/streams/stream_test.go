@@ -47,37 +47,39 @@ func (a always) Authenticate(context.Context, http.Header) (auth.Principal, erro
 }
 
 // newListen returns the open listen of alice for changes of the list of resources.
-func newListen(t *testing.T) (*Writer, *written) {
+func newListen(t *testing.T) (*Stream, *written) {
 	t.Helper()
 	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	tails := stream.New(&eventlog.Log{DB: db}, db, expect.Value(eventlog.NewSealer(make([]byte, 32)))(t))
 	t.Cleanup(tails.Close)
 	out := &written{}
-	w := &Writer{
+	l := &listen{}
+	l.stream = &Stream{
+		Options:   Options{Framing: l, Gather: true},
 		Streams:   &Streams{Feeds: tails, Auth: always(alice), Backends: api.None{}, Timing: method.Timing{Heartbeat: time.Hour}},
 		Caller:    Caller{Principal: alice, checked: time.Now()},
 		interests: interests{resources: true}, subscriptionID: []byte("1"), out: sse.NewWriter(out, 0), wrote: time.Now(),
 	}
-	expect.OK(t, w.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: w.extraTopics(t.Context())}))
-	t.Cleanup(w.close)
-	return w, out
+	expect.OK(t, l.stream.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: l.stream.extraTopics(t.Context())}))
+	t.Cleanup(l.stream.close)
+	return l.stream, out
 }
 
 // A listen sends all messages that are ready with one write, in their order and each with its own cursor.
 func TestReadyMessagesShareAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, out := newListen(t)
+		s, out := newListen(t)
 		notify := func(times int) {
 			for range times {
-				expect.OK(t, w.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicPrincipal(alice.ID), []byte(`{}`)))
+				expect.OK(t, s.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicPrincipal(alice.ID), []byte(`{}`)))
 			}
 			synctest.Wait()
 		}
-		expect.OK(t, w.pass(t.Context()))
+		expect.OK(t, s.pass(t.Context()))
 		expect.Equal(t, "the writes without a message", len(out.writes), 0)
 		notify(3)
-		expect.OK(t, w.pass(t.Context()))
+		expect.OK(t, s.pass(t.Context()))
 		expect.Equal(t, "the writes of three messages", len(out.writes), 1)
 		expect.Equal(t, "the messages", strings.Count(out.writes[0], spec.NoteResourcesChange), 3)
 		cursors := map[string]bool{}
@@ -86,12 +88,12 @@ func TestReadyMessagesShareAWrite(t *testing.T) {
 			cursor, _, _ := strings.Cut(after, `"`)
 			cursors[cursor] = true
 		}
-		if len(cursors) != 3 || !cursors[w.ResumeAt()] || cursors[""] {
-			t.Errorf("got the cursors %v, and the stream is at %s", cursors, w.ResumeAt())
+		if len(cursors) != 3 || !cursors[s.ResumeAt()] || cursors[""] {
+			t.Errorf("got the cursors %v, and the stream is at %s", cursors, s.ResumeAt())
 		}
 		out.err = errors.New("the connection is broken")
 		notify(1)
-		if err := w.pass(t.Context()); !errors.Is(err, method.ErrWriting) {
+		if err := s.pass(t.Context()); !errors.Is(err, method.ErrWriting) {
 			t.Errorf("got %v for a write that failed", err)
 		}
 	})
@@ -111,12 +113,12 @@ func (s slow) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, 
 // After a change of the catalog, a listen resolves its URIs again, which may take long. It sends the messages that are ready before that.
 func TestReadyMessagesDoNotWaitForURIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, out := newListen(t)
+		s, out := newListen(t)
 		sent := -1
-		w.Streams.Catalogs.Source = slow{catalog.NewStatic(&catalog.Catalog{}), func() { sent = len(out.writes) }}
-		expect.OK(t, w.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicCatalog, []byte(`{}`)))
+		s.Streams.Catalogs.Source = slow{catalog.NewStatic(&catalog.Catalog{}), func() { sent = len(out.writes) }}
+		expect.OK(t, s.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicCatalog, []byte(`{}`)))
 		synctest.Wait()
-		expect.OK(t, w.pass(t.Context()))
+		expect.OK(t, s.pass(t.Context()))
 		expect.Equal(t, "the writes before the URIs are resolved", sent, 1)
 	})
 }

@@ -1,0 +1,107 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+)
+
+// The reasons for which the server ends a stream.
+var (
+	errAge        = errors.New("mcp: the stream reached its maximum age")
+	errExpired    = errors.New("mcp: the caller's token has expired")
+	errRevoked    = errors.New("mcp: the caller's credentials are no longer valid")
+	errEnding     = errors.New("mcp: the server is shutting down")
+	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
+	errTaken      = errors.New("mcp: the session ended or has a newer stream")
+)
+
+// ending describes why a stream ended: its cause err, the reason for operators (in the log and the metrics), and the reason
+// closing for clients of the named-event dialect (in streamClosed).
+type ending struct {
+	err             error
+	reason, closing string
+}
+
+// endings lists the causes for which streams end.
+var endings = []ending{
+	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // of a write; must precede ErrWriting, which wraps it
+	{stream.ErrSlow, "slow_reader", "tooSlow"},
+	{method.ErrWriting, reasonClient, reasonError},
+	{context.Canceled, reasonClient, reasonError},
+	{errAge, "max_age", "maxAge"},
+	{errExpired, "credentials_expired", "maxAge"},
+	{errRevoked, "credentials_revoked", "revoked"},
+	{stream.ErrToken, "backend_token", "revoked"},
+	{errEnding, "shutdown", "shutdown"},
+	{stream.ErrClosed, "shutdown", "shutdown"},
+	{errSuperseded, "superseded", "superseded"},
+	{errTaken, "session_taken", "superseded"},
+}
+
+const (
+	reasonClient       = "client_closed"
+	reasonSubscription = "subscription_ended"
+	reasonError        = "error"
+)
+
+// endingOf returns the ending with the given cause, or nil for any other error.
+func endingOf(why error) *ending {
+	for i, x := range endings {
+		if errors.Is(why, x.err) {
+			return &endings[i]
+		}
+	}
+	return nil
+}
+
+// endReason returns the reason, for operators, for which a stream ended.
+func endReason(r *http.Request, why error) string {
+	_, subscription := errors.AsType[*Ended](why)
+	switch x := endingOf(why); {
+	case x != nil:
+		return x.reason
+	case subscription:
+		return reasonSubscription
+	case r.Context().Err() != nil: // the client disconnected, which caused the failure
+		return reasonClient
+	}
+	return reasonError
+}
+
+// finish logs why the stream ended, and notifies a client that still reads.
+func (s *Stream) finish(c *method.Call, why error) {
+	s.logEnd(c.Request, why)
+	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // otherwise the client has closed the stream
+		s.Framing.End(c, why)
+	}
+}
+
+// logEnd logs and counts the end of the stream.
+func (s *Stream) logEnd(r *http.Request, why error) {
+	reason := endReason(r, why)
+	s.Streams.Faults.Metrics.StreamEnded(reason)
+	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
+	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", s.Kind), slog.String("workspace", s.Caller.Principal.Workspace),
+		slog.String("principal", s.Caller.Principal.LogName()))
+	if !s.began.IsZero() {
+		attrs = append(attrs, slog.Float64("open_s", time.Since(s.began).Round(time.Millisecond).Seconds()))
+	}
+	if reason == reasonError {
+		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", why))
+	}
+	s.Streams.Faults.Logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
+}
+
+// Ended is the error that ends an events/stream because the caller may no longer receive its events, or because the event type
+// was removed or has changed incompatibly.
+type Ended struct{ Reason error }
+
+// Error implements error.
+func (e *Ended) Error() string { return "mcp: the subscription ends: " + e.Reason.Error() }
