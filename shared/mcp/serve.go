@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
 	"regexp"
@@ -334,13 +335,15 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the responses in the same order.
+// serveParts calls serve for each message of a batch, and answers with the responses in the same order. Only requests have responses. If the
+// batch has none, and one of its notifications and responses fails, the HTTP response is the first error (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
 		return
 	}
 	var answers [][]byte
+	var failed *httpjson.Recorder
 	size := 0
 	for _, raw := range parts {
 		one, kept := *c, httpjson.NewRecorder()
@@ -356,12 +359,25 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []jso
 		default:
 			serve(kept, &one)
 		}
+		if bad == nil && msg.Kind != jsonrpc.Request {
+			if failed == nil && kept.Status >= http.StatusBadRequest {
+				failed = kept
+			}
+			continue
+		}
 		if body := kept.Body.Bytes(); json.Valid(body) {
 			answers = append(answers, body)
 			size += len(body)
 		}
 	}
-	if len(answers) == 0 {
+	switch {
+	case len(answers) > 0:
+	case failed != nil:
+		maps.Copy(w.Header(), failed.Header())
+		w.WriteHeader(failed.Status)
+		_, _ = w.Write(failed.Body.Bytes()) // a disconnected client is not an error
+		return
+	default:
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
