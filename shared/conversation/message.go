@@ -435,7 +435,7 @@ func merge(parts []part, most int) *Context {
 
 const (
 	between = "\n\n"
-	// leastText is the minimum length of a text that has been cut. Shorter ones are left out.
+	// leastText is the minimum length in bytes of a text that has been cut. If there is less room, the text is left out.
 	leastText = 32
 )
 

@@ -385,11 +385,11 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops sending to a provider after several consecutive timeouts. After a pause it lets one message through. If
-// that succeeds, the breaker closes; otherwise the next pause begins.
+// breaker stops sending to a provider after several consecutive timeouts or failed connections. After a pause it lets one
+// message through. If that succeeds, the breaker closes; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
-// After tripAfter consecutive timeouts, a provider gets no messages for restFor.
+// After tripAfter consecutive timeouts or failed connections, a provider gets no messages for restFor.
 const (
 	tripAfter = 5
 	restFor   = 30 * time.Second

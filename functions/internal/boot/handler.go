@@ -94,8 +94,9 @@ func (p *Process) flush() {
 	p.sendSpans(context.Background())
 }
 
-// Lambda kills a process 500 ms after SIGTERM. Streams may use drainTime to end. In the remaining time, up to
-// lastWords, the Lambda runtime forwards what they have written. It does not signal when it is done.
+// Lambda kills a process 500 ms after SIGTERM. Streams may use the first drainTime to end. Until lastWords after SIGTERM, the
+// process then waits while the Lambda runtime forwards what the streams have written, because the runtime does not signal when
+// it is done.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond

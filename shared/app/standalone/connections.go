@@ -74,7 +74,7 @@ type connection struct {
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
 	// bytes at a time would never exceed readTime.
-	blocked time.Duration // how long the writes of the current writeSize bytes have taken, less the time between them
+	blocked time.Duration // how long the writes of the current writeSize bytes have taken, not counting the time between them
 	written int           // how many of these bytes have been written
 	wrote   time.Time     // when the last write ended
 }

@@ -85,8 +85,8 @@ const (
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// quietAfter is how long a server must not have collected garbage before it counts as quiet and returns unused memory to
-	// the system.
+	// quietAfter is the time without a collection after which a busy server counts as quiet and returns unused memory to the
+	// system.
 	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800

@@ -85,7 +85,8 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, all, nil
 }
 
-// freshUntil returns the time at which the keys have to be fetched again. If newer keys have replaced them, it returns the zero time.
+// freshUntil returns the time at which the keys have to be fetched again. If newer keys have replaced them already, it returns
+// the zero time.
 func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	current, loaded := k.Peek()
 	if current != keys {

@@ -177,7 +177,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible returns the JSON pointer of the first difference that is more than a new optional property or an annotation, or "".
+// findIncompatible describes the first difference that is more than a new optional property or an annotation, as
+// describeDifference does. It returns "" if there is no such difference. at is the JSON pointer of a and b.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -198,7 +199,7 @@ func findIncompatible(a, b any, at string) string {
 		next, inNew := y[k]
 		switch {
 		case k == "$defs" || k == "definitions" || k == "properties":
-			if p := sameMembers(old, next, here); p != "" {
+			if p := findIncompatibleMember(old, next, here); p != "" {
 				return p
 			}
 		case k == "const" || k == "dependentSchemas" || k == "patternProperties":
@@ -216,7 +217,8 @@ func findIncompatible(a, b any, at string) string {
 	return ""
 }
 
-// describeDifference describes a difference: its pointer and, for lists such as required, the values that only one of the lists has.
+// describeDifference returns the JSON pointer of a difference and, for lists such as required, the values that only one of the
+// lists has.
 func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -235,9 +237,9 @@ func describeDifference(a, b any, at string) string {
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
-// sameMembers returns the first incompatible difference in an object that maps names to schemas, such as properties, or "". New names are
-// compatible.
-func sameMembers(a, b any, at string) string {
+// findIncompatibleMember describes the first incompatible difference in an object that maps names to schemas, such as
+// properties. It returns "" if there is none. New names are compatible.
+func findIncompatibleMember(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)
 	for _, k := range slices.Sorted(maps.Keys(x)) {

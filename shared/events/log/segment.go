@@ -144,8 +144,8 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 }
 
 // keysOf returns the key of the first of n entries of an item, and the distance between their keys. In a partition with
-// several writers, all entries of an item have the same key, so the distance is 0. Otherwise some of them could have the same
-// keys as entries of another writer's item.
+// several writers, all entries of an item have the same key, so the distance is 0. With different keys, some of them could
+// lie between the entries of another writer's item.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0

@@ -231,7 +231,8 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 }
 
 // OfBackends publishes the events that backends send. It applies no quota, because the callers already limit each backend
-// separately. With a common quota, one backend could use up the quota of the others. Make it with [NewOfBackends].
+// separately. With a common quota, the events of one backend could use up the quota, and those of the others would be
+// refused. Make it with [NewOfBackends].
 //
 // The catalog of this process may be seconds old. It may lack an event type that the relay has just stored, or still have the
 // previous schema of the type. So OfBackends tries again with the latest catalog before it refuses an event, because a

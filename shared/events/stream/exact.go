@@ -324,7 +324,7 @@ const maxReads = 16
 
 // begin makes a feed without a cursor skip the entries that the log already has. It cannot skip them by their keys, because
 // after a writer's clock was set back, new entries may have smaller keys than old ones. So begin reads the old entries and
-// marks them as sent. The partition of a concrete URI has only one writer, so its source simply starts after the last key.
+// marks them as sent. A partition with a single writer has no such problem, so its source starts after the last key.
 func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
 	log := m.at.log
 	read, ctx := errgroup.WithContext(ctx)

@@ -109,8 +109,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. Then run waits for a write, at most for the time
-// wait. again says that it must read again after wait even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. Then run waits until the store reports a write,
+// but at most for the returned time. again says that run must then read again even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
@@ -163,9 +163,9 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 	return entries, next, nil
 }
 
-// window tells from where a tail reads next. If a smaller key may still be committed after larger ones, the tail reads the
-// last few seconds again each time. The window remembers the entries of these seconds, so that the tail recognizes the new
-// ones.
+// window says where the next read of a tail begins. If a smaller key may still be committed after larger ones, the tail reads
+// the last few seconds again each time. The window remembers the entries of these seconds, so that the tail recognizes the
+// new ones.
 type window struct {
 	from     int64
 	seen     map[string]int64 // keys by the ids of entries

@@ -118,9 +118,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 
 // Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription.
 // Otherwise the subscription continues, and Terminate returns nil and judge's error. It disables a subscription of SEP-1803.
-// It deletes a subscription of MCP Events, and makes the writes that the function also returns in the same transaction.
+// It deletes a subscription of MCP Events, in the same transaction as the writes that extraOps returns.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
-	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
+	judge func(*Subscription) error, extraOps func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		ended = nil
@@ -134,7 +134,7 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 		}
 		ended = sub
 		if sub.Origin == MCPEvents {
-			return s.Store.remove(ctx, sub, false, also(sub, end.Reason)...)
+			return s.Store.remove(ctx, sub, false, extraOps(sub, end.Reason)...)
 		}
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
 		return s.Store.remove(ctx, sub, true)
@@ -147,9 +147,9 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	return ended, nil
 }
 
-// SetPaused pauses or resumes the deliveries of a subscription, and makes the writes in also in the same transaction. changed
+// SetPaused pauses or resumes the deliveries of a subscription, and makes the extra writes in the same transaction. changed
 // is false if the subscription had that state already.
-func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
+func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, extra ...store.Op) (changed bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
 			return noSubscription()
@@ -162,7 +162,7 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 		} else {
 			sub.Paused, sub.Resumed = 0, s.Store.now().Unix()
 		}
-		return s.Store.update(ctx, sub, also...)
+		return s.Store.update(ctx, sub, extra...)
 	})
 	if err == nil && changed {
 		s.notifyPrincipal(ctx, workspace, principal)
@@ -385,8 +385,8 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 	}
 }
 
-// isPaused reports whether the switch must stay: it still pauses its subscription, or an operator made it and the owner may
-// soon make an ended subscription again.
+// isPaused reports whether the switch must stay: it still pauses its subscription, or an operator set it and the owner of the
+// ended subscription might subscribe again with the same parameters.
 func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)

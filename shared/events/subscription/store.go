@@ -440,7 +440,8 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // record, because each URI has its own partition. Interested does not write a record again that still lasts long enough.
 //
 // When Interested returns, the log has every event that fanout handled without knowing of the interest. So a client that then
-// reads the log finds these events there. It receives the later ones from the pattern's partitions.
+// reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into
+// the pattern's partitions.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }

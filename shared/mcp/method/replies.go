@@ -44,8 +44,8 @@ const (
 	answerTime = time.Minute
 )
 
-// hold reserves memory for a result and its encoded form. It returns an error if the unread answers would then need more than
-// answerBytes. The caller calls release when the answer has been written.
+// hold reserves memory for a result and its encoded form. It returns an error if the caller's unread answers would then need
+// more than the caller's share of answerBytes (see [quota.Share]). The caller calls release when the answer has been written.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -54,8 +54,8 @@ func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	return r.HoldBytes(c, 2*size)
 }
 
-// HoldBytes reserves size bytes of memory for an answer. It returns an error if the unread answers would then need more than
-// answerBytes. The caller calls release when the answer has been written.
+// HoldBytes reserves size bytes of memory for an answer. It returns an error if the caller's unread answers would then need
+// more than the caller's share of answerBytes (see [quota.Share]). The caller calls release when the answer has been written.
 func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 	if size <= smallAnswer {
 		return func() {}, nil

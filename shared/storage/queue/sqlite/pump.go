@@ -22,8 +22,8 @@ const (
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump is the goroutine that does a queue's work in the background: it ends back-offs and delays, reads rows for which the
-// window has room, and repeats failed writes.
+// pump does the background work of a queue: it ends back-offs and delays, reads rows for which the window has room, and repeats
+// failed writes.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(maxSleep)
 	defer timer.Stop()
