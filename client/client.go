@@ -480,8 +480,16 @@ func (e *rpcError) fault(status int) error {
 	if e.Data != nil && string(e.Data) != "null" {
 		f.Data = e.Data
 	}
+	if e.Code == -32015 || e.Code == -32027 {
+		return &endpointError{f}
+	}
 	return f
 }
+
+// endpointError is the error of a server that could not verify the webhook endpoint (SEP-3415, CallbackEndpointError).
+type endpointError struct{ error }
+
+func (e *endpointError) Unwrap() error { return e.error }
 
 func (e *rpcError) kind(status int) fault.Kind {
 	if kind, ok := kinds[e.Code]; ok {

@@ -269,6 +269,45 @@ func TestARefreshMayChangeTheID(t *testing.T) {
 	p.ends()
 }
 
+// A server challenges the endpoint again from time to time. If that fails once, for example because the endpoint or a proxy in front of it
+// is being restarted, the subscription still exists at the server.
+func TestARefreshSurvivesAFailedChallenge(t *testing.T) {
+	for _, code := range []int{-32015, -32027} { // of both profiles
+		t.Run(fmt.Sprintf("RCH-01 %d", code), func(t *testing.T) {
+			t.Parallel()
+			hooks := startHandler(t)
+			s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+				"events/subscribe": func(n int, _ http.ResponseWriter) string {
+					if n == 2 {
+						return fmt.Sprintf(`{"code":%d,"message":"CallbackEndpointError","data":{"reason":"http_5xx"}}`, code)
+					}
+					return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":null}`, time.Now().Add(time.Second).Format(time.RFC3339Nano))
+				},
+			})
+			p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
+			p.begins()
+			for n := 0; n < 3; {
+				if take(t, s.arrived, p.ended) == "events/subscribe" {
+					n++
+				}
+			}
+			posted(t, "an event after the failed challenge", hooks.URL, s.secret(t, 3), "sub_1", "e", occurrence("e"), 204, "")
+			p.handles("e")
+			p.ends()
+		})
+	}
+	t.Run("RCH-01 the first subscription reports the failure", func(t *testing.T) {
+		t.Parallel()
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+			"events/subscribe": func(int, http.ResponseWriter) string {
+				return `{"code":-32015,"message":"CallbackEndpointError","data":{"reason":"challenge_failed"}}`
+			},
+		})
+		p := run(t, s.URL, client.ModeWebhook, nil)
+		expect.Error(t, "the subscription", take(t, p.ended, nil), "CallbackEndpointError")
+	})
+}
+
 func isTerminated(t *testing.T, err error) {
 	t.Helper()
 	terminated, ok := err.(*client.Terminated)
