@@ -328,6 +328,27 @@ func TestSteering(t *testing.T) {
 	b.shows("No subscription matches.")
 }
 
+// TestResumeDisabled: OPS-11. An operator resumes a subscription that is disabled because its endpoint answered 410.
+func TestResumeDisabled(t *testing.T) {
+	w := start(t, nil)
+	sub := w.subscribe("alice", "/left", built)
+	w.publish(built, "evt_1")
+	w.listed("subscriptions?state=disabled", 1)
+	b := open(t, w.console())
+	b.visit(w.console() + "#/subscriptions/" + sub)
+	b.signIn("op")
+	b.shows("410 Gone")
+	buttons := func() string {
+		return eval[string](b, `[...document.querySelectorAll("main .actions button")].map(e => e.innerText).join(", ")`)
+	}
+	expect.Equal(t, "OPS-11 the buttons of a disabled subscription", buttons(), "Resume, End")
+	b.shoot("subscription-disabled")
+	b.click("main button", "Resume")
+	b.until(`document.querySelector("h1 .badge").innerText === "active"`)
+	expect.Equal(t, "OPS-11 the buttons afterwards", buttons(), "Pause, Send a test event, End")
+	b.shoot("subscription-resumed")
+}
+
 // TestLiveTail: OPS-11. What happens while one looks is shown, and can be stopped.
 func TestLiveTail(t *testing.T) {
 	w := start(t, func(o *standalone.Options) { o.Auth, o.Config = auth.ModeNone, nil })

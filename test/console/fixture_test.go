@@ -17,7 +17,7 @@ import (
 
 const built, incident = "event://ci/build-finished", "event://incidents/api/created"
 
-// world is a stand-alone server with endpoints: /ok accepts everything, /down answers 503, /gone 413.
+// world is a stand-alone server with endpoints: /ok accepts everything, /down answers 503, /gone 413, /left 410.
 type world struct {
 	*testing.T
 	s        *standalone.Server
@@ -39,6 +39,8 @@ func start(t *testing.T, change func(*standalone.Options)) *world {
 			rw.WriteHeader(http.StatusServiceUnavailable)
 		case strings.HasPrefix(r.URL.Path, "/gone"):
 			rw.WriteHeader(http.StatusRequestEntityTooLarge)
+		case strings.HasPrefix(r.URL.Path, "/left"):
+			rw.WriteHeader(http.StatusGone)
 		}
 	}))
 	t.Cleanup(w.receiver.Close)

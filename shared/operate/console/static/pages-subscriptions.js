@@ -24,10 +24,11 @@ const test = (s) => act('The server delivers a test event.', async () => {
 const args = (s) => Object.entries(s.arguments ?? {}).map(([name, value]) => [name, typeof value === 'string' ? value : JSON.stringify(value)]);
 
 function one([s, deliveries]) {
+  const disabled = s.state === 'disabled'; // cannot be paused or tested
   return html`<h1>Subscription ${copyable(s.id)} ${state(s)}</h1>
     <div class="actions">
-      ${s.state === 'paused' ? html`<button class="primary" @click=${() => act('The subscription is resumed.', () => post(`subscriptions/${s.id}/resume`))}>Resume</button>` : html`<button @click=${() => pause(s)}>Pause</button>`}
-      <button @click=${() => test(s)}>Send a test event</button><button class="danger" @click=${() => end(s)}>End</button>
+      ${disabled || s.state === 'paused' ? html`<button class="primary" @click=${() => act('The subscription is resumed.', () => post(`subscriptions/${s.id}/resume`))}>Resume</button>` : html`<button @click=${() => pause(s)}>Pause</button>`}
+      ${disabled ? nothing : html`<button @click=${() => test(s)}>Send a test event</button>`}<button class="danger" @click=${() => end(s)}>End</button>
     </div>
     ${s.reason ? html`<p class="problem">${s.reason}</p>` : nothing}
     ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError, s.delivery.lastStatusCode)}.${s.delivery.failingSince ? html` It has been failing since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
