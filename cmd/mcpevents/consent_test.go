@@ -32,6 +32,7 @@ func TestConsentCommands(t *testing.T) {
 		{"list --server " + s.URL, "GET /consent Bearer k", "memory  userMessage  consent, 2026-11-22T01:02:03Z by ann  Memory: Remembers.\nevents  userMessage  no consent", 0},
 		{"give memory --server " + s.URL + "/mcp", "PUT /consent/memory Bearer k", "memory  userMessage  consent", 0},
 		{"revoke memory --principal bob --server " + s.URL + "/base/mcp", "DELETE /base/consent/memory?principal=bob Bearer k", "memory", 0},
+		{"revoke ../admin/v1/principals/ann --server " + s.URL, "DELETE /consent/..%2Fadmin%2Fv1%2Fprincipals%2Fann Bearer k", "", 0},
 		{"give none --server " + s.URL, "PUT /consent/none Bearer k", "unknown provider", 3},
 	} {
 		asked = nil
