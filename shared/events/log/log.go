@@ -370,9 +370,9 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 		if had != (Interest{}) {
 			cond = store.VersionIs(had.Since)
 		}
-		setBack := had.Since > since+2*MaxSkew.Microseconds() // the clock
+		setBack := had.Since > since+2*MaxSkew.Microseconds() // whether the clock was set back
 		if had.Until.After(now) && !setBack {
-			if until.Sub(had.Until) <= l.MinRetention()/16 { // renew seldom
+			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
 			}
 			// Each renewal changes the version, so that one of two concurrent renewals fails and tries again. That moves the

@@ -62,7 +62,7 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 			es, err = []Entry{lostEntry(item, key)}, nil
 		}
 		if err == ErrLater && next > after && key > next {
-			return entries, true, next, nil // the next read fails
+			return entries, true, next, nil // the next read returns the error
 		}
 		if err != nil {
 			return nil, false, after, err

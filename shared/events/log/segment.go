@@ -190,7 +190,7 @@ func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 		return
 	}
 	l.logger().ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
-	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // texts
+	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // cannot fail for texts
 	hash := sha256.Sum256([]byte(item.Partition + "\x00" + item.Sort))
 	record := store.Item{
 		Key:   store.Key{Table: store.Log, Partition: brokenItems, Sort: hex.EncodeToString(hash[:])},
@@ -259,7 +259,7 @@ type logEnd struct {
 	key      int64         // of the last entry, or the time of the last append; 0 for an empty partition
 	position int64         // before all events of the batch
 	written  []event.Event // the events of the batch that the last segment names already
-	fresh    []event.Event // the others
+	fresh    []event.Event // the events of the batch that are still to be written
 }
 
 // appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already names.

@@ -25,8 +25,8 @@ import (
 type exactMerge struct {
 	at    *position
 	in    *inbox
-	ahead load // live entries in the sources
-	old   int  // other entries there
+	ahead load // entries from the tails that the sources hold
+	old   int  // entries of the past that the sources hold
 }
 
 func (m *exactMerge) next() (queued, bool) {
@@ -401,7 +401,7 @@ func (at *position) furthestBehind() (behind *source) {
 	if len(at.behind) == 0 {
 		return nil
 	}
-	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // removed
+	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // drop sources that were removed from the feed
 	for _, s := range at.behind {
 		if behind == nil || s.past < behind.past {
 			behind = s

@@ -72,7 +72,7 @@ type batch struct {
 	entries []eventlog.Entry
 	load    load  // of the entries
 	floor   int64 // every entry with a key up to it is in this or an earlier batch
-	later   bool  // the next item is of a later release, so the tail stays before it; then there are no entries
+	later   bool  // a later release wrote the next item, so the tail stays before it; such a batch has no entries
 	read    time.Time
 }
 
@@ -135,7 +135,7 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	t.tails.Log.Late.Add(late)
 	t.distribute(&batch{part: t.part, entries: entries, floor: floor})
 	if t.changed != nil {
-		return watched, false // feeds of a watched store know their position without a floor
+		return watched, false // if the store is watched, feeds know their position without a floor
 	}
 	return pause(began.Sub(t.lastEntry)), true
 }

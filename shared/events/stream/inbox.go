@@ -9,7 +9,7 @@ import (
 // inbox holds the tails' batches that wait for the reader of a feed. If too many entries wait because the reader is slow, it
 // ends the feed.
 type inbox struct {
-	most load // that may wait
+	most load // the maximum that may wait
 	// wake receives a value when there may be an entry to return, and when the feed has ended.
 	wake chan struct{}
 
@@ -21,9 +21,9 @@ type inbox struct {
 	// how fast the reader is.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
-	later      map[string]bool // partitions whose tails stay before an item of a later release
+	later      map[string]bool // partitions whose tails have stopped before an item that a later release wrote
 	held       bool            // every batch wakes the reader, because an entry waits for the other sources
-	err        error           // ended the feed
+	err        error           // the error that ended the feed, or nil
 }
 
 // offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of

@@ -236,7 +236,7 @@ func TopicSession(id string) string { return "session-" + id }
 // AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
 // the new settings.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
-	notice, _ := json.Marshal(backendsNotice{version}) // a string
+	notice, _ := json.Marshal(backendsNotice{version}) // cannot fail for a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
 }
 
@@ -258,7 +258,7 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 		if c.Kind == settings.Backends {
 			return AnnounceBackends(ctx, log, c.Workspace, version)
 		}
-		notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
+		notice, _ := json.Marshal(map[string]string{"version": version}) // cannot fail for strings
 		return log.NotifyAs(ctx, c.Workspace, TopicCatalog, string(c.Kind)+"-"+c.Workspace+"-"+version, notice)
 	}
 }

@@ -170,8 +170,8 @@ type pollReader struct {
 	start int64
 	pos   int64 // how far it has read
 	more  bool
-	later bool  // the next item is of a later release
-	apart bool  // is or was later, so it has a separate position
+	later bool  // a later release wrote the next item, so the reader stays before it
+	apart bool  // it stays before such an item or an earlier poll did, so it has a separate position
 	floor int64 // where the next poll begins
 }
 

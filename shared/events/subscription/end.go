@@ -195,7 +195,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
 		sub.Suspended = s.Store.now().UnixMicro()
 		if sub.Owed == 0 {
-			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
+			sub.Owed = max(s.Log.Position(), 1) // 0 means that no replay is owed
 		}
 		return s.Store.update(ctx, sub)
 	})

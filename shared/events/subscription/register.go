@@ -419,7 +419,7 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	if topic == nil {
 		return
 	}
-	notice, _ := json.Marshal(what) // texts
+	notice, _ := json.Marshal(what) // cannot fail for texts
 	if err := s.Log.Notify(ctx, workspace, topic(of), notice); err != nil {
 		s.Store.log().WarnContext(ctx, "subscription change not announced", "error", err)
 	}

@@ -277,7 +277,7 @@ func recheckStateKey(workspace string) store.Key {
 
 func (s RecheckState) encode() []byte {
 	s.V = 1
-	value, _ := json.Marshal(s) // texts and numbers
+	value, _ := json.Marshal(s) // cannot fail for texts and numbers
 	return value
 }
 

@@ -198,7 +198,7 @@ func subscriberKey(workspace, patternKey, id string) store.Key {
 
 func (s *Subscription) encode() store.Item {
 	s.V = recordVersion
-	value, _ := json.Marshal(s) // strings, times and raw JSON that was parsed before
+	value, _ := json.Marshal(s) // cannot fail for strings, times, and raw JSON that was parsed before
 	return store.Item{Key: recordKey(s.Workspace, s.Principal, s.ID), Value: value, Version: s.Revision}
 }
 
@@ -336,7 +336,7 @@ func StatusKey(workspace, id string) store.Key {
 
 // Encode returns the status as an item.
 func (s Status) Encode(workspace, id string) store.Item {
-	value, _ := json.Marshal(s) // times and strings
+	value, _ := json.Marshal(s) // cannot fail for times and strings
 	return store.Item{Key: StatusKey(workspace, id), Value: value}
 }
 

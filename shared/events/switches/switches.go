@@ -335,7 +335,7 @@ type stored struct {
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
-		out.Body, _ = json.Marshal(string(m.Body)) // a string
+		out.Body, _ = json.Marshal(string(m.Body)) // cannot fail for a string
 	}
 	return jsonrpc.Encode(out) // json.Marshal would write six bytes for each <, > and & in the body
 }

@@ -489,7 +489,7 @@ func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session))
 		}
 		alter(now)
 		item := now.item
-		item.Value, _ = json.Marshal(now) // strings and booleans
+		item.Value, _ = json.Marshal(now) // cannot fail for strings and booleans
 		item.Version++
 		err = s.DB.Write(ctx, store.Put(item, store.VersionIs(now.item.Version)))
 		if err == nil {

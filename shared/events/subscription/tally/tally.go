@@ -194,7 +194,7 @@ func (c Counts) recount(
 	} else {
 		by = -commonPart(last.Wrong, wrong)
 	}
-	value, _ := json.Marshal(next) // numbers and a time
+	value, _ := json.Marshal(next) // cannot fail for numbers and a time
 	ops := []store.Op{store.Put(store.Item{Key: recountKey(workspace), Value: value, Version: now.UnixNano()}, cond)}
 	if by != 0 {
 		ops = append(ops, store.Add(Key(workspace, ""), map[string]int64{Member: by}, nil))

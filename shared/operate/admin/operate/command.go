@@ -110,7 +110,7 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 	if err != nil {
 		return err
 	}
-	items, _ := json.Marshal(l.Items) // valid JSON
+	items, _ := json.Marshal(l.Items) // cannot fail, because the items are valid JSON
 	object := strings.TrimSuffix(strings.TrimSpace(string(answer)), "}")
 	return c.print(fmt.Appendf(nil, "%s,%q:%s}", object, c.Also, items), []json.RawMessage{answer}, nil)
 }

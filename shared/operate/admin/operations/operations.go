@@ -79,7 +79,7 @@ var Document = sync.OnceValue(func() json.RawMessage {
 	document["paths"] = paths
 	b, err := json.Marshal(document)
 	if err != nil {
-		panic(err) // maps and texts only
+		panic(err) // cannot happen for maps and texts
 	}
 	return b
 })
