@@ -3,6 +3,8 @@ package expect
 
 import (
 	"cmp"
+	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -28,6 +30,44 @@ func Equal[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
+// MustEqual compares two values, and ends the test if they differ.
+func MustEqual[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// Differ checks that two values differ.
+func Differ[T comparable](t testing.TB, what string, got, other T) {
+	t.Helper()
+	if got == other {
+		t.Errorf("%s: got %v, want another value", what, got)
+	}
+}
+
+// True checks a statement, for example "the process has ended".
+func True(t testing.TB, what string, got bool) {
+	t.Helper()
+	Equal(t, what, got, true)
+}
+
+// Deep compares two values that Go cannot compare with ==.
+func Deep[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %+v, want %+v", what, got, want)
+	}
+}
+
+// Map compares two maps.
+func Map[K, V comparable](t testing.TB, what string, got, want map[K]V) {
+	t.Helper()
+	if !maps.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
 // List compares two lists.
 func List[T comparable](t testing.TB, what string, got, want []T) {
 	t.Helper()
@@ -41,6 +81,22 @@ func Len(t testing.TB, what string, got any, want int) {
 	t.Helper()
 	if n := reflect.ValueOf(got).Len(); n != want {
 		t.Errorf("%s: got %d, want %d: %+v", what, n, want, got)
+	}
+}
+
+// MustLen checks a length like [Len], and ends the test if it is wrong.
+func MustLen(t testing.TB, what string, got any, want int) {
+	t.Helper()
+	if Len(t, what, got, want); reflect.ValueOf(got).Len() != want {
+		t.FailNow()
+	}
+}
+
+// Has checks that a list has a value.
+func Has[T comparable](t testing.TB, what string, got []T, want T) {
+	t.Helper()
+	if !slices.Contains(got, want) {
+		t.Errorf("%s: got %v, want %v in them", what, got, want)
 	}
 }
 
@@ -120,6 +176,14 @@ func Error(t testing.TB, what string, err error, parts ...string) {
 		return
 	}
 	Contains(t, what, err.Error(), parts...)
+}
+
+// Is checks that an error is another one, or wraps it.
+func Is(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: got the error %v, want %v", what, err, want)
+	}
 }
 
 // ErrOf drops the value that a call returned and keeps its error.
