@@ -188,9 +188,7 @@ func TestReadAdapter(t *testing.T) {
 		"two ways to find ids": "publish: {url: 'http://x', body: '{{id}}'}\nreceived: {header: a, pointer: /b}",
 		"a bad register URL":   "publish: {url: 'http://x', body: '{{id}}'}\nregister: {url: x}\nreceived: {header: a}",
 	} {
-		if _, err := ReadAdapter(write(text)); err == nil {
-			t.Errorf("%s is allowed", name)
-		}
+		expect.Error(t, name, expect.ErrOf(ReadAdapter(write(text))))
 	}
 	expect.Error(t, "a missing file", expect.ErrOf(ReadAdapter("no such file")))
 }
@@ -221,9 +219,7 @@ func TestMessagesOfHTTPAreRead(t *testing.T) {
 		"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nabc", "\r\n",
 	} {
 		var m message
-		if err := m.read(bufio.NewReader(strings.NewReader(text))); err == nil {
-			t.Errorf("%q is read as a message", text)
-		}
+		expect.Error(t, text, m.read(bufio.NewReader(strings.NewReader(text))))
 	}
 }
 

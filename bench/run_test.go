@@ -252,9 +252,7 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 			if r.Delivered != 300 || r.Lost != 0 || r.Duplicates != 0 || r.Forged != 0 || r.Strange != 0 || r.CPUPer10k == nil {
 				t.Errorf("got %+v", r)
 			}
-			if direct := i%2 == 1; direct != (r.SourceRatio != nil) {
-				t.Errorf("%s has the ratio %v", r.Sender, r.SourceRatio)
-			}
+			expect.Equal(t, "the ratio to the source of "+r.Sender, i%2 == 1, (r.SourceRatio != nil))
 		}
 		var out bytes.Buffer
 		if err := errors.Join(report.WriteText(&out), report.Err()); err != nil || strings.Count(out.String(), "CPU of the source") != 2 {

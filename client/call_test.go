@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -41,9 +40,7 @@ func TestCallDoesNotChangeItsParams(t *testing.T) {
 			params := map[string]any{"name": "a", "_meta": meta}
 			before := map[string]any{"name": "a", "_meta": maps.Clone(meta)}
 			expect.OK(t, c.Call(t.Context(), spec.MethodToolsCall, params, nil))
-			if !reflect.DeepEqual(params, before) {
-				t.Errorf("after the call, the params are %v, want %v", params, before)
-			}
+			expect.Deep(t, "the params after the call", params, before)
 			if version, ok := sent.Params.Meta[spec.MetaVersion]; sent.Params.Name != "a" || sent.Params.Meta["progressToken"] != "p" || ok != c.isStateless() {
 				t.Errorf("the server got %+v with the version %v, want the name a and the progress token p", sent.Params, version)
 			}
@@ -69,8 +66,7 @@ func TestCallTakesAtMostAMinute(t *testing.T) {
 		c := dial(t, &scripted{}, "2026-07-28")
 		began := time.Now()
 		err := c.Call(t.Context(), spec.MethodToolsCall, map[string]any{"name": "a"}, nil)
-		if !errors.Is(err, ErrUnavailable) || time.Since(began) != time.Minute {
-			t.Errorf("got %v after %v, want ErrUnavailable after a minute", err, time.Since(began))
-		}
+		expect.Is(t, "the error", err, ErrUnavailable)
+		expect.Equal(t, "the time", time.Since(began), time.Minute)
 	})
 }

@@ -91,9 +91,7 @@ func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
 			return nil
 		}}))(t)
 		synctest.Wait()
-		if err := sub.Err(); err != nil {
-			t.Errorf("Err of a running subscription: got %v, want nil", err)
-		}
+		expect.OK(t, sub.Err(), "Err of a running subscription")
 		if err := sub.Close(); err != nil || !handled {
 			t.Errorf("Close: got %v with handled %t, want no error after the event", err, handled)
 		}

@@ -348,9 +348,8 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 			TTL    int64 `json:"ttlMs"`
 		}
 		_ = json.Unmarshal(s.params("events/subscribe")[3], &last)
-		if last.Cursor != "c3" || last.TTL != 60_000 {
-			t.Errorf("the fourth request has %+v, want the cursor c3 and a TTL of 60000", last)
-		}
+		expect.Equal(t, "the cursor", last.Cursor, "c3")
+		expect.Equal(t, "the TTL", last.TTL, 60_000)
 	})
 	t.Run("RCH-01 every secret that the server may sign with is accepted", func(t *testing.T) {
 		different := map[string]bool{}
@@ -482,9 +481,7 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 			t.Errorf("answered with %d, want 401", status)
 		}
 	})
-	if err := sub.Close(); err != nil {
-		t.Errorf("Close: got %v, want no error", err)
-	}
+	expect.OK(t, sub.Close(), "Close")
 }
 
 // TestAnEndpointOutsideOfTheProgram: each refresh has the endpoint's secret and the cursor that the endpoint has saved meanwhile. The

@@ -58,9 +58,7 @@ func TestPublishEvents(t *testing.T) {
 		client.Event{ID: "x", Data: json.RawMessage(`1`)},
 		client.Event{ID: "y", URI: "event://a/c", Time: "2026-01-02T03:04:05Z", Data: json.RawMessage(`2`)},
 		client.Event{ID: "z", Data: json.RawMessage(`"refuse"`)})
-	if !errors.Is(err, client.ErrSchema) {
-		t.Errorf("the error is %v, want ErrSchema, because the third event was refused", err)
-	}
+	expect.Is(t, "the error, because the third event was refused", err, client.ErrSchema)
 	expect.List(t, "the accepted events", accepted, []client.Accepted{{ID: "1", URI: "event://a/b"}, {ID: "2", URI: "event://a/b"}})
 	expect.List(t, "the requests", bodies, []string{
 		`{"data":1,"id":"x","uri":"event://a/b"}`,
@@ -82,9 +80,7 @@ func TestPublishEvents(t *testing.T) {
 		if name == "the same id" {
 			p.ID = "x"
 		}
-		if _, err := p.Publish(t.Context(), events...); !errors.Is(err, client.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
-		}
+		expect.Is(t, name, expect.ErrOf(p.Publish(t.Context(), events...)), client.ErrInvalid)
 	}
 	expect.Equal(t, "the requests with invalid events", len(bodies), 0)
 }

@@ -218,9 +218,7 @@ func TestSubscribe(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, nil)
 			p := run(t, h.server.URL, mode, nil)
-			if b := p.begins(); b.Mode() != mode {
-				t.Fatalf("the mode is %s, want %s", b.Mode(), mode)
-			}
+			expect.MustEqual(t, "the mode", p.begins().Mode(), mode)
 			h.publish("a", "b")
 			p.handles("a", "b")
 			h.restart()
@@ -254,9 +252,7 @@ func TestSubscribe(t *testing.T) {
 			})
 			p.begins()
 			h.publish("b")
-			if id := take(t, refused, p.ended); id != "b" {
-				t.Fatalf("%s came", id)
-			}
+			expect.MustEqual(t, "the event", take(t, refused, p.ended), "b")
 			p.ends()
 			h.publish("c")
 			p = run(t, h.server.URL, mode, func(p *program) { p.o.Store, p.known = store, known })
@@ -554,10 +550,8 @@ func TestFilesOfCursors(t *testing.T) {
 		loads(t, d, "b", "b2")
 	})
 	t.Run("RCH-01 no temporary files are left, and other users cannot read the files", func(t *testing.T) {
-		files, err := os.ReadDir(dir)
-		if err != nil || len(files) != 2 {
-			t.Fatalf("found %v, %v, want two files", files, err)
-		}
+		files := expect.Value(os.ReadDir(dir))(t)
+		expect.MustLen(t, "the files", files, 2)
 		for _, f := range files {
 			expect.Equal(t, "the mode", expect.Value(f.Info())(t).Mode().Perm(), 0o600)
 		}

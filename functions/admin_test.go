@@ -38,9 +38,7 @@ func operated(t *testing.T, stack *runner.Stack) {
 func erased(t *testing.T, stack *runner.Stack) {
 	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`
 	resp := post(t, stack.URL()+"/mcp", initialize, map[string]string{"Accept": "application/json, text/event-stream"}, nil)
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("initialize: got %d", resp.StatusCode)
-	}
+	expect.MustEqual(t, "the status of initialize", resp.StatusCode, http.StatusOK)
 	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil))(t)
 	resp = expect.Value(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
@@ -90,9 +88,7 @@ func TestAdminStartsSoon(t *testing.T) {
 		}
 	}
 	t.Logf("CPU time: %v", best)
-	if best["admin"] > 2*best["publish"] {
-		t.Errorf("admin takes %v, publish %v", best["admin"], best["publish"])
-	}
+	expect.AtMost(t, "the times of admin and publish", best["admin"], 2*best["publish"])
 }
 
 // TestFunctionsAreSmall: the zip file of each function has at most 6 MB. To compress takes long, so the test begins with the
@@ -113,9 +109,7 @@ func TestFunctionsAreSmall(t *testing.T) {
 		}
 		expect.OK(t, err)
 		t.Logf("%s: %.1f of %.1f MB", filepath.Base(path), float64(size)/1e6, float64(sizes[path])/1e6)
-		if size > most {
-			t.Errorf("%s has %d bytes", path, size)
-		}
+		expect.AtMost(t, "the size of "+path, size, most)
 		if size < most*98/100 {
 			break
 		}

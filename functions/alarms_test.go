@@ -16,7 +16,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
-	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -49,9 +48,7 @@ func charts(t *testing.T) (metrics []string) {
 		} `json:"widgets"`
 	}
 	text := at(tree(t), "Resources", "Dashboard", "Properties", "DashboardBody").Content[0]
-	if err := json.Unmarshal([]byte(value(text)), &body); err != nil {
-		t.Fatalf("parse the dashboard: %v", err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(value(text)), &body), "parse the dashboard")
 	for _, w := range body.Widgets {
 		var previous []string
 		for _, m := range w.Properties.Metrics {
@@ -87,9 +84,7 @@ func TestAlarms(t *testing.T) {
 			}
 			headings = append(headings, name)
 			for _, part := range []string{"**Means:**", "**Look:**", "**Do:**"} {
-				if !strings.Contains(text, part) {
-					t.Errorf("%s lacks %s", name, part)
-				}
+				expect.Contains(t, name, text, part)
 			}
 		}
 		for name := range all {
@@ -112,9 +107,7 @@ func TestAlarms(t *testing.T) {
 		src := expect.Value(os.ReadFile(p.Path))(t)
 		top, _, _ := strings.Cut(string(src), "\n## ")
 		for name := range all {
-			if !strings.Contains(top, "| ["+name+"](#"+strings.ToLower(name)+") | ") {
-				t.Errorf("the table has no row for %s", name)
-			}
+			expect.Contains(t, "the table of the page, with "+name, top, "| ["+name+"](#"+strings.ToLower(name)+") | ")
 		}
 		helpers := p.Blocks[0].Text
 		cmd := exec.CommandContext(t.Context(), "bash", "-n")
@@ -159,9 +152,7 @@ func TestAlarms(t *testing.T) {
 	})
 	t.Run("OPS-14 no alarm has more metrics than CloudWatch accepts", func(t *testing.T) {
 		for name, alarm := range all {
-			if n := strings.Count(alarm, "MetricStat:"); n > 10 {
-				t.Errorf("%s has %d metrics, and CloudWatch accepts 10", name, n)
-			}
+			expect.AtMost(t, "the metrics of "+name, strings.Count(alarm, "MetricStat:"), 10)
 		}
 	})
 	t.Run("OPS-14 each alarm reaches the topic or the address", func(t *testing.T) {
@@ -179,17 +170,13 @@ func TestAlarms(t *testing.T) {
 			text += alarm
 		}
 		for _, q := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue", "DeadQueue", "EventsDeadQueue"} {
-			if !strings.Contains(text, "!GetAtt "+q+".QueueName") {
-				t.Errorf("no alarm watches %s (%d queues)", q, len(queue.Names()))
-			}
+			expect.Contains(t, "the alarms, with one of "+q, text, "!GetAtt "+q+".QueueName")
 		}
 		for _, name := range []string{
 			metric.DeadLetters, metric.EndpointsFailing, metric.FirstAttemptLag, metric.LogClockSkew, metric.LogLateEntries,
 			"Errors", "Throttles", "RecursiveInvocationsDropped", "ConcurrentExecutions", "ApproximateAgeOfOldestMessage",
 		} {
-			if !strings.Contains(text, "MetricName: "+name) {
-				t.Errorf("no alarm watches %s", name)
-			}
+			expect.Contains(t, name, text, "MetricName: "+name)
 		}
 	})
 	t.Run("OPS-14 a dead letter raises an alarm although retry removes it from its queue", func(t *testing.T) {
@@ -221,27 +208,21 @@ func TestAlarms(t *testing.T) {
 	t.Run("OPS-14 the dashboard is JSON and shows each queue's age and each function's errors", func(t *testing.T) {
 		shown := charts(t)
 		for _, q := range []string{"Inbox", "Events", "Deliveries", "Slow", "Dead"} {
-			if want := "AWS/SQS ApproximateAgeOfOldestMessage QueueName ${" + q + "Queue.QueueName}"; !slices.Contains(shown, want) {
-				t.Errorf("the dashboard shows %q, want %q", shown, want)
-			}
+			expect.Has(t, "the dashboard's metrics", shown, "AWS/SQS ApproximateAgeOfOldestMessage QueueName ${"+q+"Queue.QueueName}")
 		}
 		functions := regexp.MustCompile(`Value: !Ref (\w+)}`).FindAllStringSubmatch(all["ErrorsAlarm"], -1)
 		for _, f := range functions {
 			if strings.HasSuffix(f[1], "StreamFunction") {
 				f[1] = "Endpoint" // the function that serves the MCP endpoint
 			}
-			if want := "AWS/Lambda Errors FunctionName ${" + f[1] + "}"; !slices.Contains(shown, want) {
-				t.Errorf("the dashboard shows %q, want %q", shown, want)
-			}
+			expect.Has(t, "the dashboard's metrics", shown, "AWS/Lambda Errors FunctionName ${"+f[1]+"}")
 		}
 		expect.AtLeast(t, "the functions that ErrorsAlarm watches", len(functions), 1)
 	})
 	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
 		source := expect.Value(os.ReadFile("../template.yaml"))(t)
 		for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(string(source), -1) {
-			if !slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }) {
-				t.Errorf("the template names %s", name)
-			}
+			expect.True(t, "the metric "+name+" exists", slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }))
 		}
 	})
 }

@@ -84,9 +84,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	next()
 	expect.Len(t, "the events", ids, 3)
 	for id, n := range ids {
-		if n != 2 {
-			t.Errorf("%s arrived %d times, want once on the stream and once at the webhook", id, n)
-		}
+		expect.Equal(t, "the arrivals of "+id+" on the stream and at the webhook", n, 2)
 	}
 	rpc(t, stack.URL(), "events/unsubscribe", params)
 }

@@ -197,9 +197,7 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 	t.Run("AWS-23 principals of other accounts may send, and do nothing else, if PublisherArns names them", func(t *testing.T) {
 		statements := at(doc, "Resources", "InboxPolicy", "Properties", "PolicyDocument", "Statement").Content
 		last := statements[len(statements)-1]
-		if got := last.Content[0].Value; got != "HasPublishers" {
-			t.Fatalf("the last statement has the condition %q, want HasPublishers", got)
-		}
+		expect.MustEqual(t, "the condition of the last statement", last.Content[0].Value, "HasPublishers")
 		s := last.Content[1]
 		if p, action, resource := at(s, "Principal", "AWS"), value(at(s, "Action")), value(at(s, "Resource")); p.Tag != "!Ref" || p.Value != "PublisherArns" ||
 			action != "sqs:SendMessage" || resource != "InboxQueue.Arn" {

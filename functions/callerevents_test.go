@@ -73,8 +73,7 @@ func callerEvents(t *testing.T, stack *runner.Stack, p *identity.Provider) {
 	target, hooks := endpoint(t, echo)
 	streamed := make(chan string, 100)
 	for _, name := range []string{"bob", "alice"} {
-		c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28", Key: tokens[name]})
-		expect.OK(t, err)
+		c := expect.Value(client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28", Key: tokens[name]}))(t)
 		awaitType(t, c, "mail_mail.received")
 		if name == "bob" {
 			sub := subscribe(t, c, client.SubscribeOptions{
@@ -177,9 +176,8 @@ func TestTokens(t *testing.T) {
 				}
 				// A Function URL renames this header. The front restores it.
 				challenge := cmp.Or(resp.Header.Get("WWW-Authenticate"), resp.Header.Get("X-Amzn-Remapped-Www-Authenticate"))
-				if resp.StatusCode != status || !strings.Contains(challenge, want) || !strings.Contains(challenge, `="https://events.example.com/.well-known/oauth-protected-resource/mcp"`) {
-					t.Errorf("%.10q: got %d, %s", token, resp.StatusCode, challenge)
-				}
+				expect.Equal(t, token+": the status code", resp.StatusCode, status)
+				expect.Contains(t, token+": the challenge", challenge, want, `="https://events.example.com/.well-known/oauth-protected-resource/mcp"`)
 			}
 		})
 	}
@@ -187,9 +185,8 @@ func TestTokens(t *testing.T) {
 	t.Run("AUT-03 publish refuses others", func(t *testing.T) {
 		for token, want := range map[string]int{"": 401, "garbage": 401, p.Token("alice", "events:read events:subscribe", nil): 403} {
 			resp := post(t, stack.URL()+"/events", event, hand(token), nil)
-			if resp.StatusCode != want || !strings.Contains(resp.Header.Get("WWW-Authenticate"), "events:publish") {
-				t.Errorf("%.10q: got %d, %s", token, resp.StatusCode, resp.Header.Get("WWW-Authenticate"))
-			}
+			expect.Equal(t, token+": the status code", resp.StatusCode, want)
+			expect.Contains(t, token+": the header WWW-Authenticate", resp.Header.Get("WWW-Authenticate"), "events:publish")
 		}
 		described(t, strings.TrimSuffix(stack.FunctionURL("PublishFunction"), "/"), resource, p.Issuer)
 	})

@@ -67,9 +67,7 @@ func post(t *testing.T, url, body string, header map[string]string, answer any) 
 	defer resp.Body.Close()
 	b := expect.Value(io.ReadAll(resp.Body))(t)
 	if answer != nil {
-		if err := json.Unmarshal(b, answer); err != nil {
-			t.Fatalf("%d %s: %v", resp.StatusCode, b, err)
-		}
+		expect.OK(t, json.Unmarshal(b, answer), resp.StatusCode, b)
 	}
 	return resp
 }

@@ -56,9 +56,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 			methods = append(methods, m.Value)
 		}
 		for _, m := range []string{"GET", "POST", "PUT", "DELETE", "OPTIONS"} {
-			if !slices.Contains(methods, m) {
-				t.Errorf("%s is not allowed", m)
-			}
+			expect.Has(t, "the allowed methods", methods, m)
 		}
 		for property, want := range map[string]string{
 			"CachePolicyId": "4135ea2d-6df8-44a3-9df3-4b5a84be39ad", "OriginRequestPolicyId": "b689b0a8-53d0-40ab-baf2-68738e2966ac",

@@ -73,9 +73,7 @@ func TestTheCommandsForLocalStackFitItsFiles(t *testing.T) {
 	t.Run("AWS-14 LocalStack has every service of the template, and Docker for its functions", func(t *testing.T) {
 		services := strings.Split(added.Environment["SERVICES"], ",")
 		for _, s := range []string{"s3", "sts"} { // for the SAM command line
-			if !slices.Contains(services, s) {
-				t.Errorf("%s is missing", s)
-			}
+			expect.Has(t, "the page's services", services, s)
 		}
 		for id, r := range included(t) {
 			s := map[string]string{"serverless": "lambda"}[service(r.Type)]
@@ -86,9 +84,7 @@ func TestTheCommandsForLocalStackFitItsFiles(t *testing.T) {
 				t.Errorf("%s needs the service %s", id, s)
 			}
 		}
-		if !slices.Contains(added.Volumes, "/var/run/docker.sock:/var/run/docker.sock") {
-			t.Errorf("LocalStack cannot start functions with the volumes %q", added.Volumes)
-		}
+		expect.Has(t, "the volumes, without which LocalStack cannot start functions", added.Volumes, "/var/run/docker.sock:/var/run/docker.sock")
 	})
 }
 
@@ -131,10 +127,8 @@ func main() { panic(syscall.Exec(%q, os.Args, os.Environ())) }
 func TestLocalDeployment(t *testing.T) {
 	t.Parallel()
 	text, commands := localDeploy(t)
-	packages, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(python(t))), "lib", "python*", "site-packages"))
-	if err != nil || len(packages) != 1 {
-		t.Fatalf("got %q, %v, want the packages of the SAM command line", packages, err)
-	}
+	packages := expect.Value(filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(python(t))), "lib", "python*", "site-packages")))(t)
+	expect.MustLen(t, "the packages", packages, 1)
 	endpoint := awslocal.StartCloudFormation(t, packages[0])
 	binaries := harness.Functions(t)
 	tree := sourceTree(t, "template.yaml")
@@ -154,17 +148,13 @@ func TestLocalDeployment(t *testing.T) {
 	cmd.Dir, cmd.WaitDelay = tree, 5*time.Second
 	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+endpoint, "GOFLAGS=", "CGO_ENABLED=0", "SAM_CLI_TELEMETRY=0", "MAKEFLAGS=")
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	expect.OK(t, err, out)
 	cf := cloudFormation{t, endpoint}
 
 	t.Run("AWS-14 given MiniStack, when make local-deploy runs, then the stack is complete and its outputs are printed", func(t *testing.T) {
 		expect.Equal(t, "the status of the stack", cf.status("mcp-events-local"), "CREATE_COMPLETE")
 		for _, output := range []string{"McpUrl", "EventsUrl", "AdminUrl", "SettingsTable", "LogTable"} {
-			if !regexp.MustCompile(`(?m)^Key +` + output + ` *$`).Match(out) {
-				t.Errorf("the output %s is not printed", output)
-			}
+			expect.True(t, "the page prints the output "+output, regexp.MustCompile(`(?m)^Key +`+output+` *$`).Match(out))
 		}
 	})
 	t.Run("AWS-14 all resources are there, except for the alarms that the page names", func(t *testing.T) {

@@ -87,9 +87,7 @@ sleep() { :; }
 func (o *operator) run(t *testing.T, n int) string {
 	t.Helper()
 	out, err := o.try(t, n)
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	expect.OK(t, err, out)
 	o.blocks = append(o.blocks[:1:1], o.blocks[1+n:]...)
 	return strings.TrimSpace(out)
 }
@@ -118,8 +116,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 
 	old := deploy(t, nil)
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
-	c, err := config.Parse([]byte("backends:\n  - {name: b, url: \"" + backend.URL + "/mcp\", headers: {Authorization: \"ssm:" + parameter + "\"}}\n"))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte("backends:\n  - {name: b, url: \"" + backend.URL + "/mcp\", headers: {Authorization: \"ssm:" + parameter + "\"}}\n")))(t)
 	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, old)}).Apply(t.Context(), apply.Files{Config: c})))
 	target, hooks := endpoint(t, nil)
 	uri, secret := register(t, old, target)
@@ -215,9 +212,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 	})
 	t.Run("AWS-22 with a short retention, a cursor from before the loss has a gap", func(t *testing.T) {
 		expect.OK(t, moved.Update(t.Context(), map[string]string{"Retention": "5m"}))
-		if got := poll(t, moved.URL(), before); !got.Truncated {
-			t.Errorf("got %+v, want a gap because an event was lost", got)
-		}
+		expect.True(t, "the poll reports the gap of a lost event", poll(t, moved.URL(), before).Truncated)
 	})
 	t.Run("AWS-22 after a change of DNS, clients continue at the same host name", func(t *testing.T) {
 		update(t, moved, frontOf("moved.example.com"))

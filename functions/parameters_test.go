@@ -1,7 +1,6 @@
 package functions_test
 
 import (
-	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -95,9 +94,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		for name, value := range d.Resources["Keys"].Properties.Settings {
 			checked[name] = written(t, value)
 		}
-		if !maps.Equal(checked, settings) {
-			t.Errorf("keys checks\n%v\nthe functions get\n%v", checked, settings)
-		}
+		expect.Map(t, "the settings that keys checks and those of the functions", checked, settings)
 		expect.Equal(t, "the version of the resource", d.Resources["Keys"].Properties.Version, app.Version)
 		const fingerprint = "MCPEVENTS_FINGERPRINT"
 		if got := written(t, d.Globals.Function.Environment.Variables[fingerprint]); got != "!GetAtt Keys.Fingerprint" {
@@ -110,9 +107,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		}
 	})
 	t.Run("AWS-09 every setting can be set", func(t *testing.T) {
-		if settings[config.EnvSettings] == "" {
-			t.Errorf("the functions do not get %s", config.EnvSettings)
-		}
+		expect.Differ(t, "the functions' setting "+config.EnvSettings, settings[config.EnvSettings], "")
 		known := map[string]bool{config.EnvSettings: true, "MCPEVENTS_AUTH": true, "MCPEVENTS_FRONT_KEY": true, "MCPEVENTS_LOG_LEVEL": true}
 		for name := range config.Names() {
 			known[config.EnvName(name)] = true
@@ -130,9 +125,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 			}
 		}
 		for name := range settings {
-			if !known[name] {
-				t.Errorf("no function reads %s", name)
-			}
+			expect.True(t, "a function reads "+name, known[name])
 		}
 	})
 	t.Run("AWS-09 each parameter has a default, is used, and is documented", func(t *testing.T) {
@@ -141,12 +134,8 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 			if p.Default == nil {
 				t.Errorf("%s has no default, so every deployment must set it", name)
 			}
-			if !regexp.MustCompile(`(!Ref ` + name + `\b|\$\{` + name + `\})`).MatchString(text) {
-				t.Errorf("nothing uses %s", name)
-			}
-			if !strings.Contains(string(docs), "`"+name+"`") {
-				t.Errorf("docs/reference/settings.md does not mention %s", name)
-			}
+			expect.True(t, "the template uses "+name, regexp.MustCompile(`(!Ref `+name+`\b|\$\{`+name+`\})`).MatchString(text))
+			expect.Contains(t, name+" in docs/reference/settings.md", string(docs), "`"+name+"`")
 		}
 	})
 }
@@ -199,14 +188,10 @@ func TestPatternsOfParameters(t *testing.T) {
 		t.Run("AWS-02 "+name, func(t *testing.T) {
 			pattern := d.Parameters[name].AllowedPattern
 			for _, value := range append(tc.good, *d.Parameters[name].Default) {
-				if !matches(pattern, value) {
-					t.Errorf("got %q refused, want it allowed", value)
-				}
+				expect.True(t, value+" is allowed", matches(pattern, value))
 			}
 			for _, value := range tc.bad {
-				if matches(pattern, value) {
-					t.Errorf("got %q allowed, want it refused", value)
-				}
+				expect.True(t, value+" is refused", !matches(pattern, value))
 			}
 		})
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
@@ -95,9 +94,7 @@ func TestTheQuotaIsDocumented(t *testing.T) {
 	} {
 		text := expect.Value(os.ReadFile(file))(t)
 		for _, c := range commands {
-			if !strings.Contains(string(text), c) {
-				t.Errorf("%s does not mention %q", file, c)
-			}
+			expect.Contains(t, file, string(text), c)
 		}
 	}
 }

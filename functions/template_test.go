@@ -324,9 +324,7 @@ func TestQueuesFitTheirFunctions(t *testing.T) {
 		}
 	}
 	for name, p := range d.Parameters {
-		if len(p.Description) < 20 {
-			t.Errorf("parameter %s has no description", name)
-		}
+		expect.AtLeast(t, "the length of the description of "+name, len(p.Description), 20)
 	}
 	for _, id := range []string{"StreamFunction", "ManagedStreamFunction"} {
 		if got := resources[id].Properties.FunctionURLConfig; got == nil || got.InvokeMode != "RESPONSE_STREAM" {

@@ -142,17 +142,13 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 		})
 	}
 	for name := range d.Parameters {
-		if !done[name] {
-			t.Errorf("the test does not change %s", name)
-		}
+		expect.True(t, "the test changes "+name, done[name])
 	}
 }
 
 func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
 	t.Helper()
-	if err := stack.Update(t.Context(), parameters); err != nil {
-		t.Fatalf("update %v: %v", parameters, err)
-	}
+	expect.OK(t, stack.Update(t.Context(), parameters), "update", parameters)
 }
 
 // checkPlainDeployment checks that an update without parameters changes no function and no output.
@@ -168,9 +164,7 @@ func checkPlainDeployment(t *testing.T, stack *runner.Stack) {
 	before := state()
 	update(t, stack, nil)
 	for id, after := range state() {
-		if !maps.Equal(before[id], after) {
-			t.Errorf("a plain deployment changed %s from %v to %v", id, before[id], after)
-		}
+		expect.Map(t, "the environment of "+id+" after a plain deployment", before[id], after)
 	}
 }
 
@@ -182,9 +176,7 @@ func checkRefused(t *testing.T, stack *runner.Stack, parameters map[string]strin
 	if err == nil || !strings.Contains(err.Error(), reason) || strings.Contains(err.Error(), "roll back") {
 		t.Errorf("update %v: got error %v, want %q in it and a rollback", parameters, err, reason)
 	}
-	if after := stack.Environment("DispatchFunction"); !maps.Equal(before, after) {
-		t.Errorf("after the rollback dispatch has %v, want %v", after, before)
-	}
+	expect.Map(t, "the environment of dispatch after the rollback", before, stack.Environment("DispatchFunction"))
 	checkPlainDeployment(t, stack)
 }
 
@@ -246,11 +238,9 @@ func TestAFirstDeploymentThatFails(t *testing.T) {
 // resourcesOf returns the tables, queues and key aliases whose names begin with a stack's name.
 func resourcesOf(t *testing.T, ends awslocal.Endpoints, stack string) (all []string) {
 	t.Helper()
-	tables, err := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)).ListTables(t.Context(), &dynamodb.ListTablesInput{ExclusiveStartTableName: &stack})
-	expect.OK(t, err)
+	tables := expect.Value(dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)).ListTables(t.Context(), &dynamodb.ListTablesInput{ExclusiveStartTableName: &stack}))(t)
 	all = tables.TableNames
-	queues, err := sqs.NewFromConfig(awslocal.Config(ends.SQS)).ListQueues(t.Context(), &sqs.ListQueuesInput{QueueNamePrefix: &stack})
-	expect.OK(t, err)
+	queues := expect.Value(sqs.NewFromConfig(awslocal.Config(ends.SQS)).ListQueues(t.Context(), &sqs.ListQueuesInput{QueueNamePrefix: &stack}))(t)
 	for _, url := range queues.QueueUrls {
 		all = append(all, url[strings.LastIndex(url, "/")+1:])
 	}

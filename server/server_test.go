@@ -35,9 +35,7 @@ func shutdown(t *testing.T, s *server.Server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := s.Shutdown(ctx); err != nil {
-		t.Errorf("Shutdown: got %v, want no error", err)
-	}
+	expect.OK(t, s.Shutdown(ctx), "Shutdown")
 }
 
 func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
@@ -87,9 +85,7 @@ func TestPublishNamesTheReasonOfARefusal(t *testing.T) {
 		"payload's bytes": {server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`"` + strings.Repeat("x", 300<<10) + `"`)}, server.ErrTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := s.Publish(t.Context(), server.DefaultWorkspace, tc.event); !errors.Is(err, tc.want) {
-				t.Errorf("got %v, want %v", err, tc.want)
-			}
+			expect.Is(t, "a publication", expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, tc.event)), tc.want)
 		})
 	}
 }
@@ -100,22 +96,16 @@ func TestAClosedServerRefusesCallsWithErrClosed(t *testing.T) {
 	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}); !errors.Is(err, server.ErrClosed) {
 		t.Errorf("Publish: got %v, want ErrClosed", err)
 	}
-	if err := s.Reload(t.Context(), server.Options{Catalog: []byte(orders)}); !errors.Is(err, server.ErrClosed) {
-		t.Errorf("Reload: got %v, want ErrClosed", err)
-	}
+	expect.Is(t, "a reload after the end", s.Reload(t.Context(), server.Options{Catalog: []byte(orders)}), server.ErrClosed)
 }
 
 func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 	s := start(t, server.Options{})
 	paid := server.Event{URI: "event://orders/1/paid", Data: json.RawMessage(`{}`)}
-	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); !errors.Is(err, server.ErrUnknownEvent) {
-		t.Errorf("before the reload: got %v, want ErrUnknownEvent", err)
-	}
+	expect.Is(t, "a publication before the reload", expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, paid)), server.ErrUnknownEvent)
 	both := strings.Replace(orders, "[{", `[{name: order.paid, uriTemplate: "event://orders/{order}/paid"}, {`, 1)
 	expect.OK(t, s.Reload(t.Context(), server.Options{Catalog: []byte(both)}))
-	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); err != nil {
-		t.Errorf("after the reload: got %v, want no error", err)
-	}
+	expect.OK(t, expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, paid)), "after the reload")
 }
 
 func TestTheErrorOfAReloadNamesTheCatalog(t *testing.T) {
@@ -175,9 +165,7 @@ func TestAReloadWithoutKeysKeepsTheKeys(t *testing.T) {
 		"no configuration":    {Catalog: []byte(orders)},
 		"empty configuration": {Catalog: []byte(orders), Config: []byte{}},
 	} {
-		if err := s.Reload(t.Context(), o); !errors.Is(err, server.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
-		}
+		expect.Is(t, name, s.Reload(t.Context(), o), server.ErrInvalid)
 		checkKey(t, s, "kept", true)
 	}
 }

@@ -69,9 +69,7 @@ func expectRules(t *testing.T, r *check.Report, result string, ids ...string) {
 	t.Helper()
 	got := listIDs(r, result)
 	for _, want := range ids {
-		if !slices.Contains(got, want) {
-			t.Errorf("RCH-06: %s: got %q, want %s among them", result, got, want)
-		}
+		expect.Has(t, "RCH-06 the rules of "+string(result), got, want)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -141,9 +140,7 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		c := command(`sleep 600 & echo $! > ` + pid + `; wait`)
 		c.Timeout = 300 * time.Millisecond
 		expect.Error(t, "the run", c.Handle(t.Context(), shipped), "longer than 300ms")
-		if alive(t, pid) {
-			t.Error("its child is still alive")
-		}
+		expect.True(t, "the child has ended", !alive(t, pid))
 	})
 	t.Run("RCH-03 is killed after its timeout, although its child ignores SIGTERM and its shell exits with 0", func(t *testing.T) {
 		run.SetGrace(t, 200*time.Millisecond)
@@ -151,9 +148,7 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		c := command(`trap 'exit 0' TERM; sh -c 'trap "" TERM; echo $$ > ` + pid + `; sleep 600 & wait; wait' & wait`)
 		c.Timeout = 500 * time.Millisecond
 		expect.Error(t, "the run", c.Handle(t.Context(), shipped), "longer than 500ms")
-		if alive(t, pid) {
-			t.Error("its child is still alive")
-		}
+		expect.True(t, "the child has ended", !alive(t, pid))
 	})
 	t.Run("RCH-03 ends with the program, and has not failed", func(t *testing.T) {
 		dir := t.TempDir()
@@ -168,12 +163,8 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 			return len(b) > 0
 		})
 		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v, want context.Canceled", err)
-		}
+		expect.Is(t, "the end", <-done, context.Canceled)
 		expect.Error(t, "a look at the file of failed events", expect.ErrOf(os.Stat(failed)))
-		if alive(t, pid) {
-			t.Error("the command is still alive")
-		}
+		expect.True(t, "the command has ended", !alive(t, pid))
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -57,18 +56,15 @@ func TestEndWaitsForASlowClient(t *testing.T) {
 		begun := time.Now()
 		s.end()
 		expect.Equal(t, "RCH-04: the time that end waited for a client that does not read", time.Since(begun), endTimeout)
-		if _, err := s.Read(nil); !errors.Is(err, io.ErrClosedPipe) {
-			t.Errorf("Read after the end: got error %v, want %v", err, io.ErrClosedPipe)
-		}
+		expect.Is(t, "a read after the end", expect.ErrOf(s.Read(nil)), io.ErrClosedPipe)
 		_ = client.Close()
 	})
 	synctest.Test(t, func(t *testing.T) {
 		var client bytes.Buffer
 		s := newStdio(strings.NewReader(""), &client)
 		_, _ = s.Write([]byte(ping))
-		if s.end(); client.String() != ping {
-			t.Errorf("RCH-04: the client got %q, want the last answer %q", client.String(), ping)
-		}
+		s.end()
+		expect.Equal(t, "RCH-04 the client's output", client.String(), ping)
 	})
 }
 
@@ -99,9 +95,7 @@ func TestInbox(t *testing.T) {
 		if got := b.readUnread(all); !got.Gap || len(got.Events) != 1 || got.Events[0].ID != "1" {
 			t.Errorf("got %+v, want a gap and event 1", got)
 		}
-		if got := b.readUnread(all); !got.Empty() {
-			t.Errorf("second read: got %+v, want nothing", got)
-		}
+		expect.True(t, "the second read is empty", b.readUnread(all).Empty())
 	})
 	t.Run("RCH-04 dropped unread events are a gap", func(t *testing.T) {
 		b := newInbox()
@@ -111,9 +105,7 @@ func TestInbox(t *testing.T) {
 		if got := b.readUnread(all); !got.Gap || !got.More || len(got.Events) != eventtools.MaxEvents || got.Events[0].ID != "1" {
 			t.Errorf("got %d events, gap %v, more %v, want %d from event 1 on, a gap and more", len(got.Events), got.Gap, got.More, eventtools.MaxEvents)
 		}
-		if got := b.readUnread(all); got.Gap {
-			t.Errorf("second read: got gap true, want false")
-		}
+		expect.True(t, "the second read has no gap", !b.readUnread(all).Gap)
 	})
 	t.Run("RCH-04 dropped read events are no gap", func(t *testing.T) {
 		b := newInbox()
@@ -176,9 +168,7 @@ func FuzzLines(f *testing.F) {
 		}
 		for line := range bytes.Lines(got) {
 			if line[0] == '{' {
-				if _, err := sdk.DecodeMessage(bytes.TrimSpace(line)); err != nil {
-					t.Errorf("the session gets %q: %v", line, err)
-				}
+				expect.OK(t, expect.ErrOf(sdk.DecodeMessage(bytes.TrimSpace(line))), line)
 			}
 		}
 		expect.Equal(t, "lines that were passed on or refused", bytes.Count(got, []byte("\n"))+bytes.Count(out.Bytes(), []byte("\n")), written)

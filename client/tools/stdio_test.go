@@ -248,9 +248,7 @@ func TestFloodOfRequests(t *testing.T) {
 // events decodes the result of a tool that reads.
 func (l line) events(t *testing.T) (r read) {
 	t.Helper()
-	if err := json.Unmarshal(l.Result, &struct{ StructuredContent *read }{&r}); err != nil {
-		t.Fatalf("%s: %v", l.text, err)
-	}
+	expect.OK(t, json.Unmarshal(l.Result, &struct{ StructuredContent *read }{&r}), l.text)
 	return r
 }
 
@@ -316,9 +314,8 @@ func TestEventsArePushedToClaudeCode(t *testing.T) {
 		for l.Method == "notifications/progress" {
 			l = w.next()
 		}
-		if l.Method != "" || !strings.Contains(l.text, "awaited") {
-			t.Errorf("got %s, want the event as the result", l.text)
-		}
+		expect.Equal(t, "the method", l.Method, "")
+		expect.Contains(t, "the text", l.text, "awaited")
 		w.expectSilence()
 	})
 	t.Run("RCH-04 large data is announced but not pushed", func(t *testing.T) {
@@ -347,9 +344,8 @@ func TestFloodOfEventsIsCounted(t *testing.T) {
 		announced += max(e.Unread, 1)
 		notifications++
 	}
-	if announced != published || notifications > 13 {
-		t.Errorf("RCH-04: got %d notifications for %d events, want at most 13 for %d", notifications, announced, published)
-	}
+	expect.Equal(t, "RCH-04 the announced events", announced, published)
+	expect.AtMost(t, "RCH-04 the notifications", notifications, 13)
 }
 
 func TestEventsArePushedOnRequest(t *testing.T) {

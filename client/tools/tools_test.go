@@ -138,12 +138,9 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 	var sub, again struct{ Subscription string }
 	t.Run("RCH-04 it subscribes, and waits for the events that match its arguments", func(t *testing.T) {
 		arguments := args{"name": "incident.created", "arguments": args{"service": "api"}}
-		if refused := a.call("subscribe", arguments, &sub); refused != "" {
-			t.Fatal(refused)
-		}
-		if a.call("subscribe", arguments, &again); again != sub {
-			t.Errorf("subscribing again returned %v, want %v", again, sub)
-		}
+		expect.MustEqual(t, "the refusal", a.call("subscribe", arguments, &sub), "")
+		a.call("subscribe", arguments, &again)
+		expect.Equal(t, "the second answer", again, sub)
 		a.publish("web", "not for it")
 		a.publish("api", "down")
 		var got read
@@ -175,9 +172,8 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 	t.Run("RCH-04 no event arrives after unsubscribe", func(t *testing.T) {
 		a.call("subscribe", args{"name": "file.read"}, nil) // so that there is something to wait for
 		var ended struct{ Ended bool }
-		if a.call("unsubscribe", args{"subscription": sub.Subscription}, &ended); !ended.Ended {
-			t.Error("unsubscribe: got ended false, want true")
-		}
+		a.call("unsubscribe", args{"subscription": sub.Subscription}, &ended)
+		expect.True(t, "the subscription has ended", ended.Ended)
 		if a.call("unsubscribe", args{"subscription": sub.Subscription}, &ended); ended.Ended {
 			t.Error("second unsubscribe: got ended true, want false")
 		}
@@ -214,9 +210,7 @@ func TestSubscribingAgainBeginsNow(t *testing.T) {
 	inLog := a.watch("file.read")
 	subscribe()
 	a.publishAt("event://file/read", "before")
-	if got := wait(); len(got.Events) != 1 {
-		t.Fatalf("got %+v, want the first event", got)
-	}
+	expect.MustEqual(t, "the number of events", len(wait().Events), 1)
 	a.call("unsubscribe", args{"subscription": s.Subscription}, nil)
 	a.publishAt("event://file/read", "between")
 	for !strings.Contains(<-inLog, "between") {
@@ -269,7 +263,5 @@ func TestRefusals(t *testing.T) {
 func TestToolsFollowAccessRules(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "stranger")
-	if refused := a.call("subscribe", args{"name": "incident.created"}, nil); refused == "" {
-		t.Error("RCH-04: a caller without events:read could subscribe, want an error")
-	}
+	expect.Differ(t, "RCH-04 the refusal of a caller without events:read", a.call("subscribe", args{"name": "incident.created"}, nil), "")
 }

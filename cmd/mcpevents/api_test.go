@@ -78,9 +78,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		}
 		for _, f := range n.Flags {
 			name := strings.ReplaceAll(f.Name, "dry-run", "dryRun")
-			if !strings.Contains(" "+strings.Join(known, " ")+" ", " "+name+" ") {
-				t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), f.Name)
-			}
+			expect.Contains(t, "OPS-10 the API's parameters for "+n.FullPath(), " "+strings.Join(known, " ")+" ", " "+name+" ")
 		}
 		for _, p := range o.Parameters {
 			path := strings.Contains(api, "{"+p.Name+"}")
@@ -115,9 +113,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		}
 	}
 	for api := range operations {
-		if !has[api] {
-			t.Errorf("OPS-10 there is no command for %s", api)
-		}
+		expect.True(t, "OPS-10 there is a command for "+api, has[api])
 	}
 }
 

@@ -38,8 +38,7 @@ func TestReloadOfBackends(t *testing.T) {
 	tools := func() (names []string) {
 		t.Helper()
 		client := mcp.NewClient(&mcp.Implementation{Name: "t", Version: "1"}, nil)
-		session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: e.URL + "/mcp", HTTPClient: http.DefaultClient, DisableStandaloneSSE: true}, nil)
-		expect.OK(t, err)
+		session := expect.Value(client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: e.URL + "/mcp", HTTPClient: http.DefaultClient, DisableStandaloneSSE: true}, nil))(t)
 		defer session.Close()
 		list, err := session.ListTools(t.Context(), nil)
 		if err != nil {
@@ -117,9 +116,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	}
 	seen := cursor.FindAllStringSubmatch(stream.String(), -1)
 	servertest.End(t, e)
-	if got := strings.Count(stream.String(), changed); got != 2 {
-		t.Errorf("notified %d times of two changes:\n%s", got, stream)
-	}
+	expect.Equal(t, "the notifications of two changes in "+stream.String(), strings.Count(stream.String(), changed), 2)
 	use("http://127.0.0.1:1/third")
 	again := listen(serve(t, settings), `,"io.github.mcp-events/cursor":`+seen[len(seen)-1][1])
 	again.Await(t, changed, 1)

@@ -123,9 +123,7 @@ func testRestore(t *testing.T, bin string) {
 	o := &operated{T: t, url: server}
 	o.subscribe(endpoint.URL)
 	run("publish", "--server", server, "--uri", buildFinished, "--id", "evt_kept", "--data", `{"build":1,"status":"passed"}`)
-	if got := expect.Receive(t, "OPS-16: a webhook", arrived); got != "false evt_kept" {
-		t.Fatalf("got %s, want false evt_kept", got)
-	}
+	expect.MustEqual(t, "the webhook", expect.Receive(t, "OPS-16: a webhook", arrived), "false evt_kept")
 	run("backup", backup, "--data", filepath.Join(dir, "first"))
 	kill()
 	works.Store(true)

@@ -121,20 +121,14 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 		settings.Catalog = src
 		return e.Reload(t.Context(), settings)
 	}
-	if err := use(breaking); err != nil {
-		t.Fatalf("without subscriptions: %v", err)
-	}
+	expect.OK(t, use(breaking), "without subscriptions")
 	expect.OK(t, use(before))
 	registerHook(t, e)
 	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); --allow-breaking lets it"
 	expect.Fault(t, "the reload", use(breaking), fault.Invalid, want)
-	if err := use(with("description: A build", "description: Any build")); err != nil {
-		t.Errorf("a change that ends no subscription: got %v, want no error", err)
-	}
+	expect.OK(t, use(with("description: A build", "description: Any build")), "a change that ends no subscription")
 	log.Await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)
-	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
-		t.Errorf("%d reloads are logged, want 3:\n%s", n, log)
-	}
+	expect.Equal(t, "the logged reloads in "+log.String(), strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`), 3)
 	servertest.End(t, e)
 	settings.Catalog = breaking
 	refused, err := standalone.New(t.Context(), settings)

@@ -54,9 +54,8 @@ func TestPublishIsInterruptedWhileItsProducerIsQuiet(t *testing.T) {
 	}()
 	var out, errs bytes.Buffer
 	code := run([]string{"publish", "-q", "--server", s.URL, "--uri", "event://x", "--data", "-"}, data, &out, &errs)
-	if want := "mcpevents: interrupted: 100 events were accepted before this\n"; code != exitInterrupted || errs.String() != want {
-		t.Errorf("got exit code %d and %q, want %d and %q", code, errs.String(), exitInterrupted, want)
-	}
+	expect.Equal(t, "the exit code", code, exitInterrupted)
+	expect.Equal(t, "the error output", errs.String(), "mcpevents: interrupted: 100 events were accepted before this\n")
 }
 
 func TestCheckIsInterrupted(t *testing.T) {
@@ -115,8 +114,6 @@ func (hanging) Shutdown(ctx context.Context) error {
 // deliveries that it cuts off are repeated.
 func TestAShutdownThatIsCutShortIsLogged(t *testing.T) {
 	var out bytes.Buffer
-	if err := shutDown(hanging{}, time.Millisecond, slog.New(slog.NewTextHandler(&out, nil))); err != nil {
-		t.Errorf("got %v, want no error", err)
-	}
+	expect.OK(t, shutDown(hanging{}, time.Millisecond, slog.New(slog.NewTextHandler(&out, nil))))
 	expect.Contains(t, "the log", out.String(), `msg="drain timed out" error="deliveries: context deadline exceeded"`)
 }

@@ -10,9 +10,8 @@ import (
 
 func TestTheProgramAloneShowsItsCommandsInGroups(t *testing.T) {
 	code, help, errs := command(t, "")
-	if code != exitDone || errs != "" {
-		t.Fatalf("exit code %d: %s", code, errs)
-	}
+	expect.MustEqual(t, "the exit code", code, exitDone)
+	expect.MustEqual(t, "the error output", errs, "")
 	for _, group := range []string{
 		"Start here:\n  demo ", "Connect agents:\n  mcp ", "Configure, check and measure:\n  catalog ", "Operate a server:\n  subscriptions ",
 		"Maintain a stand-alone server:\n  keys ", "This program:\n  completion ",
@@ -25,9 +24,8 @@ func TestTheProgramAloneShowsItsCommandsInGroups(t *testing.T) {
 	}
 	for _, spelling := range []string{"--help", "-h", "help"} {
 		code, same, _ := command(t, "", spelling)
-		if code != exitDone || same != help {
-			t.Errorf("%s: exit code %d and\n%s", spelling, code, same)
-		}
+		expect.Equal(t, spelling+": the exit code", code, exitDone)
+		expect.Equal(t, spelling+": the help", same, help)
 	}
 }
 
@@ -59,9 +57,7 @@ func TestCompletion(t *testing.T) {
 		code, out, errs := command(t, "")
 		got := strings.Fields(out)
 		for _, w := range want {
-			if !strings.Contains(" "+strings.Join(got, " ")+" ", " "+w+" ") {
-				t.Errorf("%q: got %q, want it to contain %q", line, got, w)
-			}
+			expect.Contains(t, line, " "+strings.Join(got, " ")+" ", " "+w+" ")
 		}
 		if code != exitDone || errs != "" || want == nil && len(got) > 0 {
 			t.Errorf("%q: exit code %d, %q: %s", line, code, got, errs)

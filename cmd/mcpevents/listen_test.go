@@ -127,9 +127,7 @@ func TestListenReceivesWebhooks(t *testing.T) {
 					publishOne(t, e.URL, "event://github/acme/site/pull_request", "filtered", closed)
 				}
 				publishOne(t, e.URL, "event://github/acme/site/pull_request", "wanted", pull)
-				if code := l.wait(); code != exitDone {
-					t.Fatalf("exit code %d: %s", code, &l.err)
-				}
+				expect.MustEqual(t, "the exit code with the output "+l.err.String(), l.wait(), exitDone)
 				got := l.lines()
 				if len(got) != 1 {
 					t.Fatalf("printed %s, want one line", &l.out)
@@ -156,9 +154,7 @@ func TestListenAcceptsEachKindOfSecret(t *testing.T) {
 			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text", tt.flag)
 			l.err.Await(t, tt.says, 1)
 			publishOne(t, e.URL, buildURI, "b", build)
-			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s", code, &l.err)
-			}
+			expect.MustEqual(t, "the exit code with the output "+l.err.String(), l.wait(), exitDone)
 			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (tt.secret != "none") {
 				t.Errorf("printed %s, want the event b, verified if the webhook is signed", &l.out)
 			}
@@ -184,9 +180,7 @@ func TestListenFollows(t *testing.T) {
 			publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
 			publishOne(t, e.URL, uri, "filtered", closed)
 			publishOne(t, e.URL, uri, "one", pull)
-			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s", code, &l.err)
-			}
+			expect.MustEqual(t, "the exit code with the output "+l.err.String(), l.wait(), exitDone)
 			got := l.lines()
 			if len(got) != 1 || got[0].ID != "one" || got[0].Via != mode || got[0].Name != "github.pull_request" || got[0].Cursor == "" || string(got[0].Data) != pull {
 				t.Fatalf("printed %s, want only the event one, by %s", &l.out, mode)
@@ -218,9 +212,7 @@ func TestListenReadsStreams(t *testing.T) {
 			publishOne(t, e.URL, "event://github/acme/site/pull_request", "between", pull)
 			l.out.Await(t, "between", 1)
 			publishOne(t, e.URL, buildURI, "after", build)
-			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s%s", code, &l.err, &l.out)
-			}
+			expect.MustEqual(t, "the exit code with the output "+l.err.String(), l.wait(), exitDone)
 			var ids []string
 			for _, r := range l.lines() {
 				ids = append(ids, r.ID)
@@ -342,13 +334,9 @@ func TestListenExplainsErrors(t *testing.T) {
 func TestTheDemoShowsAllWays(t *testing.T) {
 	t.Parallel()
 	code, out, errs := command(t, "", "demo")
-	if code != exitDone {
-		t.Fatalf("exit code %d: %s%s", code, out, errs)
-	}
+	expect.MustEqual(t, "the exit code with the output "+out+errs, code, exitDone)
 	expect.Contains(t, "the output", out, "webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25")
-	if got := strings.Count(out, "signature verified"); got != 2 {
-		t.Errorf("%d signatures are verified, want 2:\n%s", got, out)
-	}
+	expect.Equal(t, "the verified signatures in "+out, strings.Count(out, "signature verified"), 2)
 	expect.Lacks(t, "the output", out+errs, "whsec_")
 }
 
@@ -401,9 +389,7 @@ func TestCatalogCheck(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			code, out, errs := command(t, "", append([]string{"catalog", "check"}, tt.args...)...)
-			if code != tt.code {
-				t.Errorf("exit code %d, want %d: %s", code, tt.code, errs)
-			}
+			expect.Equal(t, "the exit code with the output "+errs, code, tt.code)
 			if n := strings.Count(out, "Webhook subscriptions to"); tt.name == "subscriptions_that_end" && n != len(tt.says) {
 				t.Errorf("the subscriptions to %d event types would end, want %d", n, len(tt.says))
 			}

@@ -78,9 +78,7 @@ func command(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 func succeeds(t *testing.T, line string, parts ...string) string {
 	t.Helper()
 	code, out, errs := command(t, "", strings.Fields(line)...)
-	if code != exitDone {
-		t.Fatalf("%s: exit code %d: %s%s", line, code, out, errs)
-	}
+	expect.MustEqual(t, "the exit code of "+line+" with the output "+out+errs, code, exitDone)
 	expect.Contains(t, "the output of "+line, out, parts...)
 	return out
 }
@@ -145,15 +143,11 @@ func TestPublishSendsEvents(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newEventsServer(t)
 			code, out, errs := command(t, tt.stdin, append([]string{"publish", "--server", s.URL}, tt.args...)...)
-			if code != exitDone {
-				t.Fatalf("exit code %d: %s", code, errs)
-			}
+			expect.MustEqual(t, "the exit code with the output "+errs, code, exitDone)
 			if got, want := strings.Join(s.bodies, "\n"), strings.Join(tt.bodies, "\n"); hideIDs(got) != want {
 				t.Errorf("sent\n%s\nwant\n%s", hideIDs(got), want)
 			}
-			if got := strings.Count(out, "\n"); got != tt.lines {
-				t.Errorf("printed %d lines, want %d: %s", got, tt.lines, out)
-			}
+			expect.Equal(t, "the lines of "+out, strings.Count(out, "\n"), tt.lines)
 		})
 	}
 }
@@ -263,9 +257,8 @@ func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	}))
 	defer slow.Close()
 	code = run([]string{"publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1"}, strings.NewReader(""), io.Discard, said)
-	if got := said.String(); code != exitDone || got != "mcpevents: waiting for "+slow.URL+" to answer\n" {
-		t.Errorf("exit code %d: %s", code, got)
-	}
+	expect.Equal(t, "the exit code", code, exitDone)
+	expect.Equal(t, "the output", said.String(), "mcpevents: waiting for "+slow.URL+" to answer\n")
 }
 
 func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
@@ -324,9 +317,7 @@ func TestAKeyIsSentAndNotPrinted(t *testing.T) {
 func TestEveryFlagHasAVariable(t *testing.T) {
 	for _, cmd := range []string{"serve", "publish", "listen", "catalog check", "catalog apply", "demo", "bench"} {
 		code, help, _ := command(t, "", append(strings.Fields(cmd), "--help")...)
-		if code != exitDone {
-			t.Fatalf("%s --help: exit code %d", cmd, code)
-		}
+		expect.MustEqual(t, "the exit code of "+cmd, code, exitDone)
 		_, flags, ok := strings.Cut(help, "\nFlags:\n")
 		if !ok {
 			t.Fatalf("%s --help lists no flags:\n%s", cmd, help)

@@ -114,9 +114,8 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 				}
 				start = `,"ExclusiveStartKey":` + string(page.LastEvaluatedKey)
 			}
-			if seen != 5 || pages < 2 {
-				t.Errorf("got %d items in %d pages, want 5 in several", seen, pages)
-			}
+			expect.Equal(t, "the items", seen, 5)
+			expect.AtLeast(t, "the pages", pages, 2)
 		})
 	}
 }

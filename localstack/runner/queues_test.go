@@ -118,9 +118,7 @@ func TestWorkOfAKilledProcessIsDoneAgain(t *testing.T) {
 	c := sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS))
 	send(t, c, stack.QueueURL("Plain"), "precious")
 	gate.Arrived(t)
-	if id := stack.Kill("PlainFunction"); id != "PlainFunction" {
-		t.Fatalf("killed %q", id)
-	}
+	expect.MustEqual(t, "the killed process", stack.Kill("PlainFunction"), "PlainFunction")
 	expect.Eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes > 0 })
 	gate.Arrived(t) // it is redelivered to a new process
 	gate.Open()
@@ -177,8 +175,7 @@ func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
 	o.Routes = map[string]string{"/mcp": "StreamFunction", "/events": "BufferedFunction"}
 	stack := start(t, o)
 	// In a request, the test's function finds its instructions in the body.
-	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
-	expect.OK(t, err)
+	resp := expect.Value(http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON()))))(t)
 	defer resp.Body.Close()
 	expect.Equal(t, "the content type", resp.Header.Get("Content-Type"), "text/event-stream")
 	lines := bufio.NewScanner(resp.Body)

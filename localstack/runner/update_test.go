@@ -147,26 +147,20 @@ func TestAFailedStart(t *testing.T) {
 	t.Run("AWS-12 the failed first deployment of a stack deletes what it created", func(t *testing.T) {
 		fail()
 		expect.List(t, "the requests of the custom resource", custom.take(), []string{"Create bitter", "Delete bitter"})
-		if hasTable() {
-			t.Error("the table remains")
-		}
+		expect.True(t, "the table is removed", !hasTable())
 	})
 	t.Run("a stack that existed keeps its table if a start fails", func(t *testing.T) {
 		start(t, o).Close()
 		custom.take()
 		fail()
 		expect.List(t, "the requests of the custom resource", custom.take(), []string{"Create bitter"})
-		if !hasTable() {
-			t.Error("the table is gone")
-		}
+		expect.True(t, "the table is kept", hasTable())
 	})
 }
 
 func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
 	t.Helper()
-	if err := stack.Update(t.Context(), parameters); err != nil {
-		t.Fatalf("update %v: %v", parameters, err)
-	}
+	expect.OK(t, stack.Update(t.Context(), parameters), "update", parameters)
 }
 
 // process returns the id of a function's process.
@@ -200,18 +194,14 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("got %q, and the outputs %v, want blue", got, stack.Outputs())
 		}
 		expect.Eventually(t, "the process of the changed function ends", func() bool { return !runs(coloured) })
-		if !runs(noted) {
-			t.Error("the process of the unchanged function has ended")
-		}
+		expect.True(t, "the process of the unchanged function runs", runs(noted))
 	})
 	t.Run("an update without parameters keeps the changed ones and changes no resource", func(t *testing.T) {
 		coloured = process(t, stack, "Coloured")
 		custom.take()
 		update(t, stack, nil)
 		expect.Equal(t, "COLOUR", variable(t, stack, "Coloured", "COLOUR"), "blue")
-		if !runs(coloured) {
-			t.Error("the process of an unchanged function has ended")
-		}
+		expect.True(t, "the process of an unchanged function runs", runs(coloured))
 		expect.Len(t, "the requests to the custom resource", custom.take(), 0)
 	})
 	t.Run("AWS-17 an update fails, and is rolled back, if only the description of a version changes", func(t *testing.T) {
@@ -219,9 +209,7 @@ func TestUpdate(t *testing.T) {
 		expect.Error(t, "the error", err, "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )")
 		expect.Equal(t, "COLOUR after the rollback", variable(t, stack, "Coloured", "COLOUR"), "blue")
 		update(t, stack, map[string]string{"Colour": "red"}) // the parameters of the failed update are not kept
-		if !runs(noted) {
-			t.Error("the process of an unchanged function has ended")
-		}
+		expect.True(t, "the process of an unchanged function runs", runs(noted))
 	})
 	t.Run("without a new version the alias keeps the old configuration", func(t *testing.T) {
 		update(t, stack, map[string]string{"Quiet": "yes"})
@@ -240,9 +228,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("the stack has table %s after it left %s, want a new one", got, own)
 		}
 		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
-		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &own}); err != nil {
-			t.Errorf("the old table: %v", err)
-		}
+		expect.OK(t, expect.ErrOf(db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &own})), "the old table")
 	})
 	t.Run("a table that a failed update created is deleted", func(t *testing.T) {
 		update(t, stack, map[string]string{"Adopted": "another"})
@@ -273,9 +259,7 @@ func TestUpdate(t *testing.T) {
 		}
 		update(t, stack, map[string]string{"Reserved": "100"})
 		update(t, stack, map[string]string{"Reserved": "0"})
-		if got := status(); got == http.StatusTooManyRequests {
-			t.Errorf("got status %d without a reservation", got)
-		}
+		expect.Differ(t, "the status without a reservation", status(), http.StatusTooManyRequests)
 		gate.Open()
 		expect.OK(t, <-held)
 	})

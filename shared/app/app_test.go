@@ -35,9 +35,7 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 		expect.Contains(t, name, err.Error(), `"proxy.example" is not allowed here; a server behind a proxy allows it with --allowed-hosts`)
 	}
 	expect.Lacks(t, "RCH-05 the log", out.String(), "the-key")
-	if n := strings.Count(out.String(), "host refused"); n != 1 {
-		t.Errorf("the log has %d lines, want 1: %s", n, out.String())
-	}
+	expect.Equal(t, "the lines of the log "+out.String(), strings.Count(out.String(), "host refused"), 1)
 	guard := endpointOptions(core).Guard
 	for i := range 1000 {
 		r.Host = fmt.Sprintf("%d.example", i)

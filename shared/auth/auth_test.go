@@ -64,9 +64,8 @@ func TestKeys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, err := a.Authenticate(context.Background(), tc.header)
 			if tc.want == "" {
-				if !fault.Is(err, fault.Unauthenticated) || p.ID != "" {
-					t.Errorf("got %+v, %v", p, err)
-				}
+				expect.Fault(t, "the error", err, fault.Unauthenticated)
+				expect.Equal(t, "the ID", p.ID, "")
 				return
 			}
 			if got := p.ID + "@" + p.Workspace; err != nil || got != tc.want || p.Anonymous {
@@ -112,9 +111,7 @@ func TestCheckListen(t *testing.T) {
 			if err := CheckListen(addr, ModeNone); (err == nil) != ok || err != nil && !fault.Is(err, fault.Invalid) {
 				t.Errorf("got %v, want allowed = %v", err, ok)
 			}
-			if err := CheckListen(addr, ModeKeys); err != nil {
-				t.Errorf("keys: got %v", err)
-			}
+			expect.OK(t, CheckListen(addr, ModeKeys), "keys")
 		})
 	}
 }
@@ -126,9 +123,7 @@ func TestRequireNamesAllMissingScopes(t *testing.T) {
 	if got, ok := fault.DataOf(err).(MissingScopes); !ok || !slices.Equal(got.Scopes, []string{ScopePublish, "github"}) {
 		t.Errorf("got %v, %+v", err, got)
 	}
-	if (Principal{}).Has(ScopeRead) {
-		t.Error("got a scope of the zero principal, want none")
-	}
+	expect.True(t, "the zero principal has no scope", !(Principal{}).Has(ScopeRead))
 }
 
 func TestChallenge(t *testing.T) {
@@ -236,9 +231,8 @@ func TestSecretPath(t *testing.T) {
 		{Principal: "carol", SHA256: hashOf(old), Path: true, Expires: now.Add(-time.Hour)},
 	}, func() time.Time { return now }))(t)
 	proxies, bad := ParseProxies([]string{"10.1.0.0/16", "192.0.2.7"})
-	if bad != "" || len(proxies) != 2 {
-		t.Fatal(bad)
-	}
+	expect.MustEqual(t, "the problem", bad, "")
+	expect.MustEqual(t, "the number of proxies", len(proxies), 2)
 	const loopback, outside = "127.0.0.1:8080", "203.0.113.1:8080"
 	for name, c := range map[string]struct {
 		path, local, remote, proto, header string
@@ -269,9 +263,7 @@ func TestSecretPath(t *testing.T) {
 			seen, authorization := "", ""
 			h := SecretPath{Auth: keys, Proxies: proxies, HTTPS: c.lambda}.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				seen, authorization = r.URL.Path, r.Header.Get("Authorization")
-				if strings.Contains(r.RequestURI+r.URL.String()+r.Pattern, good) {
-					t.Errorf("the endpoint sees the key: %s %s", r.RequestURI, r.URL)
-				}
+				expect.Lacks(t, "the URL at the endpoint", r.RequestURI+r.URL.String()+r.Pattern, good)
 			}))
 			r := httptest.NewRequest("POST", "http://host"+c.path, strings.NewReader("{}"))
 			r.RemoteAddr = c.remote
@@ -287,9 +279,8 @@ func TestSecretPath(t *testing.T) {
 			}
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
-			if w.Code != c.status || seen != c.seen {
-				t.Errorf("got %d, the endpoint saw %q", w.Code, seen)
-			}
+			expect.Equal(t, "the status", w.Code, c.status)
+			expect.Equal(t, "the request at the endpoint", seen, c.seen)
 			if c.seen == "/mcp" && authorization != "Bearer "+good {
 				t.Errorf("the endpoint got %q", authorization)
 			}

@@ -183,9 +183,7 @@ conversation:
 		}
 	})
 	r.consent("one")
-	if c := r.say(); c.Text != "Context from one:\n> x" {
-		t.Fatalf("got %+v, %v: %s", c, r.FailureCounts(), r.log)
-	}
+	expect.MustEqual(t, "the context", r.say().Text, "Context from one:\n> x")
 	h := got.Header
 	if got.Method != "POST" || got.URL.String() != "/one?k=v" || h.Get("Authorization") != "Bearer s3" || h.Get("X-Team") != "blue" ||
 		h.Get("Mcp-Method") != "conversation/userMessage" || h.Get("Content-Type") != "application/json" || len(h.Get(rules.PrincipalHeader)) != 43 {
@@ -231,15 +229,12 @@ func TestSealing(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	m, err := Parse(UserMessage, json.RawMessage(`{"messageId":"m","content":"h\u00e9llo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}],"x":1,"_meta":{}}`))
-	expect.OK(t, err)
+	m := expect.Value(Parse(UserMessage, json.RawMessage(`{"messageId":"m","content":"h\u00e9llo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}],"x":1,"_meta":{}}`)))(t)
 	want := `{"messageId":"m","content":"héllo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}]}`
 	expect.Equal(t, "the params", string(m.Params(nil)), want)
 	expect.Equal(t, "the params with _meta", string(m.Params([]byte(`"k":"v"`))), strings.TrimSuffix(want, "}")+`,"_meta":{"k":"v"}}`)
 	for _, params := range []string{`{"messageId":"m","content":""}`, `{"messageId":"m","content":"","recentHistory":null}`, `{"messageId":"m","content":"","recentHistory":[]}`} {
-		if _, err := Parse(UserMessage, json.RawMessage(params)); err != nil {
-			t.Errorf("%s: %v", params, err)
-		}
+		expect.OK(t, expect.ErrOf(Parse(UserMessage, json.RawMessage(params))), params)
 	}
 }
 
@@ -279,15 +274,12 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse(UserMessage, json.RawMessage(tc.params))
-			if fault.KindOf(err) != tc.kind || !strings.Contains(fault.Public(err), tc.want) {
-				t.Errorf("got %v, want %s: %s", err, tc.kind, tc.want)
-			}
+			expect.Equal(t, "the kind of the error", fault.KindOf(err), tc.kind)
+			expect.Contains(t, "the public error", fault.Public(err), tc.want)
 			if _, ok := fault.DataOf(err).(fault.Limit); ok != (tc.kind == fault.TooLarge) {
 				t.Errorf("the data is %v", fault.DataOf(err))
 			}
-			if strings.Contains(fmt.Sprintf("%v %+v", err, fault.DataOf(err)), secret) {
-				t.Errorf("CNV-08: the error quotes the message: %v", err)
-			}
+			expect.Lacks(t, "CNV-08 the error", fmt.Sprintf("%v %+v", err, fault.DataOf(err)), secret)
 		})
 	}
 }

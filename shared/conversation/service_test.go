@@ -48,9 +48,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 		r.on("bad", answers(http.StatusInternalServerError, "application/json", `{"context":"`+marker+`"}`, 300*time.Millisecond))
 		r.consent("fast", "slow", "bad")
 		r.saysWithin(500*time.Millisecond, "Context from fast:\n> quick")
-		if err := <-cancelled; !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the late provider's request ended with %v", err)
-		}
+		expect.Is(t, "the end of the late provider's request", <-cancelled, context.DeadlineExceeded)
 		for name, want := range map[string]string{"fast": "", "slow": "timeout:1", "bad": "refused:1"} {
 			r.counted(name, want)
 		}
@@ -203,8 +201,7 @@ func TestConsent(t *testing.T) {
 		}
 		r.consent("fast")
 		for _, p := range []auth.Principal{{ID: "bob", Workspace: ann.Workspace}, {ID: "ann", Workspace: "other"}} {
-			_, err := r.sayAs(p, UserMessage)
-			expect.OK(t, err)
+			expect.OK(t, expect.ErrOf(r.sayAs(p, UserMessage)))
 		}
 		r.wasAsked("fast", 0)
 		r.say()
@@ -242,8 +239,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.wasAsked("fast", 1) // the same provider added again is covered
 		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		respond := func() {
-			_, err := r.sayAs(ann, assistantResponse)
-			expect.OK(t, err)
+			expect.OK(t, expect.ErrOf(r.sayAs(ann, assistantResponse)))
 		}
 		respond()
 		r.wasAsked("fast", 1)
@@ -283,8 +279,7 @@ func TestAnonymousCallersCannotConsent(t *testing.T) {
 		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
 		r.on("fast", says("x", 0))
 		r.consent("fast") // as if it had been allowed before
-		_, err := r.sayAs(anonymous, UserMessage)
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(r.sayAs(anonymous, UserMessage)))
 		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), anonymous).Any() != allowed {
 			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), anonymous))
 		}
@@ -325,9 +320,8 @@ func TestPriority(t *testing.T) {
 func TestEvents(t *testing.T) {
 	const both = "conversation: {userMessages: true, assistantResponses: true, events: {userMessage: true, assistantResponse: true}}\n"
 	r := newRig(t, both)
-	if r.say(); len(r.published) != 0 {
-		t.Errorf("without consent published %+v, want no event", r.published)
-	}
+	r.say()
+	expect.Len(t, "the published events", r.published, 0)
 	r.consent(rules.EventsProvider)
 	bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
 	_, err := r.Consent(t.Context(), bob, rules.EventsProvider, "bob", true)
@@ -336,8 +330,7 @@ func TestEvents(t *testing.T) {
 		who  auth.Principal
 		kind Kind
 	}{{ann, UserMessage}, {ann, UserMessage}, {ann, assistantResponse}, {bob, UserMessage}} {
-		_, err := r.Forward(t.Context(), Caller{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(r.Forward(t.Context(), Caller{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})))
 	}
 	p := r.published
 	if len(p) != 4 || p[0].URI != userMessageURI || string(p[0].Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || p[2].URI != assistantResponseURI {
@@ -382,14 +375,11 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 			r.say()
 		}
 		_, err := r.sayAs(ann, UserMessage)
-		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (quota.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
-			t.Errorf("got %v with %v", err, data)
-		}
+		expect.Fault(t, "the error", err, fault.Exhausted)
+		expect.Equal[any](t, "the error's data", fault.DataOf(err), (quota.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}))
 		r.wasAsked("fast", minBurst)
 		bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
-		if _, err := r.sayAs(bob, UserMessage); err != nil {
-			t.Errorf("another principal: %v", err)
-		}
+		expect.OK(t, expect.ErrOf(r.sayAs(bob, UserMessage)), "another principal")
 		time.Sleep(time.Second)
 		r.say()
 		r.wasAsked("fast", minBurst+1)

@@ -35,9 +35,7 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	first := mustCall(t, one, sessionBased("s1"), "t")
 	expect.Equal(t, "sessions after the first call", s.made, own+1)
 	expect.Equal(t, "the session at another instance", first, mustCall(t, two, sessionBased("s1"), "t"))
-	if other := mustCall(t, two, sessionBased("s2"), "t"); other == first {
-		t.Errorf("another client has the same session: %s", other)
-	}
+	expect.Differ(t, "another client's session", mustCall(t, two, sessionBased("s2"), "t"), first)
 	init := s.received("initialize")[own]
 	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
 		expect.Contains(t, "the params at the backend", string(init.Params), want)
@@ -123,10 +121,10 @@ func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
 			}
 			l := newLog()
 			defer relaying(t, "r", g, l)()
-			until(t, "the stream is open", func() bool { return s.open() == 1 })
+			expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 			s.forget()
 			s.hangUp()
-			until(t, "the stream is open again", func() bool { return s.open() == 1 })
+			expect.Eventually(t, "the stream is open again", func() bool { return s.open() == 1 })
 			s.notify(toolsChanged)
 			l.next(t)
 		})
@@ -159,9 +157,7 @@ func TestProgressIsRelayedImmediately(t *testing.T) {
 		x := start(t, gatewayOver(t, memory(t), at("b", s)), sessionBased("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
 		for i := range n {
 			want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
-			if m := x.next(t); m.text != want {
-				t.Fatalf("got %s, want %s", m.text, want)
-			}
+			expect.MustEqual(t, "the message", x.next(t).text, want)
 			read <- true
 		}
 		if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":"r","result":{}}` || !m.response {
@@ -227,9 +223,7 @@ func TestRequestIDsAreExchanged(t *testing.T) {
 			for _, c := range []api.Client{sessionBased("s1"), statelessClient(ann)} {
 				x := start(t, g, c, "t", id, `{"name":"t"}`)
 				expect.OK(t, x.end(t))
-				if got := x.next(t).text; !strings.Contains(got, `"id":`+id+`,`) {
-					t.Errorf("%s: the response to %s is %s", name, id, got)
-				}
+				expect.Contains(t, name+": the response to "+id, x.next(t).text, `"id":`+id+`,`)
 			}
 		}
 		for _, m := range s.received("tools/call") {
@@ -262,7 +256,7 @@ func TestBackendDiesWithinACall(t *testing.T) {
 			})
 			g := gatewayOver(t, memory(t), at("bad", bad), at("good", good))
 			other := start(t, g, sessionBased("s2"), "good", "1", `{"name":"good"}`)
-			until(t, "the other call is at its backend", func() bool { return len(good.received("tools/call")) == 1 })
+			expect.Eventually(t, "the other call is at its backend", func() bool { return len(good.received("tools/call")) == 1 })
 			began := time.Now()
 			x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 			if err := x.end(t); !fault.Is(err, fault.Unavailable) {
@@ -273,9 +267,7 @@ func TestBackendDiesWithinACall(t *testing.T) {
 			expect.AtMost(t, "the time until the call failed", time.Since(began), 10*time.Second)
 			expect.Equal(t, "cancellations at the backend", len(bad.received("notifications/cancelled")), 1)
 			close(goOn)
-			if err := other.end(t); err != nil {
-				t.Errorf("the other call: %v", err)
-			}
+			expect.OK(t, other.end(t), "the other call")
 		})
 	}
 }
@@ -295,7 +287,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	db := memory(t)
 	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
 	x := start(t, one, sessionBased("s1"), "t", `"r<1>"`, `{"name":"t"}`)
-	until(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
+	expect.Eventually(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
 	body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r<1>","reason":"enough"}}`)
 	// Another session's request of the same id is another.
 	mustCall(t, two, sessionBased("s2"), "u")
@@ -305,9 +297,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	foreign := s.next(t, "notifications/cancelled")
 	expect.Lacks(t, "the id of another session's request at the backend", string(foreign.Params), string(s.received("tools/call")[0].ID))
 	note := s.next(t, "notifications/cancelled")
-	if note.Session != s.received("tools/call")[0].Session {
-		t.Fatalf("it came in the session %s", note.Session)
-	}
+	expect.MustEqual(t, "the session of the message", note.Session, s.received("tools/call")[0].Session)
 	want := fmt.Sprintf(`{"requestId":%s,"reason":"enough"}`, s.received("tools/call")[0].ID)
 	expect.Equal(t, "the cancellation at the backend", string(note.Params), want)
 	close(goOn)
@@ -549,10 +539,8 @@ func TestLateAnswerIsDeletedWithTheCall(t *testing.T) {
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, answer))
 	g.elicitations.cleanUp([]store.Key{elicitationKey(id)}, []*input{{id: id}}) // the call has not looked since
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition})
-	if err != nil || len(page.Items) > 0 {
-		t.Errorf("%d items are left, %v", len(page.Items), err)
-	}
+	page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition}))(t)
+	expect.Equal(t, "the number of items", len(page.Items), 0)
 	expect.Fault(t, "after the call an answer", g.Answer(t.Context(), sessionBased("s1"), id, answer), fault.NotFound)
 }
 

@@ -71,9 +71,7 @@ func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 		})
 		cancelFirst(t, g)
 		time.Sleep(5 * time.Second)
-		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-			t.Errorf("a call with the id of one that was cancelled before: %v", err)
-		}
+		expect.OK(t, expect.ErrOf(call(t, g, sessionBased("s"), "t")), "a call with the id of one that was cancelled before")
 	})
 }
 
@@ -197,9 +195,7 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 		t.Errorf("one session more than %d in use: got %v, want a fault of kind exhausted", maxSessionsInUse, err)
 	}
 	close(release)
-	if err := x.end(t); err != nil {
-		t.Errorf("the call under way: %v", err)
-	}
+	expect.OK(t, x.end(t), "the call under way")
 }
 
 // The gateway asks for a backend's revision again when the backend answers that it does not speak the known one.
@@ -256,9 +252,8 @@ func TestListThatChangesBetweenItsPagesHasNoConflictWithItself(t *testing.T) {
 		}
 	})
 	l := gatewayOver(t, memory(t), at("b", s)).List(t.Context(), of(ann), api.Tools)
-	if len(l.Conflicts) > 0 || len(l.Entries) != 3 {
-		t.Errorf("got %d entries and the conflicts %q, want 3 and none", len(l.Entries), l.Conflicts)
-	}
+	expect.Len(t, "the conflicts", l.Conflicts, 0)
+	expect.Equal(t, "the number of entries", len(l.Entries), 3)
 }
 
 func TestConflictsOfAListAreBounded(t *testing.T) {
@@ -269,9 +264,8 @@ func TestConflictsOfAListAreBounded(t *testing.T) {
 	}
 	one, two := newScripted(t, func(s *scripted) { s.lists = oneTool(all...) }), newScripted(t, func(s *scripted) { s.lists = oneTool(all...) })
 	l := gatewayOver(t, memory(t), at("a", one), at("b", two)).List(t.Context(), of(ann), api.Tools)
-	if len(l.Conflicts) != maxConflicts || len(l.Entries) != len(all) {
-		t.Errorf("got %d conflicts and %d entries, want %d and %d", len(l.Conflicts), len(l.Entries), maxConflicts, len(all))
-	}
+	expect.Equal(t, "the number of conflicts", len(l.Conflicts), maxConflicts)
+	expect.Equal(t, "the number of entries", len(l.Entries), len(all))
 }
 
 // "Mcp-Name: required for tools/call, resources/read, prompts/get requests" (2026-07-28, Streamable HTTP).

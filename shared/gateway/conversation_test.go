@@ -47,9 +47,7 @@ func TestUserMessageReachesABackend(t *testing.T) {
 				}
 			}
 			calls := b.received(userMessage)
-			if len(calls) != 2 {
-				t.Fatalf("it was sent %d times", len(calls))
-			}
+			expect.MustEqual(t, "the messages", len(calls), 2)
 			var params struct {
 				MessageID, Content string
 				Meta               map[string]json.RawMessage `json:"_meta"`

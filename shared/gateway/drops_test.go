@@ -112,7 +112,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	if got := g.DroppedCounts(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
 		t.Errorf("counted %v, want %v of the one", got, want)
 	}
-	until(t, "the log has counted all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
+	expect.Eventually(t, "the log has counted all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
 	_, lines := j.dropped(t, "bad")
 	expect.AtMost(t, "the number of lines", lines, len(want)*(2+int(time.Since(began)/g.drops.Every)))
 }
@@ -179,9 +179,7 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 			if got := l.until(t, s); len(got) > 0 || s.open() != 1 {
 				t.Errorf("announced %q, with %d streams", got, s.open())
 			}
-			if got := g.DroppedCounts()["default/b"]; !maps.Equal(got, want) {
-				t.Errorf("counted %v, want %v", got, want)
-			}
+			expect.Map(t, "the counts", g.DroppedCounts()["default/b"], want)
 		})
 	}
 }
@@ -300,9 +298,8 @@ func TestListWithADeepEntry(t *testing.T) {
 			})
 			for _, k := range api.Kinds {
 				list := g.List(t.Context(), sessionBased("s"), k)
-				if len(list.Entries) != 1 || list.Entries[0].Name != "x:good" {
-					t.Errorf("%s: got %d entries, want x:good alone", k, len(list.Entries))
-				}
+				expect.MustEqual(t, string(k)+": the number of entries", len(list.Entries), 1)
+				expect.Equal(t, string(k)+": the name", list.Entries[0].Name, "x:good")
 			}
 			if got, want := g.DroppedCounts()["default/b"], int64(len(api.Kinds)); got["an entry of a list that is nested too deeply"] != want || len(got) != 1 {
 				t.Errorf("counted %v, want %d", got, want)

@@ -417,7 +417,7 @@ func (s *scripted) open() int {
 // only waits until the nth stream is open and is the only one.
 func (s *scripted) only(t *testing.T, n int) {
 	t.Helper()
-	until(t, fmt.Sprintf("stream %d is the only one that is open", n), func() bool {
+	expect.Eventually(t, fmt.Sprintf("stream %d is the only one that is open", n), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.opened == n && len(s.streams) == 1
@@ -587,18 +587,6 @@ func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
 	t.Helper()
 	expect.List(t, "the tools", names(g.List(t.Context(), c, api.Tools)), want)
-}
-
-// until waits until ok reports true.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	late := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(late) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
 }
 
 // bubble runs a subtest that has a clock of its own.

@@ -199,7 +199,7 @@ func FuzzBackendsStream(f *testing.F) {
 		defer cancel()
 		done := make(chan struct{})
 		go func() { r.Run(ctx); close(done) }()
-		until(t, "the stream was opened, ended, and is opened again", func() bool { return s.asked.Load() >= before+2 })
+		expect.Eventually(t, "the stream was opened, ended, and is opened again", func() bool { return s.asked.Load() >= before+2 })
 		cancel()
 		<-done
 	})

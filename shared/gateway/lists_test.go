@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -154,9 +153,7 @@ func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	expect.List(t, "the tools", names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"})
 	expect.List(t, "the conflicts", l.Conflicts, []string{"gh_merge", "gh_only_here", "gh_merge"})
 	expect.Contains(t, "the answer of gh_merge", fmt.Sprint(mustCall(t, g, sessionBased("s"), "gh_merge")), "owner")
-	if g.Has(t.Context(), sessionBased("s"), api.Tools, "gh_only_here") {
-		t.Error("gh_only_here is served, want it unknown")
-	}
+	expect.True(t, "gh_only_here is unknown", !g.Has(t.Context(), sessionBased("s"), api.Tools, "gh_only_here"))
 }
 
 // GWN-01, GWN-04: after a change, the gateway does not serve a list whose fetch began before the change, even if it ends after it.
@@ -273,9 +270,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 			expect.OK(t, err)
 			expect.Equal(t, "Ask returned the revision", string(version), c.want)
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			if !reflect.DeepEqual(capabilities, want) {
-				t.Errorf("Ask returned the capabilities %+v, want %+v", capabilities, want)
-			}
+			expect.Deep(t, "the capabilities", capabilities, want)
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}
@@ -293,9 +288,8 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.made != 5 || len(s.sessions) != 1 {
-		t.Errorf("of %d sessions %d are open", s.made, len(s.sessions))
-	}
+	expect.Equal(t, "the sessions", s.made, 5)
+	expect.Equal(t, "the open sessions", len(s.sessions), 1)
 }
 
 // GWN-04: a principal can use exactly the backends of its workspace whose scopes it has.
@@ -361,9 +355,7 @@ func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 	client := sessionBased("s")
 	client.Token = "Bearer caller"
 	for _, name := range []string{"fixed_t", "granted_t", "none_t"} {
-		if _, err := call(t, g, client, name); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.OK(t, expect.ErrOf(call(t, g, client, name)), name)
 	}
 }
 
@@ -593,9 +585,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 		s.list(oneTool(name))
 		s.notify(toolsChanged)
 		l.next(t)
-		if _, err := call(t, other, sessionBased("s"), name); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		expect.OK(t, expect.ErrOf(call(t, other, sessionBased("s"), name)), name)
 	}
 	before := len(s.received("tools/list"))
 	began := time.Now()
@@ -661,9 +651,7 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 		expect.OK(t, g.VisibleTo(t.Context(), ann)[0].ChangeListVersion(t.Context(), api.Tools.ChangedMethod()))
 		n = asked.Load()
 		g.List(t.Context(), of(ann), api.Tools)
-		if asked.Load() == n {
-			t.Error("a backend that notifies of a change is not asked")
-		}
+		expect.Differ(t, "the requests to a backend that notifies of a change", asked.Load(), n)
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -107,7 +106,7 @@ func plain(*scripted) {}
 func (l log) until(t *testing.T, s *scripted) (before []string) {
 	t.Helper()
 	uri := fmt.Sprintf("mark:%d", time.Now().UnixNano())
-	until(t, "a stream is open", func() bool { return s.notify(updated(uri)) > 0 })
+	expect.Eventually(t, "a stream is open", func() bool { return s.notify(updated(uri)) > 0 })
 	for {
 		select {
 		case text := <-l:
@@ -177,7 +176,7 @@ func TestOneStreamForAllRelays(t *testing.T) {
 			`first default b notifications/resources/updated {"uri":"x://\u003c1\u003e\u00262","x":9007199254740993}`,
 		}
 		expect.List(t, "announced", l.until(t, s), want)
-		until(t, "the list is remembered", func() bool {
+		expect.Eventually(t, "the list is remembered", func() bool {
 			now := string(remembered(t, db))
 			return now != string(was) && now != "?"
 		})
@@ -351,11 +350,11 @@ func TestStreamGoesWithTheLease(t *testing.T) {
 		s := newScripted(t)
 		db := &mortal{DB: memory(t)}
 		relaying(t, "r", gatewayOver(t, db, at("b", s)), newLog())
-		until(t, "the stream is open", func() bool { return s.open() == 1 })
+		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 		db.dead.Store(true)
-		until(t, "the stream is closed", func() bool { return s.open() == 0 })
+		expect.Eventually(t, "the stream is closed", func() bool { return s.open() == 0 })
 		db.dead.Store(false)
-		until(t, "the stream is open again", func() bool { return s.open() == 1 })
+		expect.Eventually(t, "the stream is open again", func() bool { return s.open() == 1 })
 	})
 }
 
@@ -402,11 +401,11 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 			s := newScripted(t, change)
 			l := newLog()
 			relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
-			until(t, "it was listed twice", func() bool { return len(s.received("tools/list")) > 1 })
+			expect.Eventually(t, "it was listed twice", func() bool { return len(s.received("tools/list")) > 1 })
 			s.list(oneTool("u"))
 			l.has(t, "r default b notifications/tools/list_changed")
 			before := len(s.received("tools/list"))
-			until(t, "it was listed again", func() bool { return len(s.received("tools/list")) > before+2 })
+			expect.Eventually(t, "it was listed again", func() bool { return len(s.received("tools/list")) > before+2 })
 			if len(l) > 0 || s.open() > 0 {
 				t.Errorf("announced %q as well, %d streams", l.next(t), s.open())
 			}
@@ -432,12 +431,11 @@ func TestBackendWithoutGETCausesNoWarning(t *testing.T) {
 			var lines records
 			g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, Log: slog.New(&lines)})
 			relaying(t, "r", g, newLog())
-			until(t, "its lists were compared again and again", func() bool { return len(s.received("tools/list")) > 4 })
+			expect.Eventually(t, "its lists were compared again and again", func() bool { return len(s.received("tools/list")) > 4 })
 			lines.mu.Lock()
 			defer lines.mu.Unlock()
-			if lines.warnings > 0 || lines.all > 1 {
-				t.Errorf("%d lines, %d of them warnings; want one at most", lines.all, lines.warnings)
-			}
+			expect.AtMost(t, "the warnings", lines.warnings, 0)
+			expect.AtMost(t, "the lines", lines.all, 1)
 		})
 	}
 }
@@ -482,7 +480,7 @@ func TestPausesGrow(t *testing.T) {
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), func(r *relay.Relay) {
 			r.MinPause, r.MaxPause = 200*time.Millisecond, 800*time.Millisecond
 		})
-		until(t, "it was tried so often", func() bool { return count() > 20 })
+		expect.Eventually(t, "it was tried so often", func() bool { return count() > 20 })
 		for i := range 20 {
 			least := min(200*time.Millisecond<<i, 400*time.Millisecond) // half of the longest at most
 			if gap := tries[i+1].Sub(tries[i]); gap < least || gap > 2*least {
@@ -490,12 +488,12 @@ func TestPausesGrow(t *testing.T) {
 			}
 		}
 		s.refuse(0)
-		until(t, "the stream is open", func() bool { return s.open() == 1 })
+		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 		n := count()
 		time.Sleep(time.Second) // longer than the longest pause: it was there
 		s.hangUp()
 		began := time.Now()
-		until(t, "the stream is open again", func() bool { return s.open() == 1 })
+		expect.Eventually(t, "the stream is open again", func() bool { return s.open() == 1 })
 		if took := tries[n].Sub(began); count() != n+1 || took > 400*time.Millisecond {
 			t.Errorf("after a good connection it took %s and %d tries", took, count()-n)
 		}
@@ -513,7 +511,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 		l.until(t, s)
 		a, b := wants("x://<1>", "s1"), wants("x://<1>", "s2")
 		subscribe(t, two, a, b, a) // at another instance
-		until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 1 })
+		expect.Eventually(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 1 })
 		stream := s.received("GET")[0]
 		if m := s.received("resources/subscribe")[0]; m.Session != stream.Session || string(m.Params) != `{"uri":"x://<1>"}` {
 			t.Errorf("it was subscribed in session %q by %s", m.Session, m.Params)
@@ -522,18 +520,16 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 		time.Sleep(time.Minute)
 		expect.AtMost(t, "the unsubscribe requests while a client wants the resource", len(s.received("resources/unsubscribe")), 0)
 		s.hangUp()
-		until(t, "the next connection subscribes", func() bool { return len(s.received("resources/subscribe")) == 2 })
-		if m := s.received("resources/subscribe")[1]; m.Session == stream.Session {
-			t.Error("in the session that is over")
-		}
+		expect.Eventually(t, "the next connection subscribes", func() bool { return len(s.received("resources/subscribe")) == 2 })
+		expect.Differ(t, "the new session", s.received("resources/subscribe")[1].Session, stream.Session)
 		unsubscribe(t, one, b)
-		until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
+		expect.Eventually(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
 		// A subscription that is not ended ends by itself.
 		left := wants("x://2", "s3")
 		left.Until = time.Now().Add(10 * time.Second)
 		subscribe(t, two, left)
-		until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 3 })
-		until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 2 })
+		expect.Eventually(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 3 })
+		expect.Eventually(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 2 })
 		expect.Equal(t, "subscriptions at the backend", len(s.received("resources/subscribe")), 3)
 	})
 }
@@ -563,9 +559,9 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		}
 		expect.Equal(t, "the notifications that it listens for", filter(0), `{"promptsListChanged":false,"resourcesListChanged":false,"toolsListChanged":true}`)
 		subscribe(t, g, wants("x://1", "s1"))
-		until(t, "it listens again", func() bool { return filter(1) != "" })
+		expect.Eventually(t, "it listens again", func() bool { return filter(1) != "" })
 		expect.Equal(t, "the notifications that it listens for", filter(1), `{"promptsListChanged":false,"resourceSubscriptions":["x://1"],"resourcesListChanged":false,"toolsListChanged":false}`)
-		until(t, "both are open", func() bool { return s.open() == 2 })
+		expect.Eventually(t, "both are open", func() bool { return s.open() == 2 })
 		// The relay announces an update when the subscription takes effect, which is when the relay has read the acknowledgment. A
 		// client that unsubscribes earlier is not told, because it no longer wants the resource. So the test waits for it.
 		l.has(t, `r default b notifications/resources/updated {"uri":"x://1"}`)
@@ -585,7 +581,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 		subscribe(t, g, wants("x://first", "s1"))
 		relaying(t, "r", g, l)
 		s.only(t, 1)
-		until(t, "the lists are compared", func() bool { return len(s.received("resources/templates/list")) > 0 })
+		expect.Eventually(t, "the lists are compared", func() bool { return len(s.received("resources/templates/list")) > 0 })
 		notified := map[string]int{`r default b notifications/resources/updated {"uri":"x://first"}`: 1}
 		send := func(asked, text, announced string) {
 			s.sendTo(asked, text)
@@ -610,7 +606,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 			uri := fmt.Sprintf("x://%d.", i)
 			notified[fmt.Sprintf(`r default b notifications/resources/updated {"uri":%q}`, uri)]++ // its subscription takes effect
 			subscribe(t, g, wants(uri, "s1"))
-			until(t, "it is asked for", func() (found bool) {
+			expect.Eventually(t, "it is asked for", func() (found bool) {
 				s.change(func(s *scripted) {
 					for _, params := range s.asked {
 						found = found || strings.Contains(params, uri)
@@ -620,7 +616,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 			})
 			everything()
 		}
-		until(t, "there are few streams", func() bool { return s.open() <= 1+8 })
+		expect.Eventually(t, "there are few streams", func() bool { return s.open() <= 1+8 })
 		for i := range more {
 			all.Lock()
 			update(fmt.Sprintf("x://%d.", i), 0)
@@ -631,9 +627,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 		for len(l) > 0 {
 			got[l.next(t)]++
 		}
-		if !maps.Equal(got, notified) {
-			t.Errorf("announced %v, want %v", got, notified)
-		}
+		expect.Map(t, "the announced changes", got, notified)
 	})
 }
 

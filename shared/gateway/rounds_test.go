@@ -64,9 +64,7 @@ func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 	})
 	g := instances(t, 1, s)[0]
 	r := called(t, g, someone(v2026), "").required(t)
-	if len(r.Requests) != 2 {
-		t.Fatalf("asked %s", r.Requests)
-	}
+	expect.MustLen(t, "the requests", r.Requests, 2)
 	retry := r.retryBy(map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`})
 	expect.Equal(t, "the result", called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`)
 }
@@ -237,9 +235,8 @@ func TestOnlyDeclaredCapabilitiesAreAsked(t *testing.T) {
 				return
 			}
 			code, data := o.code()
-			if want := `{"requiredCapabilities":` + tt.lacks + `}`; code != -32021 || data != want {
-				t.Errorf("got %d %s, want -32021 %s", code, data, want)
-			}
+			expect.Equal(t, "the code", code, -32021)
+			expect.Equal(t, "the data", data, `{"requiredCapabilities":`+tt.lacks+`}`)
 		})
 	}
 }
@@ -261,9 +258,7 @@ func TestErrorsOf2025DoNotReachA2026Client(t *testing.T) {
 	g := instances(t, 1, s)[0]
 	r := called(t, g, someone(v2026), "").required(t)
 	want := `{"method":"elicitation/create","params":{"mode":"url","url":"https://a.test/id-12345","message":"Sign in"}}`
-	if !same(r.Requests["input-1"], json.RawMessage(want)) {
-		t.Errorf("asked %s, want %s", r.Requests["input-1"], want)
-	}
+	expect.True(t, "the question is "+want+", got "+string(r.Requests["input-1"]), same(r.Requests["input-1"], json.RawMessage(want)))
 	if o := called(t, g, someone(v2026), r.retry(`{"action":"decline"}`)); !fault.Is(o.err, fault.Invalid) {
 		t.Errorf("declined: %v %s", o.err, o.response)
 	}

@@ -67,16 +67,12 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 			t.Fatalf("after client %d there are %d sessions", i, n)
 		}
 	}
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: ss.listKey(declaring(ann, 0), b).Partition, Limit: 1000})
-	if err != nil || len(page.Items) != maxUnusedSessions {
-		t.Errorf("%d are listed, %v", len(page.Items), err)
-	}
+	page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: ss.listKey(declaring(ann, 0), b).Partition, Limit: 1000}))(t)
+	expect.Equal(t, "the number of items", len(page.Items), maxUnusedSessions)
 	for name, c := range others {
 		expect.Equal(t, fmt.Sprint("the session of ", name), by(1, c), was[name])
 	}
-	if _, err := call(t, gateways[0], declaring(ann, 1), "t"); err != nil {
-		t.Errorf("a client whose session was ended: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(call(t, gateways[0], declaring(ann, 1), "t")), "a client whose session was ended")
 }
 
 func presenting(token string) api.Client {
@@ -110,9 +106,7 @@ func TestSessionsOfStatelessClientsAreForOneToken(t *testing.T) {
 	g := gateways[0]
 	a, b := presenting("Bearer a"), presenting("Bearer b")
 	ofA := mustCall(t, g, a, "t")
-	if ofB := mustCall(t, g, b, "t"); ofA == ofB {
-		t.Errorf("both tokens have the session %s", ofA)
-	}
+	expect.Differ(t, "the session of the other token", ofA, mustCall(t, g, b, "t"))
 	expect.Equal(t, "the session of the first token at another instance", mustCall(t, gateways[1], a, "t"), ofA)
 	expect.Equal(t, "the sessions of two tokens at a backend that does not get them", mustCall(t, g, a, "o_t"), mustCall(t, g, b, "o_t"))
 
@@ -122,9 +116,7 @@ func TestSessionsOfStatelessClientsAreForOneToken(t *testing.T) {
 	}
 	other.next(t, "notifications/x")
 	expect.OK(t, g.End(t.Context(), a))
-	if now := mustCall(t, g, a, "t"); now == ofA {
-		t.Errorf("the ended session %s is still used", now)
-	}
+	expect.Differ(t, "the session after the end", mustCall(t, g, a, "t"), ofA)
 
 	s.intercept(nil)
 	first, second := sessionBased("s"), sessionBased("s")
@@ -214,9 +206,7 @@ func TestUsedSessionsAreKept(t *testing.T) {
 		items[0].Expires = time.Now().Add(time.Minute)
 		expect.OK(t, db.Write(t.Context(), store.Put(*items[0])))
 		mustCall(t, g, c, "t")
-		if now := expires(); now.Before(fresh) {
-			t.Errorf("it expires at %s, before %s", now, fresh)
-		}
+		expect.True(t, "the expiry is later", !expires().Before(fresh))
 	}
 }
 
@@ -257,6 +247,6 @@ func TestAnUndecodableLease(t *testing.T) {
 		key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
 		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})))
 		relaying(t, "r", g, newLog())
-		until(t, "the stream is open", func() bool { return s.open() == 1 })
+		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 	})
 }

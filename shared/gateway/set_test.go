@@ -41,12 +41,12 @@ func TestBackendsAreReplaced(t *testing.T) {
 		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u")
 		expect.Error(t, "a tool of the removed backend", expect.ErrOf(call(t, g, sessionBased("s"), "t")))
-		until(t, "no one listens to it", func() bool { return one.open() == 0 })
+		expect.Eventually(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
 		if g.Replace(t.Context(), nil); g.Any(t.Context()) {
 			t.Error("Any reports true without backends, want false")
 		}
-		until(t, "no one listens to the other one", func() bool { return two.open() == 0 })
+		expect.Eventually(t, "no one listens to the other one", func() bool { return two.open() == 0 })
 	})
 }
 
@@ -119,7 +119,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		want := wants("x://1", "s")
 		want.Place.Workspace = "other"
 		subscribe(t, g, want)
-		until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
+		expect.Eventually(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
 		expect.Equal(t, "the subscriptions at the other backend", len(mine.received("resources/subscribe")), 0)
 		l.has(t, `r other b notifications/resources/updated {"uri":"x://1"}`) // the subscription took effect
 		expect.Len(t, "the changes before any change", append(l.until(t, mine), l.until(t, theirs)...), 0)
@@ -157,9 +157,8 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	two.mu.Lock()
 	defer two.mu.Unlock()
 	for _, m := range two.seen {
-		if m.Session == had || strings.Contains(m.Raw, "secret") {
-			t.Errorf("the new server got %s in session %q of the old one", m.Raw, m.Session)
-		}
+		expect.Differ(t, "the session", m.Session, had)
+		expect.Lacks(t, "the message", m.Raw, "secret")
 	}
 }
 
@@ -187,9 +186,8 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		two.ends = ends
 		two.mu.Unlock()
 		began := time.Now()
-		if g.Replace(t.Context(), nil); time.Since(began) > endTime {
-			t.Errorf("the one that hangs held it up for %v", time.Since(began))
-		}
+		g.Replace(t.Context(), nil)
+		expect.AtMost(t, "the time", time.Since(began), endTime)
 	})
 }
 
@@ -244,9 +242,7 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 			}
 			all.Wait()
 			for token, c := range callers {
-				if !g.Capabilities(t.Context(), c).Tools {
-					t.Errorf("%s is not offered tools", token)
-				}
+				expect.True(t, token+" is offered tools", g.Capabilities(t.Context(), c).Tools)
 				for other := range callers {
 					got, err := call(t, g, c, "of-"+other)
 					if (err == nil) != (token == other) || err == nil && !strings.Contains(got, `"Bearer `+token+`"`) {
@@ -260,13 +256,9 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 					t.Error("without a token there is something")
 				}
 			}
-			if l := g.List(t.Context(), callers["bob"], api.Tools); l.Shared {
-				t.Error("a caller's own list is public")
-			}
+			expect.True(t, "a caller's own list is private", !g.List(t.Context(), callers["bob"], api.Tools).Shared)
 			for _, m := range s.seen {
-				if m.Header.Get("Authorization") == "" {
-					t.Errorf("%s was asked for without a token", m.Method)
-				}
+				expect.Differ(t, "the token of "+m.Method, m.Header.Get("Authorization"), "")
 			}
 		})
 	}
@@ -281,7 +273,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 	g := gatewayOver(t, memory(t), c.Backends...)
 	l := newLog()
 	defer relaying(t, "r", g, l)()
-	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 	for _, token := range []string{"alice", "bob"} {
 		c := withToken(token, "Bearer "+token)
 		expect.List(t, fmt.Sprint("the tools of ", token), names(g.List(t.Context(), c, api.Tools)), []string{"of-operator"})
@@ -292,9 +284,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 	if got, err := call(t, g, withToken("eve", ""), "of-operator"); err == nil {
 		t.Errorf("without a token one calls: %s", got)
 	}
-	if g.List(t.Context(), withToken("bob", "Bearer bob"), api.Tools).Shared {
-		t.Error("a list of a backend that distinguishes callers is public")
-	}
+	expect.True(t, "the list of a backend that distinguishes callers is private", !g.List(t.Context(), withToken("bob", "Bearer bob"), api.Tools).Shared)
 	for _, m := range append(s.received("tools/call"), s.received("GET")...) {
 		if want := map[string]string{"GET": "Bearer operator"}[m.Method]; want != "" && m.Header.Get("Authorization") != want {
 			t.Errorf("%s with %q", m.Method, m.Header.Get("Authorization"))
@@ -331,7 +321,7 @@ func TestRelayDoesNotFollowWithCallersTokens(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("b", s, forwarded), at("other", other))
 	l := newLog()
 	defer relaying(t, "r", g, l)()
-	until(t, "another's stream is open", func() bool { return other.open() == 1 })
+	expect.Eventually(t, "another's stream is open", func() bool { return other.open() == 1 })
 	expect.AtMost(t, "the requests", len(s.received("initialize")), 0)
 	if _, ok, _ := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
 		t.Error("a caller's own resource can be subscribed to by all")

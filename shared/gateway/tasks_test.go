@@ -128,9 +128,7 @@ func TestTasksOfEqualIDs(t *testing.T) {
 	g := gatewayOver(t, memory(t), backends...)
 	c := taskClient("ann")
 	a, b := taskOf(t, mustCall(t, g, c, "a_t")), taskOf(t, mustCall(t, g, c, "b_t"))
-	if a == b {
-		t.Error("two tasks have the same id")
-	}
+	expect.Differ(t, "the id of the second task", a, b)
 	for _, id := range []string{b, a, b} {
 		expect.OK(t, expect.ErrOf(ask(t, g, c, "tasks/cancel", id, "")))
 	}
@@ -216,9 +214,7 @@ func TestUnusableTasks(t *testing.T) {
 			} else if rpc, ok := errors.AsType[*jsonrpc.Error](err); !ok || rpc.Code != tt.want {
 				t.Errorf("got %s, %v, want the error %v", got, err, tt.want)
 			}
-			if strings.Contains(fmt.Sprint(got, fault.Public(err)), "secret-") {
-				t.Errorf("the client gets %s, %v", got, err)
-			}
+			expect.Lacks(t, "the client's answer", fmt.Sprint(got, fault.Public(err)), "secret-")
 			for _, m := range s.received("tools/call") {
 				if declared := strings.Contains(m.Raw, tasksExtension); declared && tt.client.Session != "" {
 					t.Errorf("the gateway declares the extension for a client that cannot have it: %s", m.Raw)
@@ -435,17 +431,14 @@ func TestExtensionMethods(t *testing.T) {
 				if len(got) != 1 || !strings.Contains(string(got[0].Params), `"query":"x","limit":9007199254740993`) || len(other.received(method)) != 0 {
 					t.Errorf("%s: the backend got %v", method, got)
 				}
-				if want := map[bool]string{true: method}[stateless]; got[0].Header.Get("Mcp-Method") != want || got[0].Header.Get("Mcp-Name") != "" {
-					t.Errorf("%s: got the headers %v", method, got[0].Header)
-				}
+				expect.Equal(t, method+": the header Mcp-Method", got[0].Header.Get("Mcp-Method"), map[bool]string{true: method}[stateless])
+				expect.Equal(t, method+": the header Mcp-Name", got[0].Header.Get("Mcp-Name"), "")
 			}
 			if _, err := callMethod(t, g, c, "com.example/search", ""); err != nil {
 				t.Errorf("a call without params: %v", err)
 			}
 			for _, method := range []string{"com.example.search", "com.other/search", "com.example/other/search", "other/search", "com.example/", "catalog"} {
-				if g.Has(t.Context(), c, api.Extensions, method) {
-					t.Errorf("%s counts as a method of the extension", method)
-				}
+				expect.True(t, method+" is no method of the extension", !g.Has(t.Context(), c, api.Extensions, method))
 			}
 		})
 	}
@@ -476,8 +469,7 @@ func TestLongMethodsAreShortInTheLog(t *testing.T) {
 	var out bytes.Buffer
 	s := newScripted(t, withExtensions(true, `"com.example/catalog":{}`), func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, Log: slog.New(slog.NewJSONHandler(&out, nil))})
-	_, err := callMethod(t, g, statelessClient(ann), "com.example/"+strings.Repeat("x", 500), `{}`)
-	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf(callMethod(t, g, statelessClient(ann), "com.example/"+strings.Repeat("x", 500), `{}`)))
 	var line struct{ Msg, Method, Outcome string }
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Outcome != "ok" || !strings.HasPrefix(line.Method, "com.example/x") || len(line.Method) > 140 {
 		t.Errorf("got %s, %v, want a line with a short method", out.String(), err)

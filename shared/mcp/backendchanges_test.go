@@ -71,7 +71,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		for range want {
 			got = append(got, o.next().Method)
 		}
-		equal(t, revision, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
+		expect.Deep(t, revision, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 	}
 	areNotified := func(want ...string) {
 		t.Helper()
@@ -209,7 +209,7 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	})
 	t.Run("a client can unsubscribe", func(t *testing.T) {
 		f.sessionBased(alice, id, spec.MethodUnsubscribe, `"uri":"x://1"`).is(t, "unsubscribe", 200, 0)
-		equal(t, "the subscriptions at the backend", g.subscribed(), map[string]time.Time{})
+		expect.Deep(t, "the subscriptions at the backend", g.subscribed(), map[string]time.Time{})
 	})
 }
 

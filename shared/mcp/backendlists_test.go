@@ -260,13 +260,13 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 				spec.MethodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
 			} {
 				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // The lists expire, so the gateway fetches them again for each page.
-				equal(t, fmt.Sprintf("%s by pages of %d", method, size), got.names, want)
-				equal(t, fmt.Sprintf("the number of pages of %d", size), got.pages, (len(want)+size-1)/size)
+				expect.Deep(t, fmt.Sprintf("%s by pages of %d", method, size), got.names, want)
+				expect.Deep(t, fmt.Sprintf("the number of pages of %d", size), got.pages, (len(want)+size-1)/size)
 				var conflicts []string
 				if method == spec.MethodToolsList || method == spec.MethodPromptsList {
 					conflicts = []string{"first_b"}
 				}
-				equal(t, method+": the conflicts", got.conflicts, conflicts)
+				expect.Deep(t, method+": the conflicts", got.conflicts, conflicts)
 				if session != "" && len(got.ttls) > 0 {
 					t.Errorf("%s: a client of an earlier revision got the ttls %v, want none", method, got.ttls)
 				}
@@ -308,7 +308,7 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 				for i, name := range got.names {
 					got.names[i] = strings.TrimPrefix(name, "second_")
 				}
-				equal(t, "the list", got.names, c.want)
+				expect.Deep(t, "the list", got.names, c.want)
 			})
 		}
 	}
@@ -375,7 +375,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 					t.Fatalf("%s has %d page, want several", method, got.pages)
 				}
 				for i := range got.pages {
-					equal(t, fmt.Sprintf("%s, page %d", method, i), fmt.Sprint(got.ttls[i], " ", got.scopes[i]), want)
+					expect.Deep(t, fmt.Sprintf("%s, page %d", method, i), fmt.Sprint(got.ttls[i], " ", got.scopes[i]), want)
 				}
 			}
 		})
@@ -400,7 +400,7 @@ func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.before + `"` })
 		var p backendPage
 		f.stateless("", spec.MethodToolsList, "").result(t, &p)
-		equal(t, "the first page", p.CacheScope, c.before)
+		expect.Deep(t, "the first page", p.CacheScope, c.before)
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.now + `"` })
 		f.stateless("", spec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor)).isPlain(t, c.before+", then "+c.now, c.status, c.scope)
 	}
@@ -439,9 +439,8 @@ func TestSlowListsAreStreams(t *testing.T) {
 			l.set(func() { l.hold = goOn })
 			time.Sleep(2 * time.Millisecond) // all cached lists expire
 			res := expect.Value(f.server.Client().Do(f.listRequest(method, session, "")))(t)
-			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
-				t.Fatalf("%s: got status %d, %v, want a stream", method, res.StatusCode, res.Header)
-			}
+			expect.MustEqual(t, method+": the status code", res.StatusCode, http.StatusOK)
+			expect.MustEqual(t, method+": the header Content-Type", res.Header.Get("Content-Type"), sse.ContentType)
 			lines := bufio.NewReader(res.Body)
 			for comments := 0; comments < 3; {
 				line := expect.Value(lines.ReadString('\n'))(t)

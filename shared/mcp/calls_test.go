@@ -90,9 +90,8 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, stateless), func(t *testing.T) {
 				res := expect.Value(f.server.Client().Do(req))(t)
 				defer res.Body.Close()
-				if res.StatusCode != 200 || res.Header.Get("Content-Type") != sse.ContentType {
-					t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Header)
-				}
+				expect.MustEqual(t, "the status code", res.StatusCode, 200)
+				expect.MustEqual(t, "the header Content-Type", res.Header.Get("Content-Type"), sse.ContentType)
 				c := <-b.calls
 				lines := bufio.NewReader(res.Body)
 				quiet := func() (message string) {
@@ -106,7 +105,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 					}
 					return message
 				}
-				equal(t, "before any message, besides comments", quiet(), "")
+				expect.Deep(t, "before any message, besides comments", quiet(), "")
 				c.progress <- struct{}{}
 				for !strings.Contains(quiet(), "notifications/message") {
 				}
@@ -377,7 +376,7 @@ func TestCancellationInTheDialect(t *testing.T) {
 	f.dialect(alice, `{"jsonrpc":"2.0","id":"gw_x","result":{}}`, session).isPlain(t, "an answer to nothing", 202)
 	f.dialect(alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, session).isPlain(t, "a cancellation", 202)
 	m := expect.Receive(t, "the cancellation at the backend", a.cancelled)
-	equal(t, "the cancelled request", string(jsonrpc.Member(jsonrpc.Member(m, "params"), "requestId")), string(id))
+	expect.Deep(t, "the cancelled request", string(jsonrpc.Member(jsonrpc.Member(m, "params"), "requestId")), string(id))
 	cancel()
 	a.CloseClientConnections()
 	<-done
@@ -416,7 +415,7 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
 	f.endpoint.faults.Translate(gone, why, spec.V20260728, "")
-	equal(t, "the log", said.Take(), "")
+	expect.Deep(t, "the log", said.Take(), "")
 	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
 	expect.Contains(t, "the log of a client that waits", said.Take(), "context canceled")
 }

@@ -356,9 +356,7 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 			t.Run(name+" ends: "+mind, func(t *testing.T) {
 				inBubble(t, inMemory, nil, o.opening(uris...), func(b *bubbled) {
 					time.Sleep(time.Minute)
-					if b.finished() {
-						t.Error("it ended before anything was taken away")
-					}
+					expect.True(t, "it is open before anything was taken away", !b.finished())
 					change(b.caller)
 					time.Sleep(heartbeat + time.Second)
 					if !b.finished() || !o.ended(b.written, t) {
@@ -515,6 +513,6 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 		b.f.publish(deploy, `{"n":1}`)
 		got, _ := b.events()
 		next := b.recent(got.Subscription)
-		equal(t, "the events of the wait and the next call", append(got.data(), next.data()...), []string{`{"n":1}`})
+		expect.Deep(t, "the events of the wait and the next call", append(got.data(), next.data()...), []string{`{"n":1}`})
 	})
 }

@@ -73,8 +73,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 		if !k.Enabled(t.Context()) {
 			break // Users cannot consent while the feature is off.
 		}
-		_, err := k.Consent(t.Context(), p, "echo", p.ID, true)
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(k.Consent(t.Context(), p, "echo", p.ID, true)))
 	}
 	return k
 }
@@ -178,7 +177,7 @@ func TestContextOnListens(t *testing.T) {
 	silent, other := two.listen(alice, `3`, `{"resourcesListChanged":true}`), two.listen(bob, `4`, `{"conversationContext":true}`)
 	for o, want := range map[*open]bool{first: true, second: true, silent: false, other: true} {
 		ack := string(o.next().Params.Notifications)
-		equal(t, "conversationContext in "+ack, strings.Contains(ack, `"conversationContext":true`), want)
+		expect.Deep(t, "conversationContext in "+ack, strings.Contains(ack, `"conversationContext":true`), want)
 	}
 	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
 	for o, id := range map[*open]string{first: `"a"`, second: `2`} {
@@ -189,7 +188,7 @@ func TestContextOnListens(t *testing.T) {
 	// The next context on bob's stream is his own, so the first one was not sent there.
 	one.notify(bob, "", spec.MethodUserMessage, message("m2"))
 	other.context("m2", said+" m2")
-	equal(t, "requests to the provider", k.count(), 2)
+	expect.Deep(t, "requests to the provider", k.count(), 2)
 	// A context that is too long is cut and marked as cut.
 	one.notify(alice, "", spec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
 	if meta := first.context("m3", ""); string(meta[spec.MetaContextCut]) != "true" || string(meta[spec.MetaSubscription]) != `"a"` {
@@ -261,7 +260,7 @@ func TestMalformedMessages(t *testing.T) {
 			}
 		}
 	}
-	equal(t, "requests to the provider", k.count(), 0)
+	expect.Deep(t, "requests to the provider", k.count(), 0)
 }
 
 // CNV-01: without the capability the endpoint ignores a message in a notification, like any unknown notification.
@@ -269,7 +268,7 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
 	for want, method := range []string{spec.MethodUserMessage, spec.MethodAssistant} {
 		f.notify(alice, "", method, message("m")).isPlain(t, method, 202)
-		equal(t, "requests to the provider", k.count(), want)
+		expect.Deep(t, "requests to the provider", k.count(), want)
 	}
 }
 
@@ -284,7 +283,7 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 	for what, r := range f.inEachWay(message("m2")) {
 		notified := strings.Contains(what, "notification")
 		r.is(t, what, map[bool]int{true: http.StatusTooManyRequests, false: 200}[notified], method.CodeExhausted, `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`)
-		equal(t, what+": is there a Retry-After", r.Header.Get("Retry-After") != "", notified)
+		expect.Deep(t, what+": is there a Retry-After", r.Header.Get("Retry-After") != "", notified)
 	}
 	f.stateless(bob, spec.MethodUserMessage, message("m3")).is(t, "another principal", 200, 0)
 }

@@ -81,7 +81,7 @@ func TestCapabilities(t *testing.T) {
 	})
 	t.Run("SUB-09_discover_names_versions_identity_and_caching", func(t *testing.T) {
 		initialize, d := newFixture(t, nil).describeBoth()
-		equal(t, "the versions", d.SupportedVersions, []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"})
+		expect.Deep(t, "the versions", d.SupportedVersions, []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"})
 		sameJSON(t, d.Meta[spec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
 		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != method.Public {
 			t.Errorf("got %+v, want complete, a ttl and public", d)
@@ -175,8 +175,8 @@ func TestProfile(t *testing.T) {
 		{"EVX-25 the client's revision takes precedence", bob, `{"revision":"2026-10-01"}`, -32011, 0, spec.Released},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			equal(t, "EVX-15 the code of an unknown subscription", call(tc.key, spec.MethodEventsUnsub, nothing, tc.settings).code(t), tc.unsubscribe)
-			equal(t, "EVX-16 the code of an unknown event type", call(tc.key, spec.MethodEventsSub, unknownEvent, tc.settings).code(t), tc.code)
+			expect.Deep(t, "EVX-15 the code of an unknown subscription", call(tc.key, spec.MethodEventsUnsub, nothing, tc.settings).code(t), tc.unsubscribe)
+			expect.Deep(t, "EVX-16 the code of an unknown event type", call(tc.key, spec.MethodEventsSub, unknownEvent, tc.settings).code(t), tc.code)
 			call(tc.key, spec.MethodEventsSub, known, tc.settings).is(t, "events/subscribe", 200, 0)
 			principal := map[string]string{alice: "alice", bob: "bob"}[tc.key]
 			var subs []*subscription.Subscription
@@ -193,9 +193,7 @@ func TestProfile(t *testing.T) {
 		for _, method := range []string{spec.MethodEvents, spec.MethodEventsPoll, spec.MethodEventsSub, spec.MethodEventsUnsub} {
 			r := call(alice, method, nothing, `{"revision":"2031-01-01"}`)
 			r.fails(t, method, -32014, `{"feature":"revision","value":"2031-01-01","supported":["2026-10-01","2026-11-01"]}`)
-			if want := "2026-10-01, 2026-11-01"; !strings.Contains(r.rpc(t).Error.Message, want) {
-				t.Errorf("%s: got %s, want %s in the message", method, r.Body, want)
-			}
+			expect.Contains(t, method+": the message", r.rpc(t).Error.Message, "2026-10-01, 2026-11-01")
 		}
 		call(bob, spec.MethodEvents, `"cursor":null`, `{"revision":"2031-01-01"}`).fails(t, "a principal of the final profile", -32026, "")
 		call(alice, spec.MethodEvents, `"cursor":null`, `{"revision":1}`).fails(t, "a revision that is no text", -32602, "")
@@ -206,9 +204,7 @@ func TestProfile(t *testing.T) {
 	t.Run("EVX-25 while no revision is defined, none may be declared", func(t *testing.T) {
 		r := callOf(newFixture(t, nil), alice, spec.MethodEvents, `"cursor":null`, `{"revision":"1"}`)
 		r.fails(t, "events/list", -32014, `{"feature":"revision","value":"1","supported":[]}`)
-		if want := "none is known yet"; !strings.Contains(r.rpc(t).Error.Message, want) {
-			t.Errorf("got %s, want %s in the message", r.Body, want)
-		}
+		expect.Contains(t, "the message", r.rpc(t).Error.Message, "none is known yet")
 	})
 }
 
@@ -418,8 +414,7 @@ func (largeAnswers) Call(_ context.Context, c api.Call) error {
 func TestAUT_07_AnswersWithoutMemory(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Gateway = largeAnswers{newFakeGateway()} })
 	for i, left := 0, 64<<20; left >= 4<<10; i, left = i+1, left/2 { // no principal may hold more than is left free
-		release, err := f.endpoint.replies.HoldBytes(&method.Call{Principal: auth.Principal{ID: fmt.Sprint("other ", i)}}, left)
-		expect.OK(t, err)
+		release := expect.Value(f.endpoint.replies.HoldBytes(&method.Call{Principal: auth.Principal{ID: fmt.Sprint("other ", i)}}, left))(t)
 		defer release()
 	}
 	call := rpcText("1", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`)

@@ -132,7 +132,7 @@ func TestDialectStream(t *testing.T) {
 	run(t, "SSE-02_superseded_by_a_newer_stream_of_the_session_at_another_instance", nil, func(t *testing.T, f *fixture) {
 		older, id := f.dialectStream(alice)
 		newer, again := f.instance().dialectStream(alice, "Mcp-Session-Id: "+id)
-		equal(t, "the session", again, id)
+		expect.Deep(t, "the session", again, id)
 		older.lifecycle("streamClosed", "superseded")
 		older.end()
 		// The older stream's cleanup must not make the session look as if it had no open stream.
@@ -212,9 +212,8 @@ func TestDialectWorkspaces(t *testing.T) {
 		})
 		a := f.dialectIn("elsewhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
 		b := f.dialectIn("nowhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
-		if a.Status != 404 || a.Body != b.Body {
-			t.Errorf("got %+v and %+v, want the same 404", a, b)
-		}
+		expect.Equal(t, "the status", a.Status, 404)
+		expect.Equal(t, "the body", a.Body, b.Body)
 	})
 	t.Run("SSE-06_each_has_its_catalog_and_its_events", func(t *testing.T) {
 		names := func(workspace, key string) string {
@@ -258,9 +257,8 @@ func TestDialectPost(t *testing.T) {
 			want, contentType := plain, "application/json"
 			if tc.stream {
 				want, contentType = "event: response\ndata: "+plain+"\n\n", "text/event-stream"
-				if r.Header.Get("Cache-Control") != "no-cache" || r.Header.Get("Connection") != "keep-alive" {
-					t.Errorf("%q: got %v, want the headers of a stream", tc.accept, r.Header)
-				}
+				expect.Equal(t, tc.accept+": the header Cache-Control", r.Header.Get("Cache-Control"), "no-cache")
+				expect.Equal(t, tc.accept+": the header Connection", r.Header.Get("Connection"), "keep-alive")
 			}
 			if r.Status != 200 || r.Body != want || r.Header.Get("Content-Type") != contentType || r.Header.Get(spec.HeaderSession) != "" {
 				t.Errorf("%q: got %+v, want %s as %s", tc.accept, r, want, contentType)
@@ -438,7 +436,7 @@ func TestDialectMessages(t *testing.T) {
 		sameJSON(t, json.RawMessage(bare(t, r.Body)), `[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":1,"result":{}},
 			{"jsonrpc":"2.0","error":{"code":-32600}},{"jsonrpc":"2.0","id":2,"error":{"code":-32600}}]`)
 		r = f.dialect(alice, three, "Accept: text/event-stream")
-		equal(t, "responses", strings.Count(r.Body, "event: response\ndata: {"), 4)
+		expect.Deep(t, "responses", strings.Count(r.Body, "event: response\ndata: {"), 4)
 		o, id := f.dialectStream(alice)
 		f.dialect(alice, three, jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "a batch", 202)
 		seen := map[string]bool{}
@@ -475,7 +473,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 		f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id).isPlain(t, "SSE-05: the id of initialize again", 400)
 		o, again := f.dialectStream(alice, "Mcp-Session-Id: "+id)
-		equal(t, "the session", again, id)
+		expect.Deep(t, "the session", again, id)
 		o.cancel()
 
 		o, id = f.dialectStream(alice)

@@ -125,7 +125,7 @@ func TestEventTools(t *testing.T) {
 					t.Errorf("the result of %s is %s, want an object with members", x.Name, x.OutputSchema)
 				}
 			}
-			equal(t, "the tools", names, eventToolNames)
+			expect.Deep(t, "the tools", names, eventToolNames)
 		})
 		t.Run("RCH-04 a model subscribes, waits and reads in "+version, func(t *testing.T) {
 			call := func(name, arguments string, into any) {
@@ -158,11 +158,10 @@ func TestEventTools(t *testing.T) {
 				t.Errorf("then got %+v, want no event and no timeout", none)
 			}
 			call("recent_events", at(sub.Subscription), &again)
-			equal(t, "with the subscription of before", again.data(), first.data())
+			expect.Deep(t, "with the subscription of before", again.data(), first.data())
 			var ended struct{ Ended bool }
-			if call("unsubscribe", at(first.Subscription), &ended); !ended.Ended {
-				t.Error("it has not ended")
-			}
+			call("unsubscribe", at(first.Subscription), &ended)
+			expect.True(t, "the subscription has ended", ended.Ended)
 		})
 	}
 	t.Run("RCH-04 each call may be served by another instance", func(t *testing.T) {
@@ -173,7 +172,7 @@ func TestEventTools(t *testing.T) {
 			f.publish("event://github/other/web/push", `{}`)
 			next = next.instance()
 			sub = next.tool(t, alice, "recent_events", at(sub.Subscription))
-			equal(t, "the events", sub.data(), []string{fmt.Sprintf(`{"n":%d}`, i)})
+			expect.Deep(t, "the events", sub.data(), []string{fmt.Sprintf(`{"n":%d}`, i)})
 		}
 	})
 	t.Run("RCH-04 they are advertised, and the instructions say what for", func(t *testing.T) {
@@ -230,9 +229,7 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 			}
 			toolResult(t, f.toolIn(alice, "", "list_event_types", `{"after":`+after+`}`), &got)
 			for _, x := range got.EventTypes {
-				if want := fmt.Sprintf("type.n%02d", n); x.Name != want {
-					t.Fatalf("got %s, want %s", x.Name, want)
-				}
+				expect.MustEqual(t, "the name", x.Name, fmt.Sprintf("type.n%02d", n))
 				n++
 			}
 			more, after = got.More, fmt.Sprintf("%q", got.EventTypes[len(got.EventTypes)-1].Name)
@@ -243,9 +240,7 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 	})
 	run(t, "RCH-04 what is lost is a gap", withEventTools, func(t *testing.T, f *fixture) {
 		sub := f.tool(t, alice, "subscribe", `{"name":"ci.deploy"}`)
-		if part := f.tool(t, alice, "recent_events", at(sub.Subscription)); part.Gap {
-			t.Errorf("before: got %+v, want no gap", part)
-		}
+		expect.True(t, "the part before has no gap", !f.tool(t, alice, "recent_events", at(sub.Subscription)).Gap)
 		f.log.Retention = 1 // every event has expired
 		if part := f.tool(t, alice, "wait_for_event", at(sub.Subscription)); !part.Gap || part.TimedOut {
 			t.Errorf("after the retention: got %+v, want a gap", part)
@@ -315,22 +310,20 @@ func TestAccessRulesHoldForEventTools(t *testing.T) {
 			for _, x := range list.EventTypes {
 				got = append(got, x.Name)
 			}
-			equal(t, key, got, want)
+			expect.Deep(t, key, got, want)
 		}
 	})
 	t.Run("RCH-04 claims bind the arguments", func(t *testing.T) {
 		sub := f.tool(t, acme, "subscribe", `{"name":"tenant.alarm","arguments":{"org":"acme"}}`)
 		f.publish("event://tenant/other/alarm", `{"secret":1}`)
 		f.publish("event://tenant/acme/alarm", `{"n":1}`)
-		equal(t, "the events of acme", f.tool(t, acme, "recent_events", at(sub.Subscription)).data(), []string{`{"n":1}`})
+		expect.Deep(t, "the events of acme", f.tool(t, acme, "recent_events", at(sub.Subscription)).data(), []string{`{"n":1}`})
 		other := strings.Replace(sub.Subscription, "eyJvcmciOiJhY21lIn0", "eyJvcmciOiJvdGhlciJ9", 1)
 		if other == sub.Subscription {
 			t.Fatalf("the subscription is %q", other)
 		}
 		for tool, arguments := range map[string]string{"subscribe": `{"name":"tenant.alarm","arguments":{"org":"other"}}`, "recent_events": at(other)} {
-			if f.toolRefusal(t, acme, tool, arguments) == "" {
-				t.Errorf("%s gives no reason", tool)
-			}
+			expect.Differ(t, "the reason of "+tool, f.toolRefusal(t, acme, tool, arguments), "")
 		}
 		expect.Contains(t, "the subscription of another caller", f.toolRefusal(t, alice, "recent_events", at(sub.Subscription)), "unknown event type")
 	})
@@ -358,13 +351,12 @@ func TestEventToolsBesideBackends(t *testing.T) {
 		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = logsource.New, size }, l)
 		for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 			t.Run(fmt.Sprintf("RCH-04 they follow on pages of %d", size), func(t *testing.T) {
-				equal(t, "the tools", f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}))
+				expect.Deep(t, "the tools", f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}))
 			})
 			t.Run("RCH-04 one of the same name is hidden", func(t *testing.T) {
 				var sub shownEvents
-				if toolResult(t, f.toolIn(alice, session, "subscribe", `{"name":"ci.deploy"}`), &sub); sub.Subscription == "" {
-					t.Errorf("got %+v, want a subscription", sub)
-				}
+				toolResult(t, f.toolIn(alice, session, "subscribe", `{"name":"ci.deploy"}`), &sub)
+				expect.Differ(t, "the subscription", sub.Subscription, "")
 				f.toolIn(alice, session, "no_such", `{}`).fails(t, "no_such", -32602, "")
 				f.toolIn(alice, session, "other", `{}`).is(t, "other", 200, 0, `"of the backend"`)
 			})

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -230,14 +229,6 @@ func (f *fixture) waitFor(what string, done func() bool) {
 	}
 }
 
-// equal checks that two values are deeply equal.
-func equal[T any](t testing.TB, what string, got, want T) {
-	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: got %+v, want %+v", what, got, want)
-	}
-}
-
 type noQueue struct{}
 
 func (noQueue) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
@@ -322,9 +313,7 @@ func (r reply) rpc(t testing.TB) (m struct {
 },
 ) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(r.Body), &m); err != nil {
-		t.Fatalf("status %d, body %q: %v", r.Status, r.Body, err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(r.Body), &m), r.Status, r.Body)
 	return m
 }
 

@@ -136,7 +136,7 @@ func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
 	} {
 		t.Run(tc.number+" "+tc.method+" of "+tc.key, func(t *testing.T) {
 			names, _ := f.all(tc.key, tc.method)
-			equal(t, "the names", strings.Join(names, " "), tc.want)
+			expect.Deep(t, "the names", strings.Join(names, " "), tc.want)
 		})
 	}
 }
@@ -164,7 +164,7 @@ func TestDeliveryModes(t *testing.T) {
 			}
 			got := f.delivery(tc.key, session)
 			for name, modes := range tc.want {
-				equal(t, name, got[name], modes)
+				expect.Deep(t, name, got[name], modes)
 			}
 		})
 	}
@@ -236,9 +236,8 @@ func TestPagination(t *testing.T) {
 				})
 				names, pages := f.all(alice, spec.MethodResources)
 				for _, p := range pages {
-					if len(p.Resources) > size || p.CacheScope != method.Private {
-						t.Errorf("EVS-12: got a page of %d that is %s, want at most %d and private", len(p.Resources), p.CacheScope, size)
-					}
+					expect.AtMost(t, "EVS-12 the number of resources", len(p.Resources), size)
+					expect.Equal(t, "EVS-12 the cache scope", p.CacheScope, method.Private)
 				}
 				wanted := slices.Clone(want)
 				for i := range subs {
@@ -247,7 +246,7 @@ func TestPagination(t *testing.T) {
 				events, _ := f.all(alice, spec.MethodEvents)
 				bobs, _ := f.all(bob, spec.MethodResources)
 				for what, is := range map[string][2][]string{"resources": {names, wanted}, "EVX-02 events": {events, want}, "bob's resources": {bobs, want}} {
-					equal(t, what, is[0], is[1])
+					expect.Deep(t, what, is[0], is[1])
 				}
 			})
 		}
@@ -309,7 +308,7 @@ func TestRead(t *testing.T) {
 		var got map[string]json.RawMessage
 		for _, uri := range []string{"event://ci/deploy", "event://ci", "event://github/acme/*/push"} {
 			f.readText(alice, uri, &got)
-			equal(t, uri, string(got["events"]), "[]")
+			expect.Deep(t, uri, string(got["events"]), "[]")
 		}
 	})
 	t.Run("EVS-04_the_latest_events_newest_first", func(t *testing.T) {
@@ -386,13 +385,13 @@ func TestRead(t *testing.T) {
 	t.Run("AUT-04_access", func(t *testing.T) {
 		f.publish("event://tenant/acme/alarm", `{}`)
 		f.publish("event://tenant/other/alarm", `{}`)
-		equal(t, "events that acme reads", len(f.latest(acme, "event://tenant/acme/alarm")), 1)
+		expect.Deep(t, "events that acme reads", len(f.latest(acme, "event://tenant/acme/alarm")), 1)
 		for key, uri := range map[string]string{alice: "event://tenant/acme/alarm", acme: "event://tenant/other/alarm", billing: "event://tenant"} {
 			f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).is(t, key+" reads "+uri, 200, method.CodeForbidden)
 		}
 	})
 	t.Run("AUT-05_another_workspace", func(t *testing.T) {
-		equal(t, "events of another workspace", len(f.latest(foreign, "event://ci/build-finished")), 0)
+		expect.Deep(t, "events of another workspace", len(f.latest(foreign, "event://ci/build-finished")), 0)
 	})
 	t.Run("EVS-12_a_subscription", func(t *testing.T) {
 		uri := f.registerOne(alice, deploy, "https://a.example/hook")
@@ -497,7 +496,7 @@ func TestComplete(t *testing.T) {
 func TestSetLevel(t *testing.T) {
 	setLevel := func(f *fixture, s, level string) {
 		t.Helper()
-		equal(t, level, f.sessionBased(alice, s, spec.MethodSetLevel, `"level":"`+level+`"`).Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+		expect.Deep(t, level, f.sessionBased(alice, s, spec.MethodSetLevel, `"level":"`+level+`"`).Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 	}
 	// tells removes event://ci/build-finished from the catalog, announces the change twice, and returns the log messages that
 	// the stream sends.
@@ -548,7 +547,7 @@ func TestSetLevel(t *testing.T) {
 		setLevel(f, s, "info")
 		f.subscribe(alice, s, "event://chat/typing") // The stream applies this change after the new level.
 		f.waitTargets(3)
-		equal(t, "messages", len(tells(t, f, g)), 2)
+		expect.Deep(t, "messages", len(tells(t, f, g)), 2)
 	})
 	run(t, "SES-05_levels_that_there_are_not", nil, func(t *testing.T, f *fixture) {
 		s := f.session(alice, spec.V20250618)

@@ -51,14 +51,14 @@ func TestPush(t *testing.T) {
 		b.brings(`event://github/acme/web/push {"n":2}`)
 		f.publish("event://github/acme/api/push", `{"n":3}`)
 		m := b.brings(`event://github/acme/api/push {"n":3}`)
-		equal(t, "the subscription id", string(m.Params.Meta[spec.MetaSubscription]), "2")
+		expect.Deep(t, "the subscription id", string(m.Params.Meta[spec.MetaSubscription]), "2")
 	})
 	run(t, "EVX-07_resumes_in_any_mode_at_any_instance", nil, func(t *testing.T, f *fixture) {
 		for _, args := range []string{`{"owner":"acme","repo":"web"}`, `{"owner":"acme"}`} {
 			at, read := f, 0
-			expect := func(data json.RawMessage) {
+			bring := func(data json.RawMessage) {
 				t.Helper()
-				equal(t, args, string(data), fmt.Sprintf(`{"n":%d}`, read))
+				expect.Deep(t, args, string(data), fmt.Sprintf(`{"n":%d}`, read))
 				read++
 			}
 			cursor := f.poll(alice, "github.push", args, "", "").Cursor
@@ -68,20 +68,20 @@ func TestPush(t *testing.T) {
 				}
 				at = at.instance()
 				o, first := at.push(alice, "1", "github.push", args, cursor)
-				equal(t, args+": truncated", *first.Params.Truncated, false)
+				expect.Deep(t, args+": truncated", *first.Params.Truncated, false)
 				for range 2 { // leaves two events unread
 					m := o.next()
-					expect(m.Params.Data)
+					bring(m.Params.Data)
 					cursor = m.Params.Cursor
 				}
 				o.cancel()
 				at = at.instance()
 				p := at.poll(alice, "github.push", args, cursor, `,"maxEvents":1`)
-				expect(p.Events[0].Data)
+				bring(p.Events[0].Data)
 				var made struct{ Cursor string }
 				at.stateless(alice, spec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+p.Cursor+`",`+callback).result(t, &made)
 				p = at.poll(alice, "github.push", args, made.Cursor, "")
-				expect(p.Events[len(p.Events)-1].Data)
+				bring(p.Events[len(p.Events)-1].Data)
 				cursor = p.Cursor
 			}
 		}
@@ -119,7 +119,7 @@ func TestPush(t *testing.T) {
 				t.Fatalf("%s: got %s, want the error %d and the id 7", tc.name, p.sse.Data, tc.code)
 			}
 			sameJSON(t, p.Params.Error.Data, tc.data)
-			equal(t, tc.name+": the id", string(o.brings("complete").ID), "7")
+			expect.Deep(t, tc.name+": the id", string(o.brings("complete").ID), "7")
 			o.end()
 		}
 	})
@@ -311,9 +311,7 @@ func TestPushClock(t *testing.T) {
 			got = b.frames(t)
 		})
 		for _, p := range got {
-			if p.Method == spec.NoteEventsEvent {
-				t.Errorf("the event %s arrived after the caller had lost the scope", p.Params.EventID)
-			}
+			expect.Differ(t, "the message "+p.Params.EventID+" after the caller had lost the scope", p.Method, spec.NoteEventsEvent)
 		}
 	})
 }
@@ -386,7 +384,7 @@ func TestMaxEvents(t *testing.T) {
 	for maxEvents, code := range map[string]int{
 		"0": -32602, "-1": -32602, "1.5": -32602, `"5"`: -32602, "[]": -32602, "1e999": -32602, "1": 0, "1e1": 0, "500": 0, "1000000000000": 0,
 	} {
-		equal(t, "EVX-05: the code of maxEvents "+maxEvents, f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents).code(t), code)
+		expect.Deep(t, "EVX-05: the code of maxEvents "+maxEvents, f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents).code(t), code)
 	}
 }
 
@@ -435,8 +433,8 @@ func pollParams(name, arguments, cursor string) string {
 // isAbout checks the URI and the arguments in the _meta of an EventOccurrence.
 func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
 	t.Helper()
-	equal(t, "the uri in _meta", string(meta[spec.MetaURI]), uri)
-	equal(t, "the arguments in _meta", string(meta[spec.MetaArguments]), arguments)
+	expect.Deep(t, "the uri in _meta", string(meta[spec.MetaURI]), uri)
+	expect.Deep(t, "the arguments in _meta", string(meta[spec.MetaArguments]), arguments)
 }
 
 func TestPoll(t *testing.T) {
@@ -455,7 +453,7 @@ func TestPoll(t *testing.T) {
 				string(p.Events[0].Data) != `{"n":2}` || p.Events[0].Timestamp != ev.Timestamp() || p.Events[0].Cursor != nil {
 				t.Errorf("EVX-04: got %+v, want the event %+v alone", p, ev)
 			}
-			equal(t, "events of the next poll", len(f.poll(alice, "ci.deploy", `{}`, p.Cursor, "").Events), 0)
+			expect.Deep(t, "events of the next poll", len(f.poll(alice, "ci.deploy", `{}`, p.Cursor, "").Events), 0)
 		}
 	})
 	run(t, "EVX-24_each_event_says_which_thing_it_is_about", nil, func(t *testing.T, f *fixture) {
@@ -483,12 +481,12 @@ func TestPoll(t *testing.T) {
 				p := f.poll(alice, "github.push", args, cursor, `,"maxEvents":10`)
 				got = append(got, p.data()...)
 				cursor = p.Cursor
-				equal(t, fmt.Sprintf("%s: hasMore after %d", args, len(got)), *p.HasMore, len(got) < 25)
+				expect.Deep(t, fmt.Sprintf("%s: hasMore after %d", args, len(got)), *p.HasMore, len(got) < 25)
 				if !*p.HasMore {
 					break
 				}
 			}
-			equal(t, args, got, want)
+			expect.Deep(t, args, got, want)
 		}
 	})
 	run(t, "EVX-05_a_page_is_bounded_by_bytes", nil, func(t *testing.T, f *fixture) {
@@ -499,8 +497,8 @@ func TestPoll(t *testing.T) {
 		}
 		p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
 		rest := f.poll(alice, "ci.deploy", `{}`, p.Cursor, "")
-		equal(t, "the events of two polls", []int{len(p.Events), len(rest.Events)}, []int{5, 3})
-		equal(t, "hasMore of two polls", []bool{*p.HasMore, *rest.HasMore}, []bool{true, false})
+		expect.Deep(t, "the events of two polls", []int{len(p.Events), len(rest.Events)}, []int{5, 3})
+		expect.Deep(t, "hasMore of two polls", []bool{*p.HasMore, *rest.HasMore}, []bool{true, false})
 	})
 	run(t, "EVX-07_too_old_is_truncated_with_a_fresh_cursor", nil, func(t *testing.T, f *fixture) {
 		old := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
@@ -548,7 +546,7 @@ func TestPoll(t *testing.T) {
 			got = append(got, *p.NextPollMs)
 			now, cursor = now.Add(20*time.Second), p.Cursor
 		}
-		equal(t, "nextPollMs", got, []int64{2000, 5000, 10000, 15000, 20000, 20000})
+		expect.Deep(t, "nextPollMs", got, []int64{2000, 5000, 10000, 15000, 20000, 20000})
 		f.publish("event://ci/deploy", `{}`)
 		now = now.Add(time.Second)
 		if p := f.poll(alice, "ci.deploy", `{}`, cursor, ""); *p.NextPollMs != 2000 || len(p.Events) != 1 {
@@ -562,9 +560,8 @@ func TestPoll(t *testing.T) {
 			f.sessionBased(alice, s, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
 			f.publish("event://ci/deploy", `{"n":1}`)
 			f.sessionBased(alice, s, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
-			if len(p.Events) != 1 || p.ResultType != "" {
-				t.Errorf("%s: got %+v, want one event and no result type", v, p)
-			}
+			expect.Equal(t, string(v)+": the number of events", len(p.Events), 1)
+			expect.Equal(t, string(v)+": the result type", p.ResultType, "")
 			f.sessionBased(alice, s, spec.MethodEventsStream, `"name":"ci.deploy"`).is(t, "EVX-06: events/stream", 200, -32601)
 		}
 	})
@@ -620,9 +617,7 @@ func FuzzFollow(f *testing.F) {
 				Result json.RawMessage
 				Error  *struct{ Code int }
 			}
-			if err := json.Unmarshal([]byte(text), &m); err != nil {
-				t.Fatalf("%s %s: %q: %v", method, params, text, err)
-			}
+			expect.OK(t, json.Unmarshal([]byte(text), &m), method, params, text)
 			switch {
 			case m.Error != nil && (m.Error.Code == -32603 || m.Error.Code == 0):
 				t.Errorf("%s %s: %s", method, params, text)

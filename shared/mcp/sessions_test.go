@@ -42,7 +42,7 @@ func TestSubscribe(t *testing.T) {
 		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
 			for _, m := range []string{spec.MethodSubscribe, spec.MethodSubscribe, spec.MethodUnsubscribe, spec.MethodUnsubscribe} {
 				r := f.sessionBased(alice, s, m, `"uri":"`+uri+`"`)
-				equal(t, m, r.Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+				expect.Deep(t, m, r.Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 			}
 		})
 	}
@@ -112,7 +112,7 @@ func TestSessionStream(t *testing.T) {
 		for range want {
 			got[c.next().says()]++
 		}
-		equal(t, "the events", got, want)
+		expect.Deep(t, "the events", got, want)
 	})
 	run(t, "SES-02_subscriptions_made_at_another_instance", nil, func(t *testing.T, f *fixture) {
 		s := f.session(alice, spec.V20250618)
@@ -147,8 +147,7 @@ func TestSessionStream(t *testing.T) {
 		c := f.follow(bySession, uri)
 		f.sessionBased(bob, f.session(bob, spec.V20251125), spec.MethodSubscribe, `"uri":"`+uri+`"`).is(t, "bob's subscribe", 200, -32002)
 		id, _ := subscription.ParseURI(uri)
-		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)))
 		got := map[string]bool{c.next().says(): true, c.next().says(): true} // The order may vary.
 		if !got[uri+` {"state":"disabled"}`] || !got[spec.NoteResourcesChange] {
 			t.Errorf("got %v, want the state and %s", got, spec.NoteResourcesChange)
@@ -173,9 +172,7 @@ func TestSessionStream(t *testing.T) {
 			f.subscribe(alice, s, deploy)
 			g := f.stream(alice, s, "")
 			f.publish(deploy, `{}`)
-			if m := g.brings(deploy + ` {}`); m.sse.ID == "" {
-				t.Errorf("%s: got %+v, want an id", v, m)
-			}
+			expect.Differ(t, fmt.Sprint(v, ": the id"), g.brings(deploy+` {}`).sse.ID, "")
 		}
 	})
 	run(t, "SES-03_a_stream_that_has_ended_without_an_event_id_is_continued", func(o *Options) { o.MaxAge = 500 * time.Millisecond }, func(t *testing.T, f *fixture) {
@@ -384,9 +381,8 @@ func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 	f := newFixture(t, nil)
 	list := rpcText("1", spec.MethodResources, "")
 	r := f.do("POST", alice, list)
-	if r.isPlain(t, "without any header", 400, "the header MCP-Protocol-Version is missing: send 2026-07-28"); strings.Contains(r.Body, "Mcp-Session-Id") {
-		t.Errorf("got %s, want nothing about sessions", r.Body)
-	}
+	r.isPlain(t, "without any header", 400, "the header MCP-Protocol-Version is missing: send 2026-07-28")
+	expect.Lacks(t, "the body", r.Body, "Mcp-Session-Id")
 	f.do("POST", alice, list, "Mcp-Protocol-Version: 2025-11-25").isPlain(t, "without a session", 400, "the header Mcp-Session-Id is missing")
 }
 
@@ -412,11 +408,11 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 	bad, good := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
 	open := f.stream(alice, bad, "")
 	open.event()
-	equal(t, "damaged items", f.damage(bad, func(sort string) bool { return sort == "-" }), 1)
+	expect.Deep(t, "damaged items", f.damage(bad, func(sort string) bool { return sort == "-" }), 1)
 	for range 3 {
 		f.sessionBased(alice, bad, spec.MethodResources, "").isPlain(t, "the damaged session", http.StatusNotFound)
 	}
-	equal(t, "counted", f.endpoint.sessions.Broken.Count("session"), 3)
+	expect.Deep(t, "counted", f.endpoint.sessions.Broken.Count("session"), 3)
 	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, spec.V20251125)} {
 		f.sessionBased(alice, id, spec.MethodResources, "").is(t, what, 200, 0)
 	}
@@ -430,7 +426,7 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f.subscribe(alice, id, deploy, "event://ci/build-finished")
 	h := sha256.Sum256([]byte("event://ci/build-finished"))
 	bad := "u#" + base64.RawURLEncoding.EncodeToString(h[:])
-	equal(t, "damaged items", f.damage(id, func(sort string) bool { return sort == bad }), 1)
+	expect.Deep(t, "damaged items", f.damage(id, func(sort string) bool { return sort == bad }), 1)
 	s := f.stream(alice, id, "")
 	s.event()
 	f.publish(deploy, `{"n":1}`)
@@ -439,5 +435,5 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 		t.Errorf("counted %d, want at least 1", got)
 	}
 	f.do("DELETE", alice, "", "Mcp-Session-Id: "+id).isPlain(t, "DELETE", http.StatusNoContent)
-	equal(t, "items left behind", f.damage(id, func(string) bool { return true }), 0)
+	expect.Deep(t, "items left behind", f.damage(id, func(string) bool { return true }), 0)
 }

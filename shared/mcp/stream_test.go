@@ -86,9 +86,7 @@ func (m frame) position() string {
 func decodeFrame(t testing.TB, e sse.Event) (m frame) {
 	t.Helper()
 	if len(e.Data) > 0 { // The first event on a session's stream has only an id.
-		if err := json.Unmarshal(e.Data, &m); err != nil {
-			t.Fatalf("%q: %v", e.Data, err)
-		}
+		expect.OK(t, json.Unmarshal(e.Data, &m), e.Data)
 	}
 	m.sse = e
 	return m
@@ -440,6 +438,6 @@ func TestATraceComesInMetaOrByHTTP(t *testing.T) {
 			c.Request.Header.Set("traceparent", tc.header)
 		}
 		joinTrace(&c)
-		equal(t, name, trace.From(c.Request.Context()), tc.want)
+		expect.Deep(t, name, trace.From(c.Request.Context()), tc.want)
 	}
 }

@@ -179,10 +179,10 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 		f.publishEvent(event.Event{Workspace: auth.DefaultWorkspace, ID: "1", URI: uri, Data: json.RawMessage(`{}`)})
 	}
 	both := map[string]bool{deploy + " {}": true, "event://ci/build-finished {}": true} // Only events of the same URI have an order.
-	equal(t, "EVS-06 EVS-13: the events", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
+	expect.Deep(t, "EVS-06 EVS-13: the events", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
 	c.uris, c.position = []string{"event://ci"}, start
 	c.resume(f)
-	equal(t, "SUB-08: the events after a resume", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
+	expect.Deep(t, "SUB-08: the events after a resume", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
 }
 
 // SUB-02, EVX-06: every message has the id of the request, with the same value and type.
@@ -302,9 +302,7 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // shorter than the write timeout
 	defer cancel()
 	began := time.Now()
-	if err := f.endpoint.Close(ctx); err != nil {
-		t.Errorf("SUB-06: after %v: %v", time.Since(began), err)
-	}
+	expect.OK(t, f.endpoint.Close(ctx), "SUB-06 after", time.Since(began))
 	reading.brings("complete")
 }
 
@@ -346,7 +344,7 @@ func TestListen(t *testing.T) {
 				got = append(got, l.next().Method)
 			}
 			slices.Sort(got)
-			equal(t, filter+", in any order", slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
+			expect.Deep(t, filter+", in any order", slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 			l.isQuiet(filter)
 			l.cancel()
 		}

@@ -53,9 +53,7 @@ func play(t *testing.T, f *fixture, src string) {
 		case verb == "publish":
 			f.publish(arg, strings.TrimSpace(text))
 		case err == nil:
-			if got.Status != status {
-				t.Fatalf("status %d, want %d: %s", got.Status, status, got.Body)
-			}
+			expect.MustEqual(t, "the status of "+got.Body, got.Status, status)
 			for _, line := range strings.Split(head, "\n") {
 				if name, want, ok := strings.Cut(line, ": "); ok {
 					compareJSON(t, name, got.Header.Get(textproto.CanonicalMIMEHeaderKey(name)), want, names)
@@ -68,9 +66,7 @@ func play(t *testing.T, f *fixture, src string) {
 				if json.Unmarshal([]byte(got.Body), &a) != nil {
 					a = got.Body // The body is plain text.
 				}
-				if err := json.Unmarshal([]byte(want), &b); err != nil {
-					t.Fatalf("%v in %s", err, want)
-				}
+				expect.OK(t, json.Unmarshal([]byte(want), &b), want)
 				compareJSON(t, "body", a, b, names)
 			}
 		default:
@@ -120,9 +116,7 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 		}
 		return
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: got %v, want %v", at, got, want)
-	}
+	expect.Deep(t, at, got, want)
 }
 
 // block returns the n-th code block in this language below a heading of a page of docs/reference.

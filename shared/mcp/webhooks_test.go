@@ -55,7 +55,7 @@ func TestRegister(t *testing.T) {
 			f.stateless(alice, spec.MethodRegister, params).is(t, params, 400, -32602)
 		}
 		after, _ := f.all(alice, spec.MethodResources)
-		equal(t, "the resources", after, before)
+		expect.Deep(t, "the resources", after, before)
 	})
 	t.Run("EVS-09_raw_and_no_secret", func(t *testing.T) {
 		for kind, want := range map[subscription.SecretType]string{
@@ -73,9 +73,8 @@ func TestRegister(t *testing.T) {
 		var first, second struct{ Subscription struct{ URI string } }
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &first)
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &second)
-		if first != second || first.Subscription.URI == "" {
-			t.Errorf("got %v, then %v, want the same subscription", first, second)
-		}
+		expect.Equal(t, "the first registration", first, second)
+		expect.Differ(t, "the URI", first.Subscription.URI, "")
 	})
 }
 
@@ -106,9 +105,8 @@ func TestEventsSubscribe(t *testing.T) {
 		s := f.session(alice, spec.V20251125)
 		var old answer
 		f.sessionBased(alice, s, spec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
-		if old.ID != c.ID || old.ResultType != "" {
-			t.Errorf("in 2025-11-25: got %+v, want the id %s and no result type", old, c.ID)
-		}
+		expect.Equal(t, "the ID", old.ID, c.ID)
+		expect.Equal(t, "the result type", old.ResultType, "")
 	})
 	t.Run("EVX-09_ttl", func(t *testing.T) {
 		f.registrar.Options.AllowNoExpiry = true
@@ -129,7 +127,7 @@ func TestEventsSubscribe(t *testing.T) {
 			`,"ttlMs":null`:      0,
 			`,"ttlMs":604800000`: 7 * 24 * time.Hour,
 		} {
-			equal(t, ttl, grant(ttl), want)
+			expect.Deep(t, ttl, grant(ttl), want)
 		}
 	})
 	webhook := func(members string) string { return `"name":"ci.build","delivery":{` + members + `}` }
@@ -193,11 +191,10 @@ func TestForward(t *testing.T) {
 		f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`).is(t, "deregister", 200, 0)
 		s := f.session(alice, spec.V20250618)
 		r := f.sessionBased(alice, s, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
-		if r.is(t, "register", 200, 0); strings.Contains(r.Body, "resultType") {
-			t.Errorf("got %s, want no resultType", r.Body)
-		}
+		r.is(t, "register", 200, 0)
+		expect.Lacks(t, "the body", r.Body, "resultType")
 		want := "Bearer " + alice + "  2025-06-18" // the revision of the session, but not its id
-		equal(t, "forwarded", forwarded[len(forwarded)-1], want)
+		expect.Deep(t, "forwarded", forwarded[len(forwarded)-1], want)
 		f.stateless(alice, spec.MethodEventsSub, `"name":"no.such",`+callback).fails(t, "events/subscribe", -32011, "")
 	})
 	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
@@ -252,5 +249,5 @@ func TestNoLeak(t *testing.T) {
 		}
 	}
 	names, _ := f.all(alice, spec.MethodResources)
-	equal(t, "resources of alice", len(names), 6)
+	expect.Deep(t, "resources of alice", len(names), 6)
 }

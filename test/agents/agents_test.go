@@ -55,9 +55,8 @@ func (a *agent) kill() {
 func story(t *testing.T, a *agent, s *harness.Server, begun func() bool, effects func() map[string]int) {
 	t.Helper()
 	var err error
-	if a.output, err = os.Create(filepath.Join(t.TempDir(), "output")); err != nil {
-		t.Fatal(err)
-	}
+	a.output, err = os.Create(filepath.Join(t.TempDir(), "output"))
+	expect.OK(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			b, _ := os.ReadFile(a.output.Name())
@@ -157,8 +156,7 @@ func TestTheExampleAgent(t *testing.T) {
 				a.args = append(a.args, "-listen", harness.FreeAddr(t))
 			}
 			story(t, a, s, func() bool { return some(filepath.Join(dir, "cursors", "*.cursor")) }, func() map[string]int {
-				text, err := os.ReadFile(filepath.Join(dir, "effects"))
-				expect.OK(t, err)
+				text := expect.Value(os.ReadFile(filepath.Join(dir, "effects")))(t)
 				counts := map[string]int{}
 				for line := range bytes.Lines(text) {
 					var e struct{ Key string }
@@ -205,9 +203,7 @@ func TestACommandForEachEvent(t *testing.T) {
 				}
 				return counts
 			})
-			if some(filepath.Join(dir, "failed")) {
-				t.Error("a command failed permanently, want its last retry to succeed")
-			}
+			expect.True(t, "no command failed permanently", !some(filepath.Join(dir, "failed")))
 		})
 	}
 }

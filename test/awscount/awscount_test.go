@@ -51,8 +51,7 @@ func TestCounter(t *testing.T) {
 	}
 	expect.Equal(t, "the requests", got.Requests(), 3)
 
-	text, err := json.Marshal(&counter)
-	expect.OK(t, err)
+	text := expect.Value(json.Marshal(&counter))(t)
 	var back Counts
 	if err := json.Unmarshal(text, &back); err != nil || back["DynamoDB"]["PutItem"].Calls != 2 {
 		t.Errorf("%s, %v", text, err)

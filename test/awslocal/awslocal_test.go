@@ -43,11 +43,9 @@ func TestMain(m *testing.M) {
 func TestAKilledOwnerTakesItsEmulatorAlong(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envOwner+"=1")
-	out, err := cmd.StdoutPipe()
-	expect.OK(t, err)
+	out := expect.Value(cmd.StdoutPipe())(t)
 	expect.OK(t, cmd.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	expect.OK(t, err)
+	line := expect.Value(bufio.NewReader(out).ReadString('\n'))(t)
 	addr := strings.TrimPrefix(strings.TrimSpace(line), "http://")
 	if !listens(addr) {
 		t.Fatalf("nothing listens at %q", addr)
@@ -77,8 +75,7 @@ func putAndGet(t *testing.T, client *dynamodb.Client) {
 	expect.OK(t, CreateTables(t.Context(), client, name))
 	db, want := dynamo.New(client, name), store.Item{Key: store.Key{Table: store.Settings, Partition: "a", Sort: "b"}, Value: []byte("value")}
 	expect.OK(t, db.Write(t.Context(), store.Put(want)))
-	got, err := db.Get(t.Context(), want.Key)
-	expect.OK(t, err)
+	got := expect.Value(db.Get(t.Context(), want.Key))(t)
 	if got[0] == nil || string(got[0].Value) != "value" {
 		t.Errorf("got %v, want %v", got[0], want)
 	}
@@ -86,11 +83,9 @@ func putAndGet(t *testing.T, client *dynamodb.Client) {
 
 func sendAndReceive(t *testing.T, client *sqs.Client) {
 	t.Helper()
-	q, err := client.CreateQueue(t.Context(), &sqs.CreateQueueInput{QueueName: aws.String(fmt.Sprintf("awslocal-%d", time.Now().UnixNano()))})
-	expect.OK(t, err)
+	q := expect.Value(client.CreateQueue(t.Context(), &sqs.CreateQueueInput{QueueName: aws.String(fmt.Sprintf("awslocal-%d", time.Now().UnixNano()))}))(t)
 	expect.OK(t, expect.ErrOf(client.SendMessage(t.Context(), &sqs.SendMessageInput{QueueUrl: q.QueueUrl, MessageBody: aws.String("hello")})))
-	got, err := client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: q.QueueUrl, WaitTimeSeconds: 5})
-	expect.OK(t, err)
+	got := expect.Value(client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: q.QueueUrl, WaitTimeSeconds: 5}))(t)
 	if len(got.Messages) != 1 || *got.Messages[0].Body != "hello" {
 		t.Errorf("got %v", got.Messages)
 	}
@@ -101,8 +96,7 @@ const script = "../../localstack/start.sh"
 // The script for people without Docker uses what the tests have installed.
 func TestTheStartScriptServesAndEnds(t *testing.T) {
 	Start(t, MiniStack) // installs it
-	port, err := freePort()
-	expect.OK(t, err)
+	port := expect.Value(freePort())(t)
 	ctx, cancel := context.WithTimeout(t.Context(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, script)
@@ -110,8 +104,7 @@ func TestTheStartScriptServesAndEnds(t *testing.T) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	var progress tail
 	cmd.Stderr = &progress
-	out, err := cmd.StdoutPipe()
-	expect.OK(t, err)
+	out := expect.Value(cmd.StdoutPipe())(t)
 	expect.OK(t, cmd.Start())
 	env := map[string]string{}
 	for lines := bufio.NewScanner(out); len(env) < 4 && lines.Scan(); {
@@ -127,9 +120,7 @@ func TestTheStartScriptServesAndEnds(t *testing.T) {
 
 	cancel()
 	cmd.Wait() // ends by the signal
-	if listens("127.0.0.1:" + strconv.Itoa(port)) {
-		t.Error("the emulator outlived the script")
-	}
+	expect.True(t, "the emulator ended with the script", !listens("127.0.0.1:"+strconv.Itoa(port)))
 	expect.Lacks(t, "the progress", progress.String(), "installing")
 }
 

@@ -168,9 +168,8 @@ func openDoor(t *testing.T, caller string) *door {
 func (d *door) to(t *testing.T, target harness.Target) string {
 	t.Helper()
 	var err error
-	if d.server, err = url.Parse(target.MCP); err != nil {
-		t.Fatal(err)
-	}
+	d.server, err = url.Parse(target.MCP)
+	expect.OK(t, err)
 	d.key = target.Keys[d.caller]
 	return d.url + d.server.Path
 }

@@ -51,9 +51,7 @@ func TestDidItArrive(t *testing.T) {
 		late:        "subscribed later it subscribed after the event was published",
 	} {
 		got := row(at)
-		if !strings.Contains(nextAttempt.ReplaceAllString(got, "attempt N follows"), want) {
-			t.Errorf("OPS-17 %s: got %q, want %q", at, got, want)
-		}
+		expect.Contains(t, "OPS-17 "+at, nextAttempt.ReplaceAllString(got, "attempt N follows"), want)
 	}
 	for _, at := range []string{"/down", "/paused"} {
 		expect.Lacks(t, "OPS-17 the row of an event that still comes, at "+at, row(at), "Deliver")

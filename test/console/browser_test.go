@@ -67,8 +67,7 @@ func open(t *testing.T, allowed ...string) *browser {
 	expect.OK(t, chromedp.Do(parent, chromedp.Navigate("about:blank")))
 	b := &browser{T: t}
 	for _, a := range allowed {
-		u, err := url.Parse(a)
-		expect.OK(t, err)
+		u := expect.Value(url.Parse(a))(t)
 		b.allowed = append(b.allowed, u.Host)
 	}
 	ctx, cancel := chromedp.NewContext(parent, chromedp.WithNewBrowserContext(), chromedp.WithListener(b.observe))

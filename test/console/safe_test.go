@@ -234,8 +234,7 @@ func multiply(t *testing.T, path, sub, origin string, n int) {
 	expect.OK(t, err)
 	var items []store.Item
 	for _, partition := range []string{"o#default#alice", "i#default", "k#default#ci.build_finished", "t#default#" + origin} {
-		page, err := db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: partition})
-		expect.OK(t, err)
+		page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: partition}))(t)
 		for _, it := range page.Items {
 			if it.Sort == sub {
 				items = append(items, it)
@@ -325,8 +324,7 @@ func TestOwnerSignsInDuringAnOutage(t *testing.T) {
 func TestHeaders(t *testing.T) {
 	w := start(t, nil)
 	for path, kind := range map[string]string{"": "text/html", "app.js": "text/javascript", "console.css": "text/css", "lib/lit-html.js": "text/javascript", "config.json": "application/json", "icon.svg": "image/svg"} {
-		resp, err := http.Get(w.console() + path)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(w.console() + path))(t)
 		_ = resp.Body.Close()
 		policy := resp.Header.Get("Content-Security-Policy")
 		for _, part := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} {
@@ -337,8 +335,7 @@ func TestHeaders(t *testing.T) {
 		}
 	}
 	for path, status := range map[string]int{"none.js": 404, "../server.go": 404, "static/app.js": 404} {
-		resp, err := http.Get(w.console() + path)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(w.console() + path))(t)
 		_ = resp.Body.Close()
 		expect.Equal(t, "OPS-11 "+path, resp.StatusCode, status)
 	}
@@ -348,8 +345,7 @@ func TestHeaders(t *testing.T) {
 func TestOtherAddress(t *testing.T) {
 	w := start(t, func(o *standalone.Options) { o.AdminAddr = "127.0.0.1:0" })
 	for at, status := range map[string]int{w.s.AdminURL + "/console": 200, w.s.URL + "/console/": 404, w.s.AdminURL + "/mcp": 404} {
-		resp, err := http.Get(at)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(at))(t)
 		_ = resp.Body.Close()
 		expect.Equal(t, "OPS-11 "+at, resp.StatusCode, status)
 	}
@@ -369,9 +365,7 @@ func TestLibraries(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "npm", "pack", "--silent", name)
 		cmd.Dir = dir
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("npm pack %s: %v", name, err)
-		}
+		expect.OK(t, err, "npm pack", name)
 		to := filepath.Join(dir, strings.ReplaceAll(name, "@", "-"))
 		expect.OK(t, os.Mkdir(to, 0o755))
 		if out, err := exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, strings.TrimSpace(string(out))), "-C", to).CombinedOutput(); err != nil {
@@ -379,8 +373,7 @@ func TestLibraries(t *testing.T) {
 		}
 		for theirs, own := range files {
 			known++
-			want, err := os.ReadFile(filepath.Join(to, "package", theirs))
-			expect.OK(t, err)
+			want := expect.Value(os.ReadFile(filepath.Join(to, "package", theirs)))(t)
 			if got, err := os.ReadFile(filepath.Join(ours, own)); err != nil || string(got) != string(want) {
 				t.Errorf("OPS-11 %s is not %s of %s: %v", own, theirs, name, err)
 			}

@@ -71,9 +71,7 @@ func TestBill(t *testing.T) {
 				delete(got.dollars, "cold starts")
 			}
 			for item, dollars := range got.dollars {
-				if math.Abs(dollars-tc.want[item]) > 1e-12 {
-					t.Errorf("%s: got $%v, want $%v", item, dollars, tc.want[item])
-				}
+				expect.AtMost(t, "the difference to the dollars of "+item, math.Abs(dollars-tc.want[item]), 1e-12)
 			}
 			for item, dollars := range tc.want {
 				if got.dollars[item] == 0 {
@@ -146,9 +144,7 @@ func TestTheCountsBehindThePrices(t *testing.T) {
 		for f, s := range sizes(t) {
 			want += got.detail[f[:len(f)-len("Function")]+" starts"] * assumedStart.Seconds() * s.gb * perGBSecond
 		}
-		if math.Abs(got.dollars["cold starts"]-want) > 1e-12 {
-			t.Errorf("cold starts cost $%v, want $%v", got.dollars["cold starts"], want)
-		}
+		expect.AtMost(t, "the difference to the dollars of cold starts", math.Abs(got.dollars["cold starts"]-want), 1e-12)
 	})
 	t.Run("AWS-15 a wide event has the pages of the model, and a bounded number of statuses", func(t *testing.T) {
 		pages, splits := tree(n)

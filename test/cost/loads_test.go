@@ -96,9 +96,7 @@ func TestTheCostsOfTheThreeLoads(t *testing.T) {
 	t.Run("AWS-26 a retried event costs what the table of an origin that is down says", func(t *testing.T) {
 		text := down(t)
 		for _, price := range []float64{refuses(retry.StandardSchedule, priceDownStandard), refuses(retry.EventsSchedule, priceDownEvents)} {
-			if !strings.Contains(text, "| "+dollars(price)+" |") {
-				t.Errorf("the table lacks %s:\n%s", dollars(price), text)
-			}
+			expect.Contains(t, "the table", text, "| "+dollars(price)+" |")
 		}
 	})
 	t.Run("AWS-26 the last line is the sum of the others", func(t *testing.T) {

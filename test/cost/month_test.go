@@ -134,9 +134,7 @@ func TestPricesOfAMonth(t *testing.T) {
 	t.Run("AWS-26 an endpoint's answer time is billed once per invocation, however many deliveries it sends", func(t *testing.T) {
 		const gb = 0.5
 		for deliveries, want := range map[float64]float64{1: 0.2 * gb * perGBSecond * 1e6, 10: 0.02 * gb * perGBSecond * 1e6, 128: 0.2 / 128 * gb * perGBSecond * 1e6} {
-			if got := waiting(gb, deliveries); math.Abs(got-want) > 1e-9 {
-				t.Errorf("%v deliveries: got $%v, want $%v", deliveries, got, want)
-			}
+			expect.AtMost(t, "the difference to the dollars of the deliveries", math.Abs(waiting(gb, deliveries)-want), 1e-9)
 		}
 	})
 }

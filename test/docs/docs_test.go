@@ -85,9 +85,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 					ran++
 				}
 			}
-			if ran < 3 {
-				t.Errorf("%s has only %d blocks of commands", name, ran)
-			}
+			expect.AtLeast(t, "the blocks of commands in "+name, ran, 3)
 			if c.after != nil {
 				c.after(t, s)
 			}

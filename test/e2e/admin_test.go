@@ -138,9 +138,8 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			o.call("GET", "replays/"+r.ID, "", http.StatusOK, &r)
 			return r.State == "done"
 		})
-		if r.Total != len(missed) || r.Replayed != len(missed) {
-			t.Errorf("got %+v", r)
-		}
+		expect.Equal(t, "the total", r.Total, len(missed))
+		expect.Equal(t, "the replayed", r.Replayed, len(missed))
 		expect.Equal(t, "how often the earlier event arrived", hook.IDs()["evt_again"], 2)
 	})
 	t.Run("OPS-09 no identity can see or change data that is not its own", func(t *testing.T) { identities(t, o, id, hook) })
@@ -170,13 +169,10 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		var slow, same, ended job
 		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &slow)
 		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &same)
-		if slow.Total != left || slow.ID != same.ID {
-			t.Errorf("got %+v, and then %+v", slow, same)
-		}
+		expect.Equal(t, "the total", slow.Total, left)
+		expect.Equal(t, "the ID", slow.ID, same.ID)
 		o.call("DELETE", "replays/"+slow.ID, "", http.StatusOK, &ended)
-		if ended.State == "running" {
-			t.Errorf("it ended as %+v", ended)
-		}
+		expect.Differ(t, "the state", ended.State, "running")
 		harness.Eventually(t, harness.Patience, "the numbers of what was under way", func() bool {
 			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
 			return max(slow.Replayed, ended.Replayed)+len(o.list("dead-letters")) == left // the first replay may be done already
@@ -214,9 +210,8 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		})
 		harness.Eventually(t, harness.Patience, "an event says so", func() bool { return len(o.list("events?name=mcpevents.subscription_disabled")) == 1 })
 		hook.Answer(nil)
-		if o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, &s); s.State != "active" {
-			t.Errorf("got %+v", s)
-		}
+		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, &s)
+		expect.Equal(t, "the state", s.State, "active")
 		publish("evt_back")
 		arrives("evt_back", 1)
 	})

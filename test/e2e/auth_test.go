@@ -112,9 +112,8 @@ func TestTokensAreNeeded(t *testing.T) {
 			t.Run("AUT-01 "+what+" is refused with: "+fault, func(t *testing.T) {
 				status, header := tc.send(token)
 				want := fmt.Sprintf(`Bearer %sscope="%s", resource_metadata="%s/.well-known/oauth-protected-resource/mcp"`, fault, tc.scope, s.Base())
-				if got := header.Get("WWW-Authenticate"); status != 401 || got != want {
-					t.Errorf("status %d, WWW-Authenticate %s, want 401 and %s", status, got, want)
-				}
+				expect.Equal(t, "the status", status, 401)
+				expect.Equal(t, "the header WWW-Authenticate", header.Get("WWW-Authenticate"), want)
 			})
 		}
 	}
@@ -172,9 +171,8 @@ func TestTheProviderCannotBeReached(t *testing.T) {
 		t.Errorf("POST /mcp: status %d, %v", a.Status, a.Header)
 	}
 	e := s.PostEvents(t, "acme", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
-	if e.Status != http.StatusServiceUnavailable || strings.Contains(string(e.Body), p.Issuer) {
-		t.Errorf("POST /events: status %d, %s", e.Status, e.Body)
-	}
+	expect.Equal(t, "the status", e.Status, http.StatusServiceUnavailable)
+	expect.Lacks(t, "the body", string(e.Body), p.Issuer)
 	p.Down(false)
 	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Stateless("acme").Do(t, "resources/list", nil).Status == 200 })
 }
@@ -277,9 +275,7 @@ func TestOwners(t *testing.T) {
 		}
 		for what, got := range map[string][]*harness.Update{"listen": stream.Wait(t, 3), "session": session.Wait(t, 3)} {
 			for _, u := range got {
-				if u.URI != "event://repos/globex/web/announced" {
-					t.Errorf("%s got %s", what, u.URI)
-				}
+				expect.Equal(t, what, u.URI, "event://repos/globex/web/announced")
 			}
 		}
 		a := c.Do(t, "resources/read", object{"uri": "event://repos"})

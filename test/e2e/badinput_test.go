@@ -254,15 +254,12 @@ func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delive
 	stamps, signatures := map[string]bool{}, map[string]bool{}
 	for i, d := range attempts {
 		expect.Equal(t, fmt.Sprintf("the webhook-id of attempt %d", i+1), d.ID(), id)
-		if err := d.Verify(e.Secret()); err != nil {
-			t.Errorf("attempt %d is not verified: %v", i+1, err)
-		}
+		expect.OK(t, d.Verify(e.Secret()), "attempt", i+1)
 		stamps[d.Header.Get("webhook-timestamp")] = true
 		signatures[d.Header.Get("webhook-signature")] = true
 	}
-	if len(stamps) != len(attempts) || len(signatures) != len(attempts) {
-		t.Errorf("%d attempts have %d timestamps and %d signatures", len(attempts), len(stamps), len(signatures))
-	}
+	expect.Equal(t, "the number of timestamps", len(stamps), len(attempts))
+	expect.Equal(t, "the number of signatures", len(signatures), len(attempts))
 }
 
 // closedPort returns a URL whose port is closed.

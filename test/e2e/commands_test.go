@@ -120,9 +120,7 @@ func checked(t *testing.T, s *harness.Target) {
 	var said strings.Builder
 	cmd.Stderr = &said
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, said.String(), out)
-	}
+	expect.OK(t, err, said.String(), out)
 	var report check.Report
 	expect.OK(t, json.Unmarshal(out, &report))
 	var failed, left []string
@@ -135,9 +133,8 @@ func checked(t *testing.T, s *harness.Target) {
 		}
 	}
 	t.Run("RCH-06 EVX-25 WHK-06 no rule fails, e.g. on rotated secrets, and the profile is the default one", func(t *testing.T) {
-		if len(failed) > 0 || report.Profile != "released" {
-			t.Errorf("failed: %q in the profile %q, want none in released", failed, report.Profile)
-		}
+		expect.Len(t, "the failed rules", failed, 0)
+		expect.Equal(t, "the profile", report.Profile, "released")
 	})
 	t.Run("RCH-06 all but five rules are tested", func(t *testing.T) {
 		expect.List(t, "the rules that were not tested", left, []string{"capability-absent", "error-mode", "webhook-https", "webhook-private", "terminated"})

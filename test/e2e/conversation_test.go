@@ -292,9 +292,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		}
 		for p, name := range map[*provider]string{memory: "memory", notes: "notes"} {
 			all := p.messages()
-			if len(all) != 2 {
-				t.Fatalf("%s got %d messages", name, len(all))
-			}
+			expect.MustEqual(t, "the messages of "+name, len(all), 2)
 			m := all[0]
 			if len(m.body) != 3 || len(m.body["recentHistory"].([]any)) != 2 || m.method != "conversation/userMessage" || m.principal == "" || m.principal == "alice" {
 				t.Errorf("%s got %+v", name, m)
@@ -303,9 +301,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 				t.Errorf("%s got %+v and %+v", name, m, all[1])
 			}
 		}
-		if memory.messages()[0].principal == notes.messages()[0].principal {
-			t.Error("two providers know alice by the same name")
-		}
+		expect.Differ(t, "alice's name at the other provider", memory.messages()[0].principal, notes.messages()[0].principal)
 	})
 
 	t.Run("CNV-02 the context for a notification arrives on its caller's streams", func(t *testing.T) {

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -73,9 +75,8 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 	harness.Eventually(t, harness.Patience, "all are in the list", func() bool { return len(list(operator, "")) == 2*gaveUp })
 	inbox, events := list(operator, "?queue=inbox"), list(operator, "?queue=events")
 	t.Run("OPS-04 AWS-07 each has its queue, its reason and its first time", func(t *testing.T) {
-		if len(inbox) != gaveUp || len(events) != gaveUp {
-			t.Fatalf("%d of the inbox and %d events", len(inbox), len(events))
-		}
+		expect.MustEqual(t, "the dead letters of the inbox", len(inbox), gaveUp)
+		expect.MustEqual(t, "the number of events", len(events), gaveUp)
 		for _, l := range append(slices.Clone(inbox), events...) {
 			if l.Reason == "" || l.First.IsZero() || l.Dead.Before(l.First) {
 				t.Errorf("got %+v", l)
@@ -97,9 +98,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		retry := "dead-letters/" + events[0].ID + "/retry"
 		o.callAs(operator, "POST", retry, "", http.StatusAccepted, nil)
 		o.callAs(operator, "POST", retry, "", http.StatusNotFound, nil)
-		if got := hook.Wait(t, 1)[0].ID(); !slices.Contains(stuck(), got) {
-			t.Errorf("got %s", got)
-		}
+		expect.Has(t, "the dead letters", stuck(), hook.Wait(t, 1)[0].ID())
 		expect.Len(t, "the dead letters that are left", list(operator, "?queue=events"), gaveUp-1)
 	})
 	replay := func(name string, want int) {
@@ -110,9 +109,8 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		}
 		ask := fmt.Sprintf(`{"select":{"queue":%q},"rate":%d`, name, rate)
 		var count struct{ Count int }
-		if o.callAs(operator, "POST", "replays", ask+`,"dryRun":true}`, http.StatusOK, &count); count.Count != want {
-			t.Errorf("got the count %d, want %d", count.Count, want)
-		}
+		o.callAs(operator, "POST", "replays", ask+`,"dryRun":true}`, http.StatusOK, &count)
+		expect.Equal(t, "the count", count.Count, want)
 		var r struct {
 			ID, State                string
 			Total, Replayed, Skipped int
@@ -142,9 +140,8 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 	})
 	t.Run("OPS-04 a replay without a queue is for webhooks", func(t *testing.T) {
 		var count struct{ Count int }
-		if o.callAs(operator, "POST", "replays", `{"select":{},"dryRun":true}`, http.StatusOK, &count); count.Count != 0 {
-			t.Errorf("got the count %d", count.Count)
-		}
+		o.callAs(operator, "POST", "replays", `{"select":{},"dryRun":true}`, http.StatusOK, &count)
+		expect.Equal(t, "the count", count.Count, 0)
 	})
 	t.Run("OPS-08 the audit trail has each retry and its caller", func(t *testing.T) {
 		var trail struct{ Items []object }
@@ -156,5 +153,93 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		if by["dead-letter.retry"] != operator || by["replay.start"] != operator {
 			t.Errorf("got %v", by)
 		}
+	})
+}
+
+// TestStoryOfAnOutage plays a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the
+// server that does so is killed on the way.
+func TestStoryOfAnOutage(t *testing.T) {
+	t.Parallel()
+	const events, rate, some = 30, 5, 10 // events per second, fewer than the start of a replay schedules immediately
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "all", "--retry-schedule", "0s,1s"}})
+	o := operate(t, &s.Target)
+	hook := harness.NewReceiver(t).Endpoint("restored")
+	id := strings.TrimPrefix(register(t, s.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
+	type job struct {
+		ID, State                string
+		Total, Replayed, Skipped int
+	}
+	var begun job
+	replay := `{"select":{"subscription":"` + id + fmt.Sprintf(`"},"rate":%d}`, rate)
+	failed := map[string]int{} // attempts by webhook-id
+
+	t.Run("WHK-20 an endpoint fails, and overview and metrics say so", func(t *testing.T) {
+		hook.Answer(func(int, *harness.Delivery) harness.Reply {
+			return harness.Reply{Status: http.StatusInternalServerError} // a 503 would reduce the number of attempts
+		})
+		for i := range events {
+			expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "owner", build(fmt.Sprintf("evt_%d", i), i+1))))
+		}
+		var overview struct {
+			DeadLetters int
+			Recent      struct {
+				Failed  int
+				Failing []struct{ Origin string }
+			}
+		}
+		harness.Eventually(t, harness.Patience, "the dead letters are there", func() bool {
+			o.call("GET", "overview", "", http.StatusOK, &overview)
+			return overview.DeadLetters == events
+		})
+		failed = hook.IDs()
+		if overview.Recent.Failed == 0 || len(overview.Recent.Failing) != 1 || !strings.HasPrefix(hook.URL(), overview.Recent.Failing[0].Origin) {
+			t.Errorf("got %+v", overview)
+		}
+		want := fmt.Sprintf(`mcpevents_dead_letters_total{queue="webhook"} %d`, events)
+		harness.Eventually(t, harness.Patience, want, func() bool { return strings.Contains(s.Metrics(t), want) })
+	})
+	t.Run("OPS-03 the operator finds every attempt and its reason", func(t *testing.T) {
+		for _, d := range o.list("deliveries?event=evt_7") {
+			if d["category"] != "http_5xx" || d["status"] != "5xx" {
+				t.Errorf("got %v", d)
+			}
+		}
+		expect.Equal(t, "the outcomes, the latest first", o.members("deliveries?event=evt_7", "outcome"), "dead failed")
+	})
+	hook.Answer(nil)
+	o.call("POST", "replays", replay, http.StatusAccepted, &begun)
+	if begun.State != "running" || begun.Total != events || begun.Replayed >= events {
+		t.Errorf("the replay begins as %+v", begun)
+	}
+	t.Run("OPS-04 WHK-13 a replay continues after its processes were killed, and each event arrives with its original id", func(t *testing.T) {
+		arrived := func() (n int) {
+			for id, times := range hook.IDs() {
+				if times > failed[id] {
+					n++
+				}
+			}
+			return n
+		}
+		harness.Eventually(t, harness.Patience, "some arrive", func() bool { return arrived() >= some })
+		s.Kill()
+		if n := arrived(); n >= events {
+			t.Errorf("%d had arrived when they were killed", n)
+		}
+		s.Start()
+		var ended job
+		harness.Eventually(t, 2*harness.Patience, "the replay is done", func() bool {
+			o.call("GET", "replays/"+begun.ID, "", http.StatusOK, &ended)
+			return ended.State == "done"
+		})
+		// The letters of a step are counted at its end, so a process that is killed in a step leaves them uncounted.
+		step := rate * int(deadletter.ReplayStep/time.Second)
+		if ended.Total != events || ended.Skipped != 0 || ended.Replayed > events || ended.Replayed < events-step {
+			t.Errorf("the replay ended as %+v, want %d in all, none skipped, and at most one step of %d uncounted", ended, events, step)
+		}
+		harness.Eventually(t, harness.Patience, "all arrive", func() bool { return arrived() == events })
+		if _, different := hook.Count(); different != events {
+			t.Errorf("%d events arrived, want %d", different, events)
+		}
+		expect.Len(t, "the dead letters that are left", o.list("dead-letters"), 0)
 	})
 }

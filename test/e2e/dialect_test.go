@@ -45,9 +45,8 @@ func dialect(t *testing.T, s *harness.Target) {
 		for i := range 4 { // on AWS the stream occupies its instance, so another one answers
 			id := fmt.Sprintf("r%d", i)
 			a := c.Raw(t, http.MethodPost, request(id, "resources/read", object{"uri": "event://ci/build-finished"}), "Accept", "application/json")
-			if a.Status != http.StatusAccepted || len(a.Body) != 0 {
-				t.Fatalf("status %d: %s", a.Status, a.Body)
-			}
+			expect.MustEqual(t, "the status", a.Status, http.StatusAccepted)
+			expect.MustLen(t, "the body", a.Body, 0)
 			m := st.Next(t)
 			for m.Event == "lifecycle" || strings.HasSuffix(m.Method, "/list_changed") { // a heartbeat, or the catalog of a new deployment
 				m = st.Next(t)
@@ -85,9 +84,7 @@ func dialect(t *testing.T, s *harness.Target) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		a := c.Raw(t, http.MethodPost, request(1, "resources/subscribe", object{"uri": "event://chat/dialect"}))
-		if a.Status != http.StatusOK {
-			t.Fatalf("subscribe: %d %s", a.Status, a.Body)
-		}
+		expect.MustEqual(t, "the status of subscribe "+string(a.Body), a.Status, http.StatusOK)
 		s.Publish(t, messageIn("dialect", "d1", "general"))
 		s.Publish(t, messageIn("else", "no", "general"))
 		first := st.Wait(t, 1)[0]

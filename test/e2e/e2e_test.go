@@ -24,12 +24,8 @@ type object = map[string]any
 func sameJSON(tb testing.TB, a, b []byte) bool {
 	tb.Helper()
 	var x, y any
-	if err := json.Unmarshal(a, &x); err != nil {
-		tb.Fatalf("%v: %.200q", err, a)
-	}
-	if err := json.Unmarshal(b, &y); err != nil {
-		tb.Fatalf("%v: %.200q", err, b)
-	}
+	expect.OK(tb, json.Unmarshal(a, &x), a)
+	expect.OK(tb, json.Unmarshal(b, &y), b)
 	return reflect.DeepEqual(x, y)
 }
 
@@ -41,9 +37,7 @@ func marshal(tb testing.TB, v any) []byte {
 func decode[T any](tb testing.TB, b []byte) T {
 	tb.Helper()
 	var v T
-	if err := json.Unmarshal(b, &v); err != nil {
-		tb.Fatalf("%v: %.300q", err, b)
-	}
+	expect.OK(tb, json.Unmarshal(b, &v), b)
 	return v
 }
 

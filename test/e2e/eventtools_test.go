@@ -69,9 +69,7 @@ func withTools(t *testing.T, s *harness.Target) {
 				m = st.Next(t)
 			}
 			var r toolResult
-			if err := json.Unmarshal(m.Result, &r); err != nil {
-				t.Fatalf("%v: %s", err, m.Raw)
-			}
+			expect.OK(t, json.Unmarshal(m.Result, &r), m.Raw)
 			if got := r.StructuredContent; len(got.Events) != 1 || got.Events[0].ID != revision+"-1" || got.Events[0].Name != "incident.created" || got.TimedOut {
 				t.Errorf("got %s", m.Raw)
 			}

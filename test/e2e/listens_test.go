@@ -192,9 +192,7 @@ func TestManagedInstance(t *testing.T) {
 		aws.Publish(t, messageIn("managed", "managed-3", "general"))
 		for n, s := range streams {
 			updates := s.Updates()
-			if got := listen(n, updates[len(updates)-1].Cursor).Wait(t, 1)[0]; got.EventID != "managed-3" {
-				t.Errorf("stream %d continued with %s", n, got.EventID)
-			}
+			expect.Equal(t, fmt.Sprintf("the event with which the stream %d continued", n), listen(n, updates[len(updates)-1].Cursor).Wait(t, 1)[0].EventID, "managed-3")
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -153,28 +154,20 @@ func browse(t *testing.T, c *harness.SDKClient) {
 	t.Helper()
 	ctx := t.Context()
 	if c.InitializeResult().ProtocolVersion < harness.V20260728 {
-		if err := c.Ping(ctx, nil); err != nil {
-			t.Fatalf("ping: %v", err)
-		}
+		expect.OK(t, c.Ping(ctx, nil), "ping")
 	}
 	fixed := map[string]bool{}
 	for r, err := range c.Resources(ctx, nil) {
-		if err != nil {
-			t.Fatalf("resources/list: %v", err)
-		}
+		expect.OK(t, err, "resources/list")
 		fixed[r.URI] = true
 	}
 	templates := map[string]bool{}
 	for r, err := range c.ResourceTemplates(ctx, nil) {
-		if err != nil {
-			t.Fatalf("resources/templates/list: %v", err)
-		}
+		expect.OK(t, err, "resources/templates/list")
 		templates[r.URITemplate] = true
 	}
 	if !fixed["event://ci/build-finished"] || !templates["event://incidents/{service}/created"] {
 		t.Fatalf("listed: %v, %v", slices.Collect(maps.Keys(fixed)), slices.Collect(maps.Keys(templates)))
 	}
-	if _, err := c.ReadResource(ctx, &sdk.ReadResourceParams{URI: "event://ci/build-finished"}); err != nil {
-		t.Fatalf("resources/read: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(c.ReadResource(ctx, &sdk.ReadResourceParams{URI: "event://ci/build-finished"})), "resources/read")
 }

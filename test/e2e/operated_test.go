@@ -113,9 +113,8 @@ func console(t *testing.T, o *operated, publish func(string)) {
 	}
 	host := strings.TrimSuffix(o.target.Admin, "/admin/v1/")
 	resp, page := get(host + "/console")
-	if policy := resp.Header.Get("Content-Security-Policy"); !strings.Contains(page, "<script") || !strings.Contains(policy, "default-src 'none'") {
-		t.Errorf("got %s under %q", page, policy)
-	}
+	expect.Contains(t, "the page", page, "<script")
+	expect.Contains(t, "the header Content-Security-Policy", resp.Header.Get("Content-Security-Policy"), "default-src 'none'")
 	if _, config := get(host + "/console/config.json"); !strings.Contains(config, `"auth":"keys"`) {
 		t.Errorf("got %s", config)
 	}
@@ -168,9 +167,7 @@ func erasing(t *testing.T, o *operated, publish func(string), items func() []str
 	var dry, done answer
 	o.call("DELETE", "principals/neighbour?dryRun=true", "", http.StatusOK, &dry)
 	for kind, n := range map[string]int{"subscriptions": 1, "deadLetters": 1, "sessions": 1, "quotas": 1} {
-		if dry.Counts[kind] != n {
-			t.Errorf("%d %s, want %d", dry.Counts[kind], kind, n)
-		}
+		expect.Equal(t, kind, dry.Counts[kind], n)
 	}
 	expect.Equal(t, "the data after a dry run", o.members("subscriptions?principal=neighbour", "id"), id)
 	if o.call("DELETE", "principals/neighbour", "", http.StatusOK, &done); !done.Complete || done.Counts["subscriptions"] != 1 {

@@ -56,9 +56,7 @@ func TestReplayOnAWS(t *testing.T) {
 	began := time.Now()
 	var again subscribed
 	alice.Call(t, "events/subscribe", params, &again)
-	if again.Truncated {
-		t.Error("the replay is truncated")
-	}
+	expect.True(t, "the replay is complete", !again.Truncated)
 	lost := func() (ids []string) {
 		got := hook.IDs()
 		for _, id := range missed {
@@ -75,9 +73,7 @@ func TestReplayOnAWS(t *testing.T) {
 	all, different := hook.Count()
 	t.Logf("%d events replayed in %v, %d repetitions", events, time.Since(began), all-different)
 	for _, f := range []string{"RegisterFunction", "DispatchFunction"} {
-		if n := aws.Stopped(f); n > 0 {
-			t.Errorf("AWS-03 %d invocations of %s were stopped", n, f)
-		}
+		expect.AtMost(t, "AWS-03 the stopped invocations of "+f, aws.Stopped(f), 0)
 	}
 }
 
@@ -195,9 +191,7 @@ func lostEvents(t *testing.T, s *harness.Target) {
 		}
 	}
 	t.Run("EVX-13 one signed message announces abandoned events", func(t *testing.T) {
-		if err := notice.Verify(refusing.Secret()); err != nil {
-			t.Errorf("not signed as deliveries are: %v", err)
-		}
+		expect.OK(t, notice.Verify(refusing.Secret()), "the signature")
 		if !strings.HasPrefix(notice.ID(), "msg_gap_") || len(notice.ID()) < len("msg_gap_")+16 {
 			t.Errorf("webhook-id %q", notice.ID())
 		}
@@ -232,9 +226,7 @@ func lostEvents(t *testing.T, s *harness.Target) {
 					n++
 				}
 			}
-			if want := map[*harness.Endpoint]int{refusing: 1}[e]; n != want {
-				t.Errorf("%s got %d control messages, want %d", e.Name, n, want)
-			}
+			expect.Equal(t, "the control messages of "+e.Name, n, map[*harness.Endpoint]int{refusing: 1}[e])
 		}
 	})
 }

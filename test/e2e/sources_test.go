@@ -72,8 +72,7 @@ func post(t *testing.T, url string, header http.Header, body []byte, edit func(*
 		return &harness.HTTPAnswer{Header: http.Header{}}
 	}
 	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	expect.OK(t, err)
+	raw := expect.Value(io.ReadAll(resp.Body))(t)
 	return &harness.HTTPAnswer{Status: resp.StatusCode, Header: resp.Header, Body: raw}
 }
 

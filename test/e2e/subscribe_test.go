@@ -172,8 +172,7 @@ func TestVerifiedRegistrations(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("silent")
 		hook.AnswerChallenge(func(*harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusNoContent} })
 		e := alice.Refused(t, -32602, "resources/subscriptions/register", object{"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL()})
-		if reason := decode[map[string]any](t, e.Data)["reason"]; reason != "challenge_failed" || !strings.Contains(e.Message, "challenge") {
-			t.Errorf("the error is %v", e)
-		}
+		expect.Equal(t, "the reason", decode[map[string]any](t, e.Data)["reason"], "challenge_failed")
+		expect.Contains(t, "the message", e.Message, "challenge")
 	})
 }

@@ -46,16 +46,13 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		return uris
 	}
 	t.Run("EVS-12 listed only for its owner", func(t *testing.T) {
-		if got := listed(owner); !slices.Contains(got, uri) {
-			t.Errorf("the owner has %v, want %s among them", got, uri)
-		}
+		expect.Has(t, "the owner's subscriptions", listed(owner), uri)
 		expect.Len(t, "the subscriptions that another principal sees", listed(other), 0)
 	})
 	t.Run("EVS-12 lists with subscriptions are private", func(t *testing.T) {
 		var page struct{ CacheScope string }
-		if owner.Call(t, "resources/list", nil, &page); page.CacheScope != "private" {
-			t.Errorf("got the cacheScope %q, want private", page.CacheScope)
-		}
+		owner.Call(t, "resources/list", nil, &page)
+		expect.Equal(t, "the cache scope", page.CacheScope, "private")
 	})
 	t.Run("EVS-12 readable only by its owner", func(t *testing.T) {
 		st := readStatus(t, owner, uri)
@@ -94,9 +91,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		for st, n := range before {
 			harness.Eventually(t, harness.Patience, "list_changed", func() bool { return changes(st) > n })
 		}
-		if slices.Contains(listed(owner), uri) {
-			t.Error("it is still listed")
-		}
+		expect.True(t, "it is not listed any more", !slices.Contains(listed(owner), uri))
 		owner.Refused(t, -32602, "resources/read", object{"uri": uri})
 	})
 	t.Run("EVS-12 another principal is not notified", func(t *testing.T) {

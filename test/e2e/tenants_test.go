@@ -266,9 +266,7 @@ func listenTo(t *testing.T, what string, req *http.Request, asked string, limit 
 	var ctx context.Context
 	ctx, h.cancel = context.WithCancel(t.Context())
 	resp, err := http.DefaultClient.Do(req.WithContext(ctx))
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	expect.OK(t, err, what)
 	h.status, h.header = resp.StatusCode, fmt.Sprint(resp.Header)
 	begun := make(chan struct{})
 	go func() {
@@ -308,9 +306,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	var all []*received
 	known := methods(t)
 	for name := range table {
-		if !slices.Contains(known, name) {
-			t.Errorf("%s is not a method of the endpoint", name)
-		}
+		expect.Has(t, "the methods of the endpoint", known, name)
 	}
 	for _, who := range slices.Sorted(maps.Keys(credentials)) {
 		key := credentials[who]

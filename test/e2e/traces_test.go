@@ -78,9 +78,7 @@ func TestTracesOnLocalAWS(t *testing.T) {
 		register(t, aws.Stateless("alice"), hook, "event://ci/build-finished")
 		body := expect.Value(json.Marshal(build("traced", 1)))(t)
 		a := aws.PostEvents(t, "publisher", "application/json", string(body), "Traceparent", "00-"+trace+"-"+parent+"-01")
-		if a.Status != http.StatusAccepted {
-			t.Fatalf("got %d %s", a.Status, a.Body)
-		}
+		expect.MustEqual(t, "the status of "+string(a.Body), a.Status, http.StatusAccepted)
 		var mine []exported
 		named := func(name string) (all []exported) {
 			for _, s := range mine {

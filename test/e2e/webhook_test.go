@@ -34,9 +34,7 @@ func TestWebhookRequest(t *testing.T) {
 	published := time.Now().Unix()
 	a := s.PostEvents(t, "publisher", "application/json",
 		`{"id":"exact","time":"2026-11-03T10:00:00.5+02:00","uri":"event://github/acme/website/pull_request","data":`+payload+`}`)
-	if a.Status != http.StatusAccepted {
-		t.Fatalf("publish: %d %s", a.Status, a.Body)
-	}
+	expect.MustEqual(t, "the status of "+string(a.Body), a.Status, http.StatusAccepted)
 	d, e := hook.Wait(t, 1)[0], events.Wait(t, 1)[0]
 
 	for what, got := range map[string]*harness.Delivery{"SEP-1803": d, "MCP Events": e} {
@@ -57,9 +55,8 @@ func TestWebhookRequest(t *testing.T) {
 			if ua := got.Header.Get("User-Agent"); !regexp.MustCompile(`^mcp-events/\S+$`).MatchString(ua) {
 				t.Errorf("User-Agent %q", ua)
 			}
-			if got.Method != http.MethodPost || got.Header.Get("Content-Type") != "application/json" {
-				t.Errorf("%s of %s", got.Method, got.Header.Get("Content-Type"))
-			}
+			expect.Equal(t, "the method", got.Method, http.MethodPost)
+			expect.Equal(t, "the header Content-Type", got.Header.Get("Content-Type"), "application/json")
 		})
 		t.Run("WHK-02 webhook-id is the event id, "+what, func(t *testing.T) {
 			expect.Equal(t, "webhook-id", got.ID(), "exact")
@@ -115,9 +112,7 @@ func TestPublicKeys(t *testing.T) {
 	s.Publish(t, build("signed", 1))
 	d := hook.Wait(t, 1)[0]
 	t.Run("WHK-05 a webhook has v1 and v1a signatures, and the key is published as JWKS", func(t *testing.T) {
-		if err := d.Verify(hook.Secret()); err != nil {
-			t.Errorf("v1: %v", err)
-		}
+		expect.OK(t, d.Verify(hook.Secret()), "v1")
 		resp := expect.Value(http.Get(s.Base() + "/.well-known/mcp-webhook-jwks.json"))(t)
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)

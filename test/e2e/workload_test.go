@@ -110,9 +110,7 @@ func (w *workload) run(tb testing.TB, target *harness.Target) {
 		})
 	}
 	wg.Wait()
-	if len(w.events) != w.publishers*w.count {
-		tb.Fatalf("%d events were accepted, want %d", len(w.events), w.publishers*w.count)
-	}
+	expect.MustEqual(tb, "the accepted events", len(w.events), w.publishers*w.count)
 }
 
 // publish sends events in the content mode of the step.
@@ -164,9 +162,7 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 		case e == nil:
 			t.Errorf("stream %s: got %s of %s, which it did not ask for", name, u.EventID, u.URI)
 		case seen[u.EventID]:
-			if !repeatable {
-				t.Errorf("stream %s: got %s twice", name, u.EventID)
-			}
+			expect.True(t, "stream "+name+": it may get "+u.EventID+" twice", repeatable)
 		default:
 			seen[u.EventID] = true
 			expect.Equal(t, fmt.Sprintf("stream %s: %s has the URI", name, u.EventID), u.URI, e.URI)
@@ -178,9 +174,7 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 		}
 	}
 	for id := range want {
-		if !seen[id] {
-			t.Errorf("stream %s: %s of %s is missing", name, id, want[id].URI)
-		}
+		expect.True(t, "stream "+name+": it has "+id+" of "+want[id].URI, seen[id])
 	}
 }
 
@@ -204,15 +198,11 @@ func checkEndpoint(t *testing.T, e *harness.Endpoint, want map[string]*published
 			continue
 		}
 		seen[d.ID()] = true
-		if err := d.Verify(e.Secret()); err != nil {
-			t.Errorf("endpoint %s: %s is not verified: %v", e.Name, d.ID(), err)
-		}
+		expect.OK(t, d.Verify(e.Secret()), e.Name, d.ID())
 		body(t, d, p)
 	}
 	for id := range want {
-		if !seen[id] {
-			t.Errorf("endpoint %s: %s of %s is missing", e.Name, id, want[id].URI)
-		}
+		expect.True(t, "endpoint "+e.Name+": it has "+id+" of "+want[id].URI, seen[id])
 	}
 	return repeated
 }

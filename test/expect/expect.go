@@ -4,6 +4,7 @@ package expect
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -14,12 +15,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// OK ends the test if err is not nil.
-func OK(t testing.TB, err error) {
+// OK ends the test if err is not nil. Its message also has the context, for example the case of a table or the output of a command.
+func OK(t testing.TB, err error, context ...any) {
 	t.Helper()
-	if err != nil {
-		t.Fatalf("got the error %v, want none", err)
+	if err == nil {
+		return
 	}
+	text := ""
+	for _, c := range context {
+		if v := reflect.ValueOf(c); v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8 {
+			c = string(v.Bytes())
+		}
+		text += fmt.Sprint(c, " ")
+	}
+	t.Fatalf("%sgot the error %v, want none", text, err)
 }
 
 // Equal compares two values.

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -267,9 +266,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		names = append(names, x["name"].(string))
 	}
 	for _, name := range added {
-		if !slices.Contains(names, prefix+name) {
-			t.Errorf("the list has no %s", name)
-		}
+		expect.Has(t, "the list", names, prefix+name)
 	}
 	expect.Equal(t, "the notifications for 15 changes", received(toolsChanged), 11)
 }

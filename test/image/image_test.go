@@ -49,8 +49,7 @@ func finalStage(t *testing.T) (all []instruction) {
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(harness.Root(t), name))
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), name)))(t)
 	return string(b)
 }
 
@@ -84,12 +83,9 @@ func TestTheImage(t *testing.T) {
 	}
 	root, binary := content(t)
 	t.Run("RCH-10 the binary needs no library", func(t *testing.T) {
-		f, err := elf.Open(binary)
-		expect.OK(t, err)
+		f := expect.Value(elf.Open(binary))(t)
 		defer f.Close()
-		if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-			t.Error("it is linked to a loader")
-		}
+		expect.True(t, "it is not linked to a loader", !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }))
 	})
 	t.Run("RCH-10 it serves, is healthy, and ends, as its user on a read-only root", func(t *testing.T) { serves(t, root, of(stage, "ENV")[0]) })
 }
@@ -210,9 +206,7 @@ func serves(t *testing.T, root, environment string) {
 	expect.OK(t, server.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:
-		if err != nil {
-			t.Errorf("it ended with %v\n%s", err, said)
-		}
+		expect.OK(t, err, said)
 	case <-ctx.Done():
 		_ = server.Process.Kill()
 		t.Error("it does not end")
@@ -261,9 +255,7 @@ func TestAnEngineRunsTheImage(t *testing.T) {
 	}
 	root, _ := content(t)
 	id, err := engine("run", "--detach", "--read-only", "--cap-drop", "ALL", "--volume", "/data", "--volume", filepath.Join(root, "etc", "mcpevents")+":/etc/mcpevents:ro", "mcpevents:test")
-	if err != nil {
-		t.Fatalf("RCH-10: %v\n%s", err, id)
-	}
+	expect.OK(t, err, "RCH-10", id)
 	t.Cleanup(func() { _ = exec.Command("docker", "rm", "--force", "--volumes", id).Run() })
 	harness.Eventually(t, time.Minute, "health of the container", func() bool {
 		state, err := engine("inspect", "--format", "{{.State.Health.Status}}", id)

@@ -2,7 +2,6 @@ package image
 
 import (
 	"encoding/json"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,9 +79,8 @@ func TestTheRelease(t *testing.T) {
 	file := releases(t)
 	b := file.Builds[0]
 	t.Run("RCH-10 checksums and an SBOM, and files that there are", func(t *testing.T) {
-		if file.Checksum.Algorithm != "sha256" || file.SBOMs[0].Artifacts != "binary" {
-			t.Errorf("%+v", file)
-		}
+		expect.Equal(t, "the algorithm", file.Checksum.Algorithm, "sha256")
+		expect.Equal(t, "the artifacts", file.SBOMs[0].Artifacts, "binary")
 		for _, name := range file.Archives[0].Files {
 			read(t, name)
 		}
@@ -100,9 +98,7 @@ func TestTheRelease(t *testing.T) {
 			"/usr/share/doc/mcpevents/copyright": 0, "/usr/lib/systemd/system/mcpevents.service": 0, "/etc/mcpevents/catalog.yaml": 0o644,
 			"/etc/mcpevents/config.yaml": 0o644, "/etc/mcpevents/environment": 0o600,
 		}
-		if !maps.Equal(modes, want) {
-			t.Errorf("got the files %v, want %v", modes, want)
-		}
+		expect.Map(t, "the files", modes, want)
 		for when, script := range file.NFPMs[0].Scripts {
 			if out, err := exec.CommandContext(t.Context(), "sh", "-n", filepath.Join(harness.Root(t), script)).CombinedOutput(); err != nil {
 				t.Errorf("%s: %v\n%s", when, err, out)
@@ -124,9 +120,7 @@ func TestTheRelease(t *testing.T) {
 		t.Run("its SBOM names the modules that it has", func(t *testing.T) {
 			modules := sbom(t, file, binary)
 			for _, want := range []string{"github.com/aws/aws-sdk-go-v2", "modernc.org/sqlite"} {
-				if !slices.Contains(modules, want) {
-					t.Errorf("%s is not among %q", want, modules)
-				}
+				expect.Has(t, "the modules", modules, want)
 			}
 		})
 	})
@@ -150,8 +144,7 @@ func TestTheNotesOfARelease(t *testing.T) {
 		return string(out), err
 	}
 	t.Run("RCH-10 they are the section of the version, short, with links that work elsewhere", func(t *testing.T) {
-		text, err := notes("v0.1.0")
-		expect.OK(t, err)
+		text := expect.Value(notes("v0.1.0"))(t)
 		if !strings.Contains(text, "The first release.") || strings.Contains(text, "\n## ") {
 			t.Errorf("got\n%s\nwant the section 0.1.0", text)
 		}
@@ -170,13 +163,9 @@ func TestTheNotesOfARelease(t *testing.T) {
 		}
 	})
 	t.Run("the version of the code has a section, and is the same in the template and the image", func(t *testing.T) {
-		if _, err := notes("v" + app.Version); err != nil {
-			t.Errorf("CHANGELOG.md has no section %s: %v", app.Version, err)
-		}
+		expect.OK(t, expect.ErrOf(notes("v"+app.Version)), "the section of CHANGELOG.md for", app.Version)
 		for file, want := range map[string]string{"template.yaml": "\n      Version: " + app.Version + "\n", "Dockerfile": " VERSION=" + app.Version + "\n"} {
-			if !strings.Contains(read(t, file), want) {
-				t.Errorf("%s does not have version %s", file, app.Version)
-			}
+			expect.Contains(t, file, read(t, file), want)
 		}
 	})
 	t.Run("a version without a section is refused", func(t *testing.T) {
@@ -197,8 +186,7 @@ func sbom(t *testing.T, file release, binary string) (names []string) {
 	if out, err := exec.CommandContext(t.Context(), file.SBOMs[0].Cmd, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b, err := os.ReadFile(document)
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile(document))(t)
 	var bom struct {
 		BOMFormat  string `json:"bomFormat"`
 		Components []struct{ Name string }

@@ -88,8 +88,7 @@ func runService(t *testing.T, binary string) {
 	expect.Contains(t, "the output", string(out), "config")
 	config = regexp.MustCompile(`(?m)^#(keys:|  - )`).ReplaceAllString(config, "$1")
 	cmd := start(strings.ReplaceAll(config, "64-hexadecimal-digits", strings.Repeat("ab", 32)))
-	log, err := cmd.StderrPipe()
-	expect.OK(t, err)
+	log := expect.Value(cmd.StderrPipe())(t)
 	expect.OK(t, cmd.Start())
 	var lines []string
 	serves := false

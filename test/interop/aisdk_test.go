@@ -34,9 +34,7 @@ func receiving(t *testing.T, s *harness.Target) {
 		t.Run("EVX-20 by "+handshake, func(t *testing.T) {
 			t.Parallel()
 			client := start(t, js.Command(t.Context(), "ai-sdk.js", s.MCP, s.Keys["alice"], handshake))
-			if got := client.next(t, "connected").Version; got != version {
-				t.Fatalf("it speaks %s, want %s", got, version)
-			}
+			expect.MustEqual(t, "the revision", client.next(t, "connected").Version, version)
 			var events []struct {
 				Name     string
 				Delivery []string
@@ -99,9 +97,7 @@ func receiving(t *testing.T, s *harness.Target) {
 
 			var uris []string
 			client.do(t, object{"do": "resources"}, &uris)
-			if !slices.Contains(uris, "event://ci/build-finished") {
-				t.Errorf("resources: %v", uris)
-			}
+			expect.Has(t, "the resources", uris, "event://ci/build-finished")
 		})
 	}
 }

@@ -3,8 +3,10 @@
 package interop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	mcpevents "github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -37,8 +40,7 @@ func behindTheGateway(t *testing.T, s *theirs) {
 		Config: fmt.Sprintf("backends:\n  - {name: tickets, url: %q, prefix: t_, headers: {Authorization: \"env:TICKETS_AUTH\"}}\n", s.url),
 		Env:    []string{"TICKETS_AUTH=Bearer " + s.key}, Args: []string{"--public-url", s.hooks.URL},
 	})
-	to, err := url.Parse(gateway.Events)
-	expect.OK(t, err)
+	to := expect.Value(url.Parse(gateway.Events))(t)
 	s.hooks.Config.Handler = httputil.NewSingleHostReverseProxy(&url.URL{Scheme: to.Scheme, Host: to.Host})
 	hooks := &mcpevents.Handler{}
 	receiver := httptest.NewServer(hooks)
@@ -49,8 +51,7 @@ func behindTheGateway(t *testing.T, s *theirs) {
 	const name = "t_ticket.updated"
 	var listed mcpevents.EventType
 	for end := time.Now().Add(harness.Patience); listed.Name == ""; time.Sleep(50 * time.Millisecond) {
-		types, err := c.EventTypes(t.Context())
-		expect.OK(t, err)
+		types := expect.Value(c.EventTypes(t.Context()))(t)
 		if at := slices.IndexFunc(types, func(e mcpevents.EventType) bool { return e.Name == name }); at >= 0 {
 			listed = types[at]
 		} else if time.Now().After(end) {
@@ -59,9 +60,7 @@ func behindTheGateway(t *testing.T, s *theirs) {
 	}
 	modes := []string{mcpevents.ModeWebhook, mcpevents.ModePush, mcpevents.ModePoll}
 	for _, mode := range modes {
-		if !slices.Contains(listed.Delivery, mode) {
-			t.Errorf("clients can receive the events by %v only", listed.Delivery)
-		}
+		expect.Has(t, "the modes of delivery", listed.Delivery, mode)
 	}
 	follow := func(mode, cursor string) chan mcpevents.Event {
 		t.Helper()
@@ -94,9 +93,8 @@ func behindTheGateway(t *testing.T, s *theirs) {
 			if ids[e.ID]++; mode == mcpevents.ModePush && i == 0 {
 				first = e
 			}
-			if e.Name != name || string(e.Data) != `{"ticket":"T1"}` {
-				t.Errorf("%s: got %+v", mode, e)
-			}
+			expect.Equal(t, mode+": the name", e.Name, name)
+			expect.Equal(t, mode+": the data", string(e.Data), `{"ticket":"T1"}`)
 		}
 	}
 	replayed := follow(mcpevents.ModePush, first.Cursor)
@@ -118,3 +116,51 @@ type nowhere struct{}
 
 func (*nowhere) Load(context.Context, string) (string, error) { return "", nil }
 func (*nowhere) Save(context.Context, string, string) error   { return nil }
+
+// TestCheckOfServersOfOthers holds servers that others made against the specification. What it finds in them is in docs/how-to/check-a-server.md.
+func TestCheckOfServersOfOthers(t *testing.T) {
+	t.Parallel()
+	t.Run("RCH-06 mcp-webhook-events", func(t *testing.T) {
+		t.Parallel()
+		// Without a key, the rule webhook-principal is not testable on this machine. The server ignores the key.
+		checked(t, startTheirs(t, "webhook"), check.Options{Key: "any"}, map[string][]string{
+			check.Passed: {"list", "webhook-secret", "webhook-challenge", "webhook-challenge-failed", "webhook-signature", "webhook-rotation", "webhook-redirect"},
+			check.Failed: {"capability", "error-unknown-event", "webhook-principal", "webhook-url", "webhook-unsubscribe"},
+		})
+	})
+	t.Run("RCH-06 mcp-handler", func(t *testing.T) {
+		t.Parallel()
+		s := startHandler(t)
+		l := place(t)
+		receiver := net.JoinHostPort(l[0], l[1])
+		s.hooks.Config.Handler = httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: receiver})
+		checked(t, s, check.Options{Listen: receiver, Receiver: s.hooks.URL}, map[string][]string{
+			check.Passed: {
+				"list", "error-unknown-event", "error-arguments", "webhook-principal", "webhook-https", "webhook-url", "webhook-secret",
+				"webhook-challenge", "webhook-challenge-failed", "webhook-ttl", "webhook-key", "webhook-key-url", "webhook-signature", "webhook-rotation", "webhook-unsubscribe",
+			},
+			check.Failed: {"capability"},
+		})
+	})
+}
+
+// checked checks a server, and compares the results of some rules.
+func checked(t *testing.T, s *theirs, o check.Options, want map[string][]string) {
+	t.Helper()
+	o.URL, o.Key, o.Agent, o.Event, o.Arguments, o.Wait = s.url, cmp.Or(o.Key, s.key), "check/1", "ticket.updated", []byte(`{"ticket":"T1"}`), 10*time.Second // which some rules wait in vain
+	n := 0
+	o.Publish = func(context.Context) error {
+		n++
+		s.publish(fmt.Sprint("T1-", n))
+		return nil
+	}
+	report := expect.Value(check.Run(t.Context(), o))(t)
+	for result, ids := range want {
+		for _, id := range ids {
+			i := slices.IndexFunc(report.Results, func(r check.Result) bool { return r.ID == id })
+			if i < 0 || report.Results[i].Result != result {
+				t.Errorf("%s is not %s: %+v", id, result, report.Results[max(i, 0)])
+			}
+		}
+	}
+}

@@ -240,9 +240,8 @@ func (u *user) subscribes(t *testing.T) {
 	var uris, templates []string
 	u.do(t, object{"do": "resources"}, &uris)
 	u.do(t, object{"do": "templates"}, &templates)
-	if !slices.Contains(uris, "event://ci/build-finished") || !slices.Contains(templates, "event://chat/{workspace}/{channel}/message") {
-		t.Errorf("listed %v and %v", uris, templates)
-	}
+	expect.Has(t, "the URIs", uris, "event://ci/build-finished")
+	expect.Has(t, "the templates", templates, "event://chat/{workspace}/{channel}/message")
 	for _, channel := range []string{"a", "b"} {
 		u.do(t, object{"do": "subscribe", "uri": u.uri(channel)}, nil)
 	}
@@ -375,7 +374,5 @@ func (u *user) leaves(t *testing.T) {
 		return
 	}
 	c := &harness.Client{URL: u.MCP, Key: u.Keys["alice"], Version: u.version, Session: u.Session()}
-	if got := c.Do(t, "ping", nil).Status; got != http.StatusNotFound {
-		t.Errorf("its session %q answers %d after it was closed", c.Session, got)
-	}
+	expect.Equal(t, "the status after the session was closed", c.Do(t, "ping", nil).Status, http.StatusNotFound)
 }

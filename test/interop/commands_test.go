@@ -72,9 +72,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 				names = append(names, tool["name"].(string))
 			}
 			for _, want := range []string{"files_read_text_file", "every_echo", "git_git_log"} {
-				if !slices.Contains(names, want) {
-					t.Errorf("no %s in %q", want, names)
-				}
+				expect.Has(t, "the names", names, want)
 			}
 		})
 		t.Run("GWN-26 filesystem, everything and git answer: "+name, func(t *testing.T) {

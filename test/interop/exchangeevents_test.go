@@ -175,8 +175,7 @@ backends:
 		c, err := mcpevents.Connect(t.Context(), gateway.MCP, mcpevents.Options{Key: tokens[user]})
 		expect.OK(t, err)
 		harness.Eventually(t, harness.Patience, "the gateway lists the event type", func() bool {
-			types, err := c.EventTypes(t.Context())
-			expect.OK(t, err)
+			types := expect.Value(c.EventTypes(t.Context()))(t)
 			return slices.ContainsFunc(types, func(e mcpevents.EventType) bool { return e.Name == "mail_received" })
 		})
 		events := make(chan string, 100)
@@ -194,9 +193,7 @@ backends:
 	t.Run("GWN-27 a subscription continues with another token after its token has expired", func(t *testing.T) {
 		second := m.awaitStreams(t, users...)
 		for _, user := range users {
-			if second[user].token == first[user].token {
-				t.Errorf("%s has a stream with the token that has expired", user)
-			}
+			expect.Differ(t, "the token of the second stream of "+user, second[user].token, first[user].token)
 		}
 		m.receive(2, users...)
 		check(t, 2)
@@ -210,12 +207,8 @@ backends:
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for user, token := range tokens {
-			if slices.Contains(m.seen, "Bearer "+token) {
-				t.Errorf("the backend got the token of %s", user)
-			}
-			if strings.Contains(gateway.Output(), token[len(token)-30:]) {
-				t.Errorf("the log has the token of %s", user)
-			}
+			expect.True(t, "the backend does not get the token of "+user, !slices.Contains(m.seen, "Bearer "+token))
+			expect.Lacks(t, "the log, without the token of "+user, gateway.Output(), token[len(token)-30:])
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -53,9 +54,7 @@ func goSDK(t *testing.T, w *harness.Wire, version string) driver {
 		Endpoint:   w.MCP,
 		HTTPClient: &http.Client{Transport: harness.Bearer{Key: w.Keys["alice"]}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
-	if err != nil {
-		t.Fatalf("the Go SDK's client does not connect at %s: %v", version, err)
-	}
+	expect.OK(t, err, "connect the client of the Go SDK at", version)
 	c.session = session
 	t.Cleanup(func() { session.Close() })
 	return c
@@ -80,9 +79,7 @@ func (c *goClient) do(t *testing.T, command object, result any) {
 	t.Helper()
 	uri, _ := command["uri"].(string)
 	v, err := c.carryOut(t, command["do"].(string), uri)
-	if err != nil {
-		t.Fatalf("%s: %v", command["do"], err)
-	}
+	expect.OK(t, err, command["do"])
 	if result == nil {
 		return
 	}
@@ -90,9 +87,7 @@ func (c *goClient) do(t *testing.T, command object, result any) {
 	if err == nil {
 		err = json.Unmarshal(b, result)
 	}
-	if err != nil {
-		t.Fatalf("%s: %v", command["do"], err)
-	}
+	expect.OK(t, err, command["do"])
 }
 
 func (c *goClient) carryOut(t *testing.T, do, uri string) (any, error) {

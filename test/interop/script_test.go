@@ -84,9 +84,7 @@ func (s *steps) next(t *testing.T, name string) step {
 	defer timer.Stop()
 	select {
 	case st := <-s.of(name):
-		if st.Error != "" {
-			t.Fatalf("step %q: %s", name, st.Error)
-		}
+		expect.MustEqual(t, "the error of the step "+name, st.Error, "")
 		return st
 	case <-s.ended:
 		t.Fatalf("the client ended before %q", name)
@@ -105,8 +103,7 @@ type script struct {
 // start runs a script until the end of the test.
 func start(t *testing.T, cmd *exec.Cmd) *script {
 	t.Helper()
-	in, err := cmd.StdinPipe()
-	expect.OK(t, err)
+	in := expect.Value(cmd.StdinPipe())(t)
 	out, err := cmd.StdoutPipe()
 	expect.OK(t, err)
 	cmd.Stderr = os.Stderr
@@ -137,14 +134,11 @@ func start(t *testing.T, cmd *exec.Cmd) *script {
 // do sends a command and waits for its result.
 func (s *script) do(t *testing.T, command object, result any) {
 	t.Helper()
-	b, err := json.Marshal(command)
-	expect.OK(t, err)
+	b := expect.Value(json.Marshal(command))(t)
 	expect.OK(t, expect.ErrOf(s.in.Write(append(b, '\n'))))
 	st := s.next(t, command["do"].(string))
 	if result == nil {
 		return
 	}
-	if err := json.Unmarshal(st.Result, result); err != nil {
-		t.Fatalf("%s: %v: %s", command["do"], err, st.Result)
-	}
+	expect.OK(t, json.Unmarshal(st.Result, result), command["do"], st.Result)
 }

@@ -92,8 +92,7 @@ func TestEveryEventReachesEverySubscriber(t *testing.T) {
 		// Without a delay the frozen clock would give hundreds of entries the same stamp, which no real clock does.
 		s.delay = func() time.Duration { return time.Duration(rand.Int64N(int64(30 * time.Millisecond))) }
 		s.shared = func(t *testing.T) store.DB {
-			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-			expect.OK(t, err)
+			db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 			return unorderedStore{db}
 		}
 		s.attempts = delivery.Options{Concurrency: 64}

@@ -131,8 +131,7 @@ func catalogText(turned, late bool) string {
 
 func parse(t testing.TB, text string) *catalog.Catalog {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(text))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(text)))(t)
 	return cat
 }
 

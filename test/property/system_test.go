@@ -101,8 +101,7 @@ type process struct {
 
 func newSystem(t *testing.T, s setup, cat *catalog.Catalog, at *endpoints) *system {
 	t.Helper()
-	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	expect.OK(t, err)
+	sealer := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 	hash := sha256.Sum256([]byte(key))
 	keys, err := auth.NewStaticKeys([]auth.Key{{Principal: caller.ID, Scopes: caller.Scopes, SHA256: hex.EncodeToString(hash[:])}}, nil)
 	expect.OK(t, err)

@@ -55,9 +55,7 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 					t.Errorf("%s has %q, want bootstrap with %q", uri[1], function, want)
 				}
 				expect.Equal(t, uri[1]+": the mode of bootstrap", zipped["bootstrap"].Perm(), 0o755)
-				if !slices.Contains(built, folder) {
-					t.Errorf("%s is not built: %q", folder, built)
-				}
+				expect.Has(t, "the built folders", built, folder)
 			}
 			expect.Lacks(t, "the template, which SAM must not build", template, "BuildMethod")
 			want := "Architecture:\n    Type: String\n    Default: " + a.lambda + "\n    AllowedValues: [" + a.lambda + "]\n"

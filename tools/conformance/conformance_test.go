@@ -170,9 +170,7 @@ func TestTheProjectsRequirements(t *testing.T) {
 		for _, r := range g.requirements {
 			family := r.number[:3]
 			n := int(r.number[4]-'0')*10 + int(r.number[5]-'0')
-			if n != last[family]+1 {
-				t.Errorf("%s follows %s-%02d", r.number, family, last[family])
-			}
+			expect.Equal(t, "the number "+r.number, n, last[family]+1)
 			last[family] = n
 		}
 	}

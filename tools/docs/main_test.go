@@ -55,9 +55,7 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 				got = append(got, f)
 			}
 		}
-		if strings.Join(got, "\n") != tc.want {
-			t.Errorf("%q: got %q, want %q", tc.text, got, tc.want)
-		}
+		expect.Equal(t, tc.text, strings.Join(got, "\n"), tc.want)
 	}
 }
 
@@ -116,9 +114,7 @@ func TestTheTableOfTheSpecification(t *testing.T) {
 					said = what
 				}
 			}
-			if said == "" {
-				t.Errorf("docs/reference/sep-3415.md does not mention %q", section)
-			}
+			expect.Differ(t, "what docs/reference/sep-3415.md says about "+section, said, "")
 		}
 	})
 }

@@ -43,9 +43,7 @@ func TestTheLogReferenceIsComplete(t *testing.T) {
 			t.Errorf("%s: no row for the log message %q", logPage, message)
 			continue
 		}
-		if !strings.Contains(row[0], level) {
-			t.Errorf("%s: %q has level %q, in the code it is %q", logPage, message, row[0], level)
-		}
+		expect.Contains(t, "the level of "+message, row[0], level)
 	}
 	for _, message := range slices.Sorted(maps.Keys(listed)) {
 		if _, ok := found[message]; !ok {
@@ -106,9 +104,7 @@ func rows(t *testing.T, page, heading string) map[string][]string {
 		}
 		cells := strings.Split(strings.TrimSpace(line), " | ")
 		for _, cell := range cells[1:] {
-			if strings.Trim(cell, "| ") == "" {
-				t.Errorf("%s: the row of %q has an empty cell", page, m[1])
-			}
+			expect.Differ(t, "a cell in the row of "+m[1], strings.Trim(cell, "| "), "")
 		}
 		all[m[1]] = cells[1:]
 	}

@@ -28,9 +28,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 	started(t, nil) // sets the region and credentials
 	for need, names := range limitsOf {
 		for _, name := range names {
-			if !config.Names()[name] {
-				t.Errorf("%s is not a limit", name)
-			}
+			expect.True(t, name+" is a limit", config.Names()[name])
 			if slices.ContainsFunc([]string{"issuer", "audience", "jwks", "claim", "origins", "targets", "prefix"}, func(part string) bool { return strings.Contains(name, part) }) {
 				continue // any text is valid
 			}
@@ -40,9 +38,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 				env := environment(variable)
 				getenv := func(name string) string { return env[name] }
 				expect.Fault(t, fmt.Sprintf("a function that needs %v", variable), expect.ErrOf(build(getenv, need)), fault.Invalid)
-				if _, err := build(getenv, All&^need); err != nil {
-					t.Errorf("a function that does not need %v fails: %v", variable, err)
-				}
+				expect.OK(t, expect.ErrOf(build(getenv, All&^need)), "a function that does not need", variable)
 			}
 		}
 	}

@@ -54,9 +54,8 @@ func TestTheWholeRequestAndResponseAreForwarded(t *testing.T) {
 		_, _ = w.Write([]byte(r.Method + r.URL.Path + r.Host + r.Header.Get("Authorization") + r.Header.Get("Mcp-Protocol-Version") + string(b)))
 	}), `{"id":1}`)
 	expect.Equal(t, "the forwarded request", w.Body.String(), `POST/mcpexample.comBearer token2026-07-28{"id":1}`)
-	if w.Code != http.StatusUnauthorized || w.Header().Get("Www-Authenticate") != "Bearer" {
-		t.Errorf("got %d %v", w.Code, w.Header())
-	}
+	expect.Equal(t, "the status", w.Code, http.StatusUnauthorized)
+	expect.Equal(t, "the header Www-Authenticate", w.Header().Get("Www-Authenticate"), "Bearer")
 	if w := serve(function(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte{0xff}) }), "{}"); w.Body.String() != "\xff" {
 		t.Errorf("got %q", w.Body)
 	}

@@ -62,9 +62,7 @@ func stackIn(t *testing.T, status string, open opener, event map[string]any) (re
 		return status, nil
 	}
 	_, _ = Handler{Open: open, StackStatus: ask}.Handle(t.Context(), raw) // the report has the error
-	if reports != 1 {
-		t.Fatalf("reported %d times", reports)
-	}
+	expect.MustEqual(t, "the reports", reports, 1)
 	return report
 }
 

@@ -23,8 +23,7 @@ import (
 // reference parses the value of a header in a configuration.
 func reference(t *testing.T, text string) secret.Value {
 	t.Helper()
-	c, err := config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n"))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n")))(t)
 	return c.Backends[0].Headers["Authorization"]
 }
 

@@ -130,9 +130,7 @@ func TestDrop(t *testing.T) {
 		expect.Equal(t, "the keys", d.keys(), 1)
 		d.checkSecrets("default", 3)
 		d.checkSecrets("other", 1)
-		if err := Create(t.Context(), d.db, d.w); err != nil {
-			t.Errorf("the next deployment refuses the keys: %v", err)
-		}
+		expect.OK(t, Create(t.Context(), d.db, d.w), "the next deployment")
 		d.register("other", "https://example.com/later", &Sealer{DB: d.db})
 		d.checkSecrets("other", 2)
 	})
@@ -216,9 +214,7 @@ func TestDrop(t *testing.T) {
 			d.checkSecrets("a", 1)
 			d.checkSecrets("b", 1)
 			for range 3 {
-				if _, err := Drop(t.Context(), d.db, d.w, d.now); err != nil {
-					t.Fatalf("after a crash at write %d: %v", writes+1, err)
-				}
+				expect.OK(t, expect.ErrOf(Drop(t.Context(), d.db, d.w, d.now)), "after a crash at write", writes+1)
 				d.now = d.now.Add(dropWait)
 			}
 			expect.Equal(t, fmt.Sprintf("the keys after a crash at write %d", writes+1), d.keys(), 1)

@@ -206,9 +206,7 @@ func TestMismatchedKeysAreRefused(t *testing.T) {
 		for _, step := range []Step{stepAdd, stepPromote} {
 			expect.OK(t, Rotate(t.Context(), db, w, step))
 		}
-		if err := Create(t.Context(), db, w); err != nil {
-			t.Errorf("after a rotation: %v", err)
-		}
+		expect.OK(t, Create(t.Context(), db, w), "after a rotation")
 		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: old, Version: 1})))
 		expect.Fault(t, "the creation", Create(t.Context(), db, w), fault.Invalid, "KeysTableArn")
 	})
@@ -220,9 +218,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	first := seal(t, db)
 	for n := range 30 {
 		for _, step := range []Step{stepAdd, stepPromote} {
-			if err := Rotate(t.Context(), db, w, step); err != nil {
-				t.Fatalf("rotation %d, %s: %v", n+1, step, err)
-			}
+			expect.OK(t, Rotate(t.Context(), db, w, step), "rotation", n+1, step)
 		}
 	}
 	expect.OK(t, Create(t.Context(), db, w))

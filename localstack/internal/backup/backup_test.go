@@ -118,9 +118,7 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	put("after")
 	a.fails(notFound, there, "GET /backup-jobs/"+job, "")
 	running := a.call(here, "GET /backup-jobs/"+job, "")
-	if running["State"] != "RUNNING" {
-		t.Errorf("got %v at first, want a running job", running)
-	}
+	expect.Equal(t, "the first state", running["State"], "RUNNING")
 	a.fails("InvalidRequestException", here, "PUT /copy-jobs", copyOf(running["RecoveryPointArn"].(string), vault))
 	point := a.finishes(here, "GET /backup-jobs/"+job)["RecoveryPointArn"].(string)
 	a.fails(notFound, here, "PUT /copy-jobs", copyOf(point, vault+"2"))
@@ -134,14 +132,10 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	a.fails(notFound, there, "PUT /restore-jobs", restore(point, target))
 	copying := a.does("CopyJobId", here, "PUT /copy-jobs", copyOf(point, vault))
 	incomplete := a.call(there, "GET /backup-vaults/v/recovery-points/", "")["RecoveryPoints"].([]any)[0].(map[string]any)
-	if incomplete["Status"] != "CREATING" {
-		t.Errorf("got %v before the copy is complete", incomplete)
-	}
+	expect.Equal(t, "the status before the copy is complete", incomplete["Status"], "CREATING")
 	a.fails("InvalidRequestException", there, "PUT /restore-jobs", restore(incomplete["RecoveryPointArn"].(string), target))
 	copied := a.finishes(here, "GET /copy-jobs/"+copying)["CopyJob"].(map[string]any)
-	if copied["State"] != "COMPLETED" {
-		t.Errorf("got %v, want a complete copy", copied)
-	}
+	expect.Equal(t, "the state of the copy", copied["State"], "COMPLETED")
 	list := a.call(there, "GET /backup-vaults/v/recovery-points/", "")["RecoveryPoints"].([]any)
 	if len(list) != 1 || list[0].(map[string]any)["RecoveryPointArn"] != copied["DestinationRecoveryPointArn"] || !strings.Contains(copied["DestinationRecoveryPointArn"].(string), there) {
 		t.Errorf("the other Region has %v, want the copy %v", list, copied)

@@ -102,9 +102,8 @@ func TestDistribution(t *testing.T) {
 		away.Close()
 		d := expect.Value(cloudfront.New("x", config(t, strings.TrimPrefix(away.URL, "http://"), "", ""), policy))(t)
 		w := httptest.NewRecorder()
-		if d.ServeHTTP(w, httptest.NewRequest("GET", "http://x/", nil)); w.Code != http.StatusBadGateway {
-			t.Errorf("got %d", w.Code)
-		}
+		d.ServeHTTP(w, httptest.NewRequest("GET", "http://x/", nil))
+		expect.Equal(t, "the status", w.Code, http.StatusBadGateway)
 	})
 	for name, behavior := range map[string]string{
 		"no origin":   `{"PathPattern":"/a","TargetOriginId":"none",` + managed + `}`,

@@ -64,9 +64,8 @@ func TestTheEventOfARequest(t *testing.T) {
 			r.Header.Set("Cookie", "a=1; b=2")
 			r.Header.Set("User-Agent", "test")
 			got := furl.Request(r, []byte(tc.body), time.UnixMilli(1_700_000_000_000))
-			if got.Body != tc.want || got.IsBase64Encoded != tc.base64 {
-				t.Errorf("got body %q (base64 %v), want %q (%v)", got.Body, got.IsBase64Encoded, tc.want, tc.base64)
-			}
+			expect.Equal(t, "the body", got.Body, tc.want)
+			expect.Equal(t, "whether it is base64", got.IsBase64Encoded, tc.base64)
 			if got.Version != "2.0" || got.RawPath != "/mcp/a%2Fb" || got.RawQueryString != "x=1&x=2&y" || got.QueryStringParameters["x"] != "1,2" {
 				t.Errorf("got %+v", got)
 			}

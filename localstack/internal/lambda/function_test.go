@@ -61,14 +61,11 @@ func body(t *testing.T, r *lambda.Response) string {
 func TestAnInvocationReachesTheProcessAndItsResponseComesBack(t *testing.T) {
 	f := start(t, lambda.Config{Env: map[string]string{"GREETING": "hello"}, Memory: 256})
 	r := invoke(t, f, testfn.Call{Do: "describe"})
-	if r.FunctionError != "" {
-		t.Fatalf("got function error %s", body(t, r))
-	}
+	expect.MustEqual(t, "the function error", r.FunctionError, "")
 	var got testfn.Description
 	expect.OK(t, json.Unmarshal([]byte(body(t, r)), &got))
-	if got.RequestID != r.RequestID || got.ARN != f.ARN() {
-		t.Errorf("got request %q of %q, want %q of %q", got.RequestID, got.ARN, r.RequestID, f.ARN())
-	}
+	expect.Equal(t, "the request ID", got.RequestID, r.RequestID)
+	expect.Equal(t, "the ARN", got.ARN, f.ARN())
 	if got.Env["GREETING"] != "hello" || got.Env["AWS_LAMBDA_FUNCTION_NAME"] != "fn" || got.Env["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"] != "256" {
 		t.Errorf("the environment is incomplete: %v", got.Env)
 	}
@@ -88,9 +85,7 @@ func TestAWarmProcessIsUsedAgain(t *testing.T) {
 		expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	}
 	for _, pid := range pids {
-		if pid != pids[0] {
-			t.Fatalf("got processes %v, want one", pids)
-		}
+		expect.MustEqual(t, "the process", pid, pids[0])
 	}
 	if s := f.Stats(); s.ColdStarts != 1 || s.Invocations != 5 || len(s.Init) != 1 || s.Init[0] <= 0 {
 		t.Errorf("got %+v", s)
@@ -109,9 +104,7 @@ func TestSeveralInvocationsRunAtOnceUpToTheLimit(t *testing.T) {
 		gate.Arrived(t)
 	}
 	// A fourth invocation is refused, or waits if it has Wait.
-	if _, err := f.Invoke(t.Context(), lambda.Invocation{Payload: testfn.Call{Do: "pid"}.JSON()}); !errors.Is(err, lambda.ErrThrottled) {
-		t.Errorf("got error %v, want ErrThrottled", err)
-	}
+	expect.Is(t, "a call", expect.ErrOf(f.Invoke(t.Context(), lambda.Invocation{Payload: testfn.Call{Do: "pid"}.JSON()})), lambda.ErrThrottled)
 	wg.Go(func() { pids <- body(t, invoke(t, f, testfn.Call{Do: "pid"})) })
 	gate.Open()
 	wg.Wait()
@@ -139,9 +132,7 @@ func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
 		waited <- err
 	}()
 	cancel()
-	if err := <-waited; !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v, want context.Canceled", err)
-	}
+	expect.Is(t, "the canceled call", <-waited, context.Canceled)
 	gate.Open()
 	body(t, <-first)
 }
@@ -283,9 +274,7 @@ func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
 	}()
 	gate.Arrived(t)
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v", err)
-	}
+	expect.Is(t, "the canceled call", <-done, context.Canceled)
 	gate.Pass()
 	expect.Eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
 	if s := f.Stats(); s.ColdStarts != 1 || s.Errors != 0 {
@@ -304,9 +293,7 @@ func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
 	f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 	f.Retire()
-	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after == before {
-		t.Errorf("process %s received another call", after)
-	}
+	expect.Differ(t, "the process of the next call", body(t, invoke(t, f, testfn.Call{Do: "pid"})), before)
 	expect.Eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
 	expect.Equal(t, "the text of the process", string(expect.Value(os.ReadFile(mark))(t)), "terminated")
 }
@@ -321,9 +308,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	gate.Arrived(t)
 	bin := expect.Value(os.Executable())(t)
 	f.Deploy(bin)
-	if got := body(t, invoke(t, f, testfn.Call{Do: "pid"})); got == first {
-		t.Error("a process from before the deployment received another call")
-	}
+	expect.Differ(t, "the process after the deployment", body(t, invoke(t, f, testfn.Call{Do: "pid"})), first)
 	gate.Open()
 	expect.Equal(t, "the process that answers the call during the deployment", <-during, first)
 	expect.Eventually(t, "the process of before is gone", func() bool { return f.Live() == 1 })
@@ -348,9 +333,7 @@ func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 		gate.Arrived(t)
 		f.Close()
 		expect.Contains(t, "the answer", <-result, "signal: killed")
-		if _, err := f.Invoke(t.Context(), lambda.Invocation{}); !errors.Is(err, lambda.ErrClosed) {
-			t.Errorf("got error %v, want ErrClosed", err)
-		}
+		expect.Is(t, "a call after Close", expect.ErrOf(f.Invoke(t.Context(), lambda.Invocation{})), lambda.ErrClosed)
 	})
 }
 
@@ -390,8 +373,7 @@ func TestTheRuntimeAPIRefusesAnAnswerToAnotherInvocation(t *testing.T) {
 	result := make(chan string, 1)
 	go func() { result <- body(t, invoke(t, f, testfn.Call{Do: "describe", Gate: gate.URL})) }()
 	gate.Arrived(t)
-	resp, err := http.Post("http://"+d.Env["AWS_LAMBDA_RUNTIME_API"]+"/2018-06-01/runtime/invocation/"+d.RequestID+"/response", "application/json", strings.NewReader("{}"))
-	expect.OK(t, err)
+	resp := expect.Value(http.Post("http://"+d.Env["AWS_LAMBDA_RUNTIME_API"]+"/2018-06-01/runtime/invocation/"+d.RequestID+"/response", "application/json", strings.NewReader("{}")))(t)
 	resp.Body.Close()
 	expect.Equal(t, "the status", resp.StatusCode, http.StatusBadRequest)
 	gate.Open()
@@ -404,7 +386,5 @@ func TestTooLargePayloads(t *testing.T) {
 		t.Error("a request over the limit was accepted")
 	}
 	r := invoke(t, f, testfn.Call{Do: "large", Count: lambda.MaxPayload + 1})
-	if _, err := r.ReadAll(); !errors.Is(err, lambda.ErrTooLarge) {
-		t.Errorf("got error %v, want ErrTooLarge", err)
-	}
+	expect.Is(t, "the response", expect.ErrOf(r.ReadAll()), lambda.ErrTooLarge)
 }

@@ -61,9 +61,7 @@ func TestAManagedInstanceTakesSeveralInvocationsAtOnce(t *testing.T) {
 func TestManagedInstancesShareTheInvocations(t *testing.T) {
 	f := managed(t, 50, lambda.Config{Instances: 3, Limit: lambda.NewLimit(100)})
 	counts := pids(t, f, testfn.NewGate(t), 60)
-	if len(counts) != 3 {
-		t.Fatalf("calls went to processes %v, want three", counts)
-	}
+	expect.MustLen(t, "the calls by process", counts, 3)
 	if !f.Kill(false) {
 		t.Fatal("there was no process to kill")
 	}
@@ -108,9 +106,7 @@ func TestAManagedInstanceThatDiesFailsAllThatItHad(t *testing.T) {
 	for range 5 {
 		gate.Arrived(t)
 	}
-	if _, err := f.Invoke(t.Context(), lambda.Invocation{}); !errors.Is(err, lambda.ErrThrottled) {
-		t.Errorf("got error %v, want ErrThrottled", err)
-	}
+	expect.Is(t, "a call", expect.ErrOf(f.Invoke(t.Context(), lambda.Invocation{})), lambda.ErrThrottled)
 	f.Kill(true)
 	for range 3 {
 		expect.Contains(t, "the answer", body(t, <-responses), "Runtime.ExitError")
@@ -173,9 +169,7 @@ func TestAManagedInstanceIsNeverFrozen(t *testing.T) {
 	f := managed(t, 2, lambda.Config{})
 	pid := body(t, invoke(t, f, testfn.Call{Do: "tick"}))
 	expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
-	if stopped(t, pid) {
-		t.Error("the idle process of a managed instance is stopped")
-	}
+	expect.True(t, "the idle process of a managed instance runs", !stopped(t, pid))
 }
 
 func TestAFrozenProcessEndsInOrderWithEverythingThatEndsProcesses(t *testing.T) {

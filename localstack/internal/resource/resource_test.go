@@ -95,8 +95,7 @@ func queues(t *testing.T, c resource.Clients, prefix string) {
 			t.Errorf("got ARN %q", arn)
 		}
 		urls = append(urls, url)
-		got, err := c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
-		expect.OK(t, err)
+		got := expect.Value(c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}}))(t)
 		want := map[int]string{90: "90", 120: "120"}[int(visibility)]
 		if got.Attributes["VisibilityTimeout"] != want || !strings.Contains(got.Attributes["RedrivePolicy"], deadARN) {
 			t.Errorf("got attributes %v, want visibility %s", got.Attributes, want)

@@ -23,8 +23,7 @@ func policy(t *testing.T, c resource.Clients, name string) {
 	document := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sns.amazonaws.com"},"Action":"sqs:SendMessage","Resource":"` + arn + `"}]}`
 	p := resource.QueuePolicy{Queues: []string{url}, PolicyDocument: []byte(document)}
 	expect.OK(t, p.Create(t.Context(), c))
-	got, err := c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []sqstypes.QueueAttributeName{sqstypes.QueueAttributeNameAll}})
-	expect.OK(t, err)
+	got := expect.Value(c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []sqstypes.QueueAttributeName{sqstypes.QueueAttributeNameAll}}))(t)
 	if kept := got.Attributes["Policy"]; c.Events != nil && kept != document {
 		t.Errorf("got the policy %s", kept)
 	}
@@ -58,8 +57,7 @@ func senders(t *testing.T, c resource.Clients, prefix string) {
 	expect.OK(t, expect.ErrOf(c.SNS.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"order":8}`)})))
 	var bodies []string
 	for until := time.Now().Add(10 * time.Second); len(bodies) < 2 && time.Now().Before(until); {
-		out, err := c.SQS.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url, MaxNumberOfMessages: 10, WaitTimeSeconds: 1})
-		expect.OK(t, err)
+		out := expect.Value(c.SQS.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url, MaxNumberOfMessages: 10, WaitTimeSeconds: 1}))(t)
 		for _, m := range out.Messages {
 			bodies = append(bodies, *m.Body)
 		}

@@ -78,9 +78,7 @@ func TestAllFilesOrNone(t *testing.T) {
 			}
 			expect.Equal(t, "CatalogChanged", done.CatalogChanged(), err == nil)
 			if tc.next.AllowBreaking = true; len(tc.endings) > 0 {
-				if _, err := target.Apply(t.Context(), tc.next); err != nil {
-					t.Errorf("with AllowBreaking, got %v, want success", err)
-				}
+				expect.OK(t, expect.ErrOf(target.Apply(t.Context(), tc.next)), "with AllowBreaking")
 			}
 		})
 	}
@@ -115,9 +113,7 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 	if c, err := catalog.Load(t.Context(), target.DB, "default"); err != nil || c.ByName("a.b") == nil {
 		t.Errorf("the workspace has the catalog %v, %v; want the shared one", c, err)
 	}
-	if c, err := config.Load(t.Context(), target.DB); err != nil || c.Conversation.Enabled() {
-		t.Errorf("got configuration %+v, %v; want an empty one", c, err)
-	}
+	expect.True(t, "conversations are disabled", !expect.Value(config.Load(t.Context(), target.DB))(t).Conversation.Enabled())
 	if done, err = target.Apply(t.Context(), all); err != nil || done.ConfigChanged || done.CatalogChanged() {
 		t.Errorf("after applying the same files again: got %+v, %v; want no changes", done, err)
 	}
@@ -151,10 +147,8 @@ func TestADeploymentRefusesCommands(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "backend files: a command needs a stand-alone server") {
 			t.Errorf("got %v", err)
 		}
-		c, err := config.Load(t.Context(), db)
-		if err != nil || len(c.Backends) > 0 {
-			t.Errorf("stored: %v, %v", c.Backends, err)
-		}
+		c := expect.Value(config.Load(t.Context(), db))(t)
+		expect.Len(t, "the backends", c.Backends, 0)
 	})
 }
 

@@ -183,9 +183,7 @@ func parsed(t *testing.T, src string) *Config {
 func replace(t *testing.T, db store.DB, src string) {
 	t.Helper()
 	e := expect.Value(Read(t.Context(), db))(t).Replace(parsed(t, src))
-	if !e.Changes() {
-		t.Errorf("got no change to %q", src)
-	}
+	expect.True(t, src+" is a change", e.Changes())
 	expect.OK(t, settings.Write(t.Context(), db, e))
 }
 
@@ -265,9 +263,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if _, err := auth.NewStaticKeys(c.Keys, nil); err != nil {
-			t.Fatalf("keys were accepted that do not work: %v", err)
-		}
+		expect.OK(t, expect.ErrOf(auth.NewStaticKeys(c.Keys, nil)), "the keys")
 	})
 }
 
@@ -341,8 +337,7 @@ func TestSources(t *testing.T) {
 		if s.Name != "github" || s.Workspace != "default" || s.From != source.HTTP || len(s.Secrets) != 2 || s.Secrets[0].String() != "env:NEW" {
 			t.Errorf("got %+v", s)
 		}
-		doc, err := source.DecodeDocument([]byte(`{"headers":{"x-github-event":"pull_request","x-github-delivery":"d"},"body":{"action":"reopened","repository":{"name":"r","owner":{"login":"o"}}}}`))
-		expect.OK(t, err)
+		doc := expect.Value(source.DecodeDocument([]byte(`{"headers":{"x-github-event":"pull_request","x-github-delivery":"d"},"body":{"action":"reopened","repository":{"name":"r","owner":{"login":"o"}}}}`)))(t)
 		e, err := s.Map(doc)
 		if err != nil || e == nil || e.ID != "d" || e.Variables["owner"] != "o" || string(e.Data) != `{"action":"reopened","fixed":7}` {
 			t.Errorf("got %+v, %v", e, err)
@@ -359,8 +354,7 @@ func TestSources(t *testing.T) {
 		}
 	})
 	t.Run("SRC-04 constants", func(t *testing.T) {
-		_, err := Parse([]byte(`sources: [{name: a, from: sns, events: [{name: a.b, variables: {a: x, b: 7, c: true}, time: "2026-11-23T08:00:00Z", data: fixed}]}]`))
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(Parse([]byte(`sources: [{name: a, from: sns, events: [{name: a.b, variables: {a: x, b: 7, c: true}, time: "2026-11-23T08:00:00Z", data: fixed}]}]`))))
 	})
 	t.Run("SRC-03 patterns and constants that are right", func(t *testing.T) {
 		for _, change := range []struct{ from, to string }{
@@ -371,16 +365,12 @@ func TestSources(t *testing.T) {
 			{"headers: {x-github-event: [pull_request]}", "headers: {host: [events.example]}, query: {'': [a]}"},
 			{"fixed: 7", "fixed: $.50, other: $, third: US$, fourth: 'costs $.a'"},
 		} {
-			if _, err := Parse([]byte(strings.Replace(githubSource, change.from, change.to, 1))); err != nil {
-				t.Errorf("%s: %v", change.to, err)
-			}
+			expect.OK(t, expect.ErrOf(Parse([]byte(strings.Replace(githubSource, change.from, change.to, 1)))), change.to)
 		}
 	})
 	t.Run("SRC-01 a bus source", func(t *testing.T) {
-		c, err := Parse([]byte("sources: [{name: alarms, from: eventbridge, events: [{name: a.b, id: /id, time: /time, data: /detail}]}]"))
-		if err != nil || c.Sources[0].From != source.EventBridge {
-			t.Errorf("got %+v, %v", c, err)
-		}
+		c := expect.Value(Parse([]byte("sources: [{name: alarms, from: eventbridge, events: [{name: a.b, id: /id, time: /time, data: /detail}]}]")))(t)
+		expect.Equal(t, "the source's origin", c.Sources[0].From, source.EventBridge)
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"regexp"
 	"strings"
@@ -127,9 +126,8 @@ func TestRemovedSettings(t *testing.T) {
 	t.Run("AUT-01 a list of algorithms is not ignored, because it may have been shorter than the one of today", func(t *testing.T) {
 		for _, variable := range []map[string]string{{"MCPEVENTS_JWT_ALGORITHMS": "PS256"}, {EnvSettings: "jwt-algorithms=PS256"}} {
 			_, err := FromEnv(environ(variable))
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), "choose the algorithm at the authorization server") {
-				t.Errorf("%v: got %v, want Invalid with the remedy", variable, err)
-			}
+			expect.Fault(t, fmt.Sprint(variable)+": the error", err, fault.Invalid)
+			expect.Contains(t, fmt.Sprint(variable)+": the public error", fault.Public(err), "choose the algorithm at the authorization server")
 		}
 	})
 	t.Run("a Go program that sets a value that is fixed now gets an error", func(t *testing.T) {
@@ -149,9 +147,7 @@ func TestRemovedSettings(t *testing.T) {
 		for name, r := range removed {
 			want[name] = r.stops
 		}
-		if !maps.Equal(stops, want) {
-			t.Errorf("settings.md has %v, want %v", stops, want)
-		}
+		expect.Map(t, "the times in settings.md", stops, want)
 	})
 }
 

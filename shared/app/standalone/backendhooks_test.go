@@ -265,9 +265,8 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	send("2") // no relay runs
 	stop = run()
 	second := <-backend.subscribed
-	if first.Delivery != second.Delivery || len(backend.ended) > 0 {
-		t.Errorf("GWN-22: the second relay subscribed with %+v after %+v, and ended %d", second.Delivery, first.Delivery, len(backend.ended))
-	}
+	expect.Equal(t, "GWN-22 the delivery", first.Delivery, second.Delivery)
+	expect.Equal(t, "GWN-22 the number of ended subscriptions", len(backend.ended), 0)
 	send("3")
 	expect.Equal(t, "the gaps, one at the beginning", logged(3), 1)
 

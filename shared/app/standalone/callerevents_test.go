@@ -111,9 +111,7 @@ func TestEventsPerCaller(t *testing.T) {
 		backend.sendTo("tok-a1", "3", "c3", `{"carrier":"for alice, too"}`)
 		for who, r := range map[string]*received{"alice's stream": streamed, "alice's poll": polled} {
 			r.await(t, func() bool { return len(r.events) == 2 })
-			if got := string(r.events[0].Data) + string(r.events[1].Data); got != `{"carrier":"for alice"}{"carrier":"for alice, too"}` {
-				t.Errorf("%s got %s", who, got)
-			}
+			expect.Equal(t, who, string(r.events[0].Data)+string(r.events[1].Data), `{"carrier":"for alice"}{"carrier":"for alice, too"}`)
 		}
 		bobs.await(t, func() bool { return len(bobs.events) == 1 })
 		expect.Equal(t, "bob's event", string(bobs.events[0].Data), `{"carrier":"for bob"}`)

@@ -44,10 +44,8 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	last := all[len(all)-1] // older ones may have been closed to make room, because they send nothing
 	_ = last.SetDeadline(time.Now().Add(20 * time.Second))
 	expect.OK(t, expect.ErrOf(io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")))
-	answer, err := http.ReadResponse(bufio.NewReader(last), nil)
-	if err != nil || answer.StatusCode != http.StatusOK {
-		t.Errorf("WHK-17 the newest connection is answered by %v, %v", answer, err)
-	}
+	answer := expect.Value(http.ReadResponse(bufio.NewReader(last), nil))(t)
+	expect.Equal(t, "WHK-17 the status code", answer.StatusCode, http.StatusOK)
 	expect.OK(t, expect.ErrOf(io.WriteString(ask, "count\n")))
 	lines.Scan()
 	var free int

@@ -139,9 +139,7 @@ backends:
 		backend.refuse(streams["alice"])
 		<-backend.closed
 		next := awaitStreamOf(t, backend, "alice", "c1")
-		if next == streams["alice"] {
-			t.Errorf("the stream has the expired token %s again", next)
-		}
+		expect.Differ(t, "the token of the next stream", next, streams["alice"])
 		streams["alice"] = next
 		send("2")
 		check(t, "alice", 2)
@@ -175,12 +173,8 @@ backends:
 		backend.mu.Lock()
 		defer backend.mu.Unlock()
 		for who, token := range tokens {
-			if backend.seen[token] {
-				t.Errorf("the backend got the token of %s", who)
-			}
-			if strings.Contains(log.String(), token[len(token)-30:]) {
-				t.Errorf("the log has the token of %s", who)
-			}
+			expect.True(t, "the backend does not get the token of "+who, !backend.seen[token])
+			expect.Lacks(t, "the log, without the token of "+who, log.String(), token[len(token)-30:])
 		}
 		for token := range backend.seen {
 			if token != "" && !strings.HasPrefix(token, "alice-") && !strings.HasPrefix(token, "bob-") {

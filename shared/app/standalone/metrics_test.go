@@ -45,9 +45,7 @@ func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily
 	}
 	resp := request(t, s, who, "GET", "/metrics", "", "")
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("got %s", resp.Status)
-	}
+	expect.MustEqual(t, "the status", resp.StatusCode, http.StatusOK)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	return expect.Value(parser.TextToMetricFamilies(resp.Body))(t)
 }
@@ -239,9 +237,7 @@ func dashboardAsksForWhatIsServed(t *testing.T) {
 		}
 	}
 	for name := range known {
-		if !asked[name] {
-			t.Errorf("no panel shows %s", name)
-		}
+		expect.True(t, "a panel shows "+name, asked[name])
 	}
 }
 
@@ -449,10 +445,8 @@ func TestTraces(t *testing.T) {
 			expect.OK(t, json.Unmarshal([]byte(text), &letters))
 			return len(letters.Items) > 0
 		})
-		status, _ := ask(t, s, "", "POST", "/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "")
-		if h := expect.Receive(t, "a webhook", got); h.Get("Traceparent") != sampledParent {
-			t.Errorf("got %v, %d", h, status)
-		}
+		ask(t, s, "", "POST", "/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "")
+		expect.Equal(t, "the traceparent of the webhook", expect.Receive(t, "a webhook", got).Get("Traceparent"), sampledParent)
 	})
 	t.Run("OPS-13 what the publisher does not sample is not exported, and neither is the rest of traces that begin here", func(t *testing.T) {
 		t.Parallel() // retries wait

@@ -62,9 +62,7 @@ func end(t *testing.T, e *Server) {
 	http.DefaultClient.CloseIdleConnections() // otherwise the server waits 5 s for a connection that was never used
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := e.Shutdown(ctx); err != nil {
-		t.Errorf("end the server: %v", err)
-	}
+	expect.OK(t, e.Shutdown(ctx), "end the server")
 }
 
 // refuses checks that a server does not start with these options, and that the error contains a text.
@@ -352,13 +350,9 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Shutdown returned %v, want %v", err, context.DeadlineExceeded)
-	}
+	expect.Is(t, "Shutdown", e.Shutdown(ctx), context.DeadlineExceeded)
 	expect.AtMost(t, "the time that Shutdown took", time.Since(start), 10*time.Second)
-	if err := e.Shutdown(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the second Shutdown returned %v, want %v", err, context.DeadlineExceeded)
-	}
+	expect.Is(t, "the second Shutdown", e.Shutdown(t.Context()), context.DeadlineExceeded)
 	settings.Log = quiet()
 	again := expect.Value(New(t.Context(), settings))(t)
 	defer end(t, again)
@@ -376,13 +370,9 @@ func TestShutdownCutsOffOperators(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // the server begins to read the request
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Shutdown returned %v, want %v", err, context.DeadlineExceeded)
-	}
+	expect.Is(t, "Shutdown", e.Shutdown(ctx), context.DeadlineExceeded)
 	expect.OK(t, conn.SetReadDeadline(time.Now().Add(400*time.Millisecond)))
-	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("the connection is still open after Shutdown")
-	}
+	expect.True(t, "the connection is closed after Shutdown", !errors.Is(expect.ErrOf(io.ReadAll(conn)), os.ErrDeadlineExceeded))
 }
 
 // An idle server does not write to the disk or sync it. Once a minute it looks for due deliveries, but this test is too short

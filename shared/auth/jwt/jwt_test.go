@@ -53,18 +53,15 @@ func bearer(token string) http.Header { return http.Header{"Authorization": {"Be
 func (w *world) accept(t *testing.T, token string) auth.Principal {
 	t.Helper()
 	p, err := w.Authenticate(t.Context(), bearer(token))
-	if err != nil {
-		t.Fatalf("a good token is refused: %v\n%s", err, w.log)
-	}
+	expect.OK(t, err, "a good token", w.log)
 	return p
 }
 
 func (w *world) refuse(t *testing.T, kind fault.Kind, token string) {
 	t.Helper()
 	p, err := w.Authenticate(t.Context(), bearer(token))
-	if !fault.Is(err, kind) || p.ID != "" {
-		t.Errorf("got %+v, %v, want %v", p, err, kind)
-	}
+	expect.Fault(t, "the error", err, kind)
+	expect.Equal(t, "the ID", p.ID, "")
 	if len(token) > 20 && strings.Contains(w.log.String(), token[len(token)-20:]) {
 		t.Error("a token is in the log")
 	}
@@ -190,9 +187,7 @@ func TestIssuersAreApart(t *testing.T) {
 	second := identity.Start(t, audience)
 	w := start(t, func(o *jwt.Options) { o.Issuers = append(o.Issuers, second.Issuer) })
 	one, two := w.accept(t, w.provider.Token("alice", "", nil)), w.accept(t, second.Token("alice", "", nil))
-	if one.ID == two.ID {
-		t.Errorf("got the id %s for both issuers, want different ones", one.ID)
-	}
+	expect.Differ(t, "the id for another issuer", one.ID, two.ID)
 	expect.Equal(t, "the id for a second token", w.accept(t, w.provider.Token("alice", "events:read", nil)).ID, one.ID)
 	// The second issuer's key does not sign for the first.
 	w.refuse(t, fault.Unauthenticated, second.Key(0).Sign(t, nil, w.provider.Claims("alice", "", nil)))
@@ -205,9 +200,8 @@ func TestIssuersAreApart(t *testing.T) {
 func TestClaimsThatAreConfigured(t *testing.T) {
 	w := start(t, func(o *jwt.Options) { o.PrincipalClaim, o.WorkspaceClaim = "client_id", "tenant" })
 	p := w.accept(t, w.provider.Token("alice", "", claims{"tenant": "acme"}))
-	if p.Workspace != "acme" || p.ID != jwt.PrincipalID(w.provider.Issuer, "client_id", "tests") {
-		t.Errorf("got %+v, want the client tests in the workspace acme", p)
-	}
+	expect.Equal(t, "the workspace", p.Workspace, "acme")
+	expect.Equal(t, "the ID", p.ID, jwt.PrincipalID(w.provider.Issuer, "client_id", "tests"))
 	w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", claims{"tenant": "acme", "client_id": nil}))
 	for _, tenant := range []any{nil, "", "a/b", 7, []string{"acme"}} {
 		w.refuse(t, fault.Forbidden, w.provider.Token("alice", "", claims{"tenant": tenant}))
@@ -322,9 +316,8 @@ func TestMetadata(t *testing.T) {
 					!slices.Equal(doc.Methods, []string{"header"}) || !slices.Contains(doc.Scopes, "events:subscribe") {
 					t.Errorf("%s: got %+v", path, doc)
 				}
-				if rec.Header().Get("Content-Type") != "application/json" || rec.Header().Get("Access-Control-Allow-Origin") != "*" {
-					t.Errorf("%s: got %v", path, rec.Header())
-				}
+				expect.Equal(t, path+": the header Content-Type", rec.Header().Get("Content-Type"), "application/json")
+				expect.Equal(t, path+": the header Access-Control-Allow-Origin", rec.Header().Get("Access-Control-Allow-Origin"), "*")
 			}
 			rec := httptest.NewRecorder()
 			mux.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, known+"/other", nil))

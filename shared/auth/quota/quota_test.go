@@ -89,9 +89,7 @@ func TestAPrincipalHoldsAsMuchAsItsQuotaAllows(t *testing.T) {
 	h := NewConcurrency("calls", "calls", FixedLimit(2), 5)
 	alice, bob := auth.Principal{ID: "alice", Workspace: "w"}, auth.Principal{ID: "bob", Workspace: "w"}
 	of := take(t, h, alice, 3)
-	if len(of) != 2 {
-		t.Fatalf("AUT-07: alice got %d, want 2", len(of))
-	}
+	expect.MustEqual(t, "AUT-07 alice's calls", len(of), 2)
 	expect.Equal(t, "AUT-07: bob's share while alice holds all of hers", len(take(t, h, bob, 3)), 2)
 	of[0]()
 	expect.Equal(t, "AUT-07: alice's share after a release", len(take(t, h, alice, 2)), 1)
@@ -106,9 +104,8 @@ func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
 	for _, release := range of {
 		release()
 	}
-	if len(h.held.byPrincipal) != 0 || h.held.sum != 0 {
-		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held.byPrincipal), h.held.sum)
-	}
+	expect.Equal(t, "the remembered principals", len(h.held.byPrincipal), 0)
+	expect.Equal(t, "the remembered calls", h.held.sum, 0)
 }
 
 func TestKeyedBuckets(t *testing.T) {

@@ -119,9 +119,7 @@ func TestParents(t *testing.T) {
 		}
 		expect.Equal(t, fmt.Sprintf("Under(%q)", uri), strings.Join(names, " "), want)
 	}
-	if got := c.ByName("github.star").BindParent("event://github/a%20b"); !maps.Equal(got, map[string]string{"account": "a b"}) {
-		t.Errorf("BindParent: got %v", got)
-	}
+	expect.Map(t, "the bound variables", c.ByName("github.star").BindParent("event://github/a%20b"), map[string]string{"account": "a b"})
 }
 
 func TestMatchAllocatesTheMapOnly(t *testing.T) {

@@ -52,9 +52,7 @@ func parse(t testing.TB, src string) *Catalog {
 
 func TestParseReadsAllMembers(t *testing.T) {
 	c := parse(t, sample)
-	if got := len(c.Entries()); got != 3 {
-		t.Fatalf("got %d entries, want 3", got)
-	}
+	expect.MustEqual(t, "the number of entries", len(c.Entries()), 3)
 	pr, ci := c.ByName("github.pull_request"), c.ByName("ci.build_finished")
 	if c.Entries()[0] != pr || c.Entries()[1] != ci {
 		t.Error("entries are not in the order of the file")
@@ -216,9 +214,8 @@ func TestTheSampleCatalogIsValid(t *testing.T) {
 			t.Errorf("%s has no title, description or payload schema", e.Name)
 		}
 	}
-	if fixed < 1 || templated < 4 {
-		t.Errorf("got %d fixed and %d templated entries", fixed, templated)
-	}
+	expect.AtLeast(t, "the fixed entries", fixed, 1)
+	expect.AtLeast(t, "the templated entries", templated, 4)
 }
 
 // A word of a schema that is misspelt is one fault, not one for each alternative that it could have meant.

@@ -80,9 +80,7 @@ func TestSchemaFaultsAreBoundedAndDoNotEcho(t *testing.T) {
 	payload, _ := json.Marshal([]string{secret, secret})
 	err := c.ByName("a.b").ValidatePayload(payload)
 	out, _ := json.Marshal(fault.DataOf(err))
-	if strings.Contains(string(out)+err.Error(), "hunter2") {
-		t.Errorf("the value is repeated: %.200s", out)
-	}
+	expect.Lacks(t, "the error", string(out)+err.Error(), "hunter2")
 	many, _ := json.Marshal(make([]int, 1000))
 	err = c.ByName("a.b").ValidatePayload(many)
 	expect.Equal(t, "faults", len(fault.DataOf(err).([]jsonpointer.Fault)), maxSchemaFaults)
@@ -226,9 +224,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	backend, own, arguments, ok := ParseBackendURI(uri)
 	expect.Equal(t, "the parts of the URI", fmt.Sprint(backend, " ", own, " ", string(arguments), " ", ok), `shop order.shipped {"order":"1"} true`)
 	expect.Equal(t, "the backend's event types below a parent URI", len(c.ListUnder("event://~shop")), 0)
-	if base.Fingerprint() == c.Fingerprint() {
-		t.Error("the fingerprint does not depend on the types of backends")
-	}
+	expect.Differ(t, "the fingerprint with the backend's types", base.Fingerprint(), c.Fingerprint())
 	_, err := NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", Title: "a\u202eb"})
 	expect.Fault(t, "a title that turns the direction of text", err, fault.Invalid)
 	_, err = e.BindArguments(json.RawMessage(`{"order":"`+strings.Repeat("1", maxBackendArguments)+`"}`), auth.Principal{})
@@ -343,9 +339,7 @@ func TestLargeEventTypesAreRefused(t *testing.T) {
 	if w := listed("first", "honest").Warnings("second"); len(w) != 1 || !strings.Contains(w[0], "too large") {
 		t.Errorf("got the warnings %q", w)
 	}
-	if put("second", second) {
-		t.Error("the refused types change the stored ones when they are listed again")
-	}
+	expect.True(t, "the refused types do not change the stored ones when they are listed again", !put("second", second))
 	put("first", BackendTypes{})
 	put("second", second)
 	listed("honest", "second")

@@ -36,27 +36,19 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 	r := newRegistry(t)
 	expect.OK(t, r.SetState(t.Context(), "default", uri, State{Active: true}))
 	expect.OK(t, r.Want(t.Context(), "default", "alice", uri))
-	if !r.isWanted(t) {
-		t.Error("GWN-21 a demand does not last")
-	}
+	expect.True(t, "GWN-21 a demand lasts", r.isWanted(t))
 	lapse := func() {
 		it := item(wantKey("default", "alice", uri), []byte(uri), time.Now().Add(-keep-time.Second))
 		expect.OK(t, r.DB.Write(t.Context(), store.Put(it)))
 	}
 	header := store.Item{Key: subscription.HeaderKey("default", uri), Counts: map[string]int64{"n": 1}}
-	if subscription.HeaderCount(&header) != 1 {
-		t.Fatal("the header has another count")
-	}
+	expect.MustEqual(t, "the count of the header", subscription.HeaderCount(&header), 1)
 	expect.OK(t, r.DB.Write(t.Context(), store.Put(header)))
 	lapse()
-	if !r.isWanted(t) {
-		t.Error("GWN-21 a demand ends although a webhook subscription has the URI")
-	}
+	expect.True(t, "GWN-21 a demand lasts while a webhook subscription has the URI", r.isWanted(t))
 	expect.OK(t, r.DB.Write(t.Context(), store.Delete(header.Key)))
 	lapse()
-	if r.isWanted(t) {
-		t.Error("GWN-21 a demand lasts after its grace period")
-	}
+	expect.True(t, "GWN-21 a demand ends after its grace period", !r.isWanted(t))
 	if it := expect.Value(store.One(t.Context(), r.DB, wantKey("default", "alice", uri), ""))(t); it != nil {
 		t.Error("GWN-21 an ended demand stays stored")
 	}
@@ -162,9 +154,7 @@ func TestSecretsOfHooksRotate(t *testing.T) {
 		}
 		url := expect.Value(h.URL(t.Context(), "default", uri))(t)
 		found := expect.Value(h.Find(t.Context(), path.Base(url)))(t)
-		if !slices.Equal(found.Secrets, secrets[:maxDays]) {
-			t.Errorf("got the valid secrets %v, want the newest of %v", found.Secrets, secrets)
-		}
+		expect.List(t, "the valid secrets, which are the newest", found.Secrets, secrets[:maxDays])
 		for _, step := range []struct {
 			id    string
 			pass  time.Duration

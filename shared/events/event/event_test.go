@@ -47,9 +47,7 @@ func TestAnIDHasItsTime(t *testing.T) {
 func TestAppendJSONWritesWhatEarlierReleasesRead(t *testing.T) {
 	for _, e := range samples {
 		var got form
-		if err := json.Unmarshal(e.AppendJSON(nil), &got); err != nil {
-			t.Fatalf("%s: %v", e.AppendJSON(nil), err)
-		}
+		expect.OK(t, json.Unmarshal(e.AppendJSON(nil), &got), e.AppendJSON(nil))
 		_, offset := e.Time.Zone()
 		want := form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data}
 		a, _ := json.Marshal(got)
@@ -66,9 +64,7 @@ func TestDecodeReadsWhatEarlierReleasesWrote(t *testing.T) {
 		old, _ := json.Marshal(form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data})
 		for _, text := range [][]byte{old, e.AppendJSON(nil), []byte(" " + strings.ReplaceAll(string(old), `"v":1,`, `"new":{"v":7},"v" : 1 , `) + "\n")} {
 			got, err := Decode(text)
-			if err != nil {
-				t.Fatalf("%s: %v", text, err)
-			}
+			expect.OK(t, err, text)
 			if got.Workspace != e.Workspace || got.ID != e.ID || got.URI != e.URI || got.Name != e.Name || string(got.Data) != string(e.Data) ||
 				!got.Time.Equal(e.Time) || got.Timestamp() != e.Timestamp() && offset != 0 || !got.Published.Equal(e.Published) {
 				t.Errorf("%s: got %+v", text, got)
@@ -112,9 +108,8 @@ func TestDecodeCopiesItsInput(t *testing.T) {
 	text := samples[1].AppendJSON(nil)
 	e := expect.Value(Decode(text))(t)
 	clear(text)
-	if string(e.Data) != string(samples[1].Data) || e.URI != samples[1].URI {
-		t.Errorf("got %+v", e)
-	}
+	expect.Equal(t, "the data", string(e.Data), string(samples[1].Data))
+	expect.Equal(t, "the URI", e.URI, samples[1].URI)
 }
 
 // FuzzDecode compares Decode with encoding/json.
@@ -129,9 +124,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		var want form
-		if err := json.Unmarshal(text, &want); err != nil {
-			t.Fatalf("accepted %q, for which encoding/json returns %v", text, err)
-		}
+		expect.OK(t, json.Unmarshal(text, &want), "the value that encoding/json reads from", text)
 		again, err := Decode(e.AppendJSON(nil))
 		if err != nil || string(again.Data) != string(e.Data) && len(e.Data) > 0 || again.ID != strings.ToValidUTF8(e.ID, "\ufffd") || !again.Time.Equal(e.Time) {
 			t.Fatalf("%q: got %+v, then %+v, %v", text, e, again, err)
@@ -191,9 +184,7 @@ func TestAGapIsNoEventForAnEarlierRelease(t *testing.T) {
 func TestTimesOfRFC3339(t *testing.T) {
 	want := time.Date(2026, 11, 23, 7, 0, 0, 500_000_000, time.UTC)
 	for _, text := range []string{"2026-11-23T07:00:00.5Z", "2026-11-23t07:00:00.5z", "2026-11-23T08:00:00.500+01:00", "2026-11-23t08:00:00.5+01:00"} {
-		if got, err := ParseTime(text); err != nil || !got.Equal(want) {
-			t.Errorf("RCH-09 OPS-03 %s: got %v, %v", text, got, err)
-		}
+		expect.True(t, "RCH-09 OPS-03 the time "+text, expect.Value(ParseTime(text))(t).Equal(want))
 	}
 	for _, text := range []string{
 		"", "2026-11-23", "2026-11-23T07:00:00,5Z", "2026-11-23 07:00:00Z", "2026-11-23T7:00:00Z", "2026-11-23T07:00:00", "2026-11-23T07:00:00+25:00", "2026-11-31T07:00:00Z", "2026-11-23T07:00:00." + strings.Repeat("1", 64) + "Z",

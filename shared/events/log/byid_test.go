@@ -61,9 +61,8 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 		if e := find("default", "f123", ""); e == nil || e.URI != "event://ci/123" || e.ID != "f123" || string(e.Data) != "1" {
 			t.Errorf("got %+v", e)
 		}
-		if counts.queries != 1 || counts.gets != 1 {
-			t.Errorf("%d queries, %d reads", counts.queries, counts.gets)
-		}
+		expect.Equal(t, "the queries", counts.queries, 1)
+		expect.Equal(t, "the reads", counts.gets, 1)
 		if e := find("default", "e999", ""); e != nil || counts.queries != 1 || counts.gets != 0 {
 			t.Errorf("got %+v by %d queries, %d reads", e, counts.queries, counts.gets)
 		}
@@ -158,9 +157,7 @@ func TestALimitCountsEvents(t *testing.T) {
 						t.Fatalf("OPS-19 limit %d: page %d has %d events", n, pages, len(page))
 					}
 					for _, e := range page {
-						if e.Published.After(last) {
-							t.Errorf("OPS-19 limit %d: %s comes after an older event", n, e.ID)
-						}
+						expect.True(t, e.ID+" is not newer than the one before it", !e.Published.After(last))
 						last = e.Published
 						seen[e.ID]++
 					}
@@ -281,9 +278,8 @@ func payloads(t *testing.T, log *eventlog.Log) (out []string) {
 	for more, after := true, int64(0); more; {
 		var entries []eventlog.Entry
 		var err error
-		if entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100); err != nil {
-			t.Fatal(err)
-		}
+		entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100)
+		expect.OK(t, err)
 		for _, e := range entries {
 			out = append(out, string(e.Event.Data))
 		}
@@ -313,10 +309,8 @@ func TestTheLogKeepsAnEventWhoseIDIsPublishedAgain(t *testing.T) {
 			}
 			got := slices.DeleteFunc(payloads(t, log), func(s string) bool { return len(s) > 1 })
 			expect.List(t, "the payloads in the log", got, []string{"1", "2"})
-			latest, err := log.Latest(t.Context(), "default", uri, false, 10)
-			if err != nil || len(latest) < 2 {
-				t.Errorf("Latest returned %d events and %v, want both", len(latest), err)
-			}
+			latest := expect.Value(log.Latest(t.Context(), "default", uri, false, 10))(t)
+			expect.AtLeast(t, "the number of latest events", len(latest), 2)
 			e, _, err := log.ByID(t.Context(), "default", "nightly", uri)
 			if err != nil || e == nil || string(e.Data) != "2" {
 				t.Errorf("ByID returned %+v and %v, want the newer event", e, err)

@@ -53,9 +53,7 @@ func TestCursor(t *testing.T) {
 			"AQAGCiQYHkAAAAAAAAAAAAEAAAAAAAAAAhknqx2JbwFlpi0bb-KbJ-A": {At: 1700000000000000, Sent: []uint64{1, 2}},
 			"AgAGCiQYHkAAAAWvMQekAAAAAAAAAAAAA4EEQYjxvzhIii6p1tEGbMs": {At: 1700000000000000, Last: 1600000000000000, Sent: []uint64{3}},
 		} {
-			if got, err := s.Open("default", token); err != nil || !reflect.DeepEqual(got, want) {
-				t.Errorf("got %+v, %v, want %+v", got, err, want)
-			}
+			expect.Deep(t, "the cursor", expect.Value(s.Open("default", token))(t), want)
 		}
 	})
 	token := s.Seal("default", Cursor{At: 1700000000000000, Sent: []uint64{1, 2}})

@@ -45,9 +45,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	}
 	write()
 	write()
-	if n := len(read(0)); n != 1 {
-		t.Fatalf("SUB-08: a batch that came again at once is there %d times", n)
-	}
+	expect.MustEqual(t, "SUB-08 the events of a batch that arrived twice", len(read(0)), 1)
 	now = now.Add(eventlog.Window + time.Second)
 	passed := now.Add(-eventlog.Window).UnixMicro() // by a reader that saw nothing
 	write()
@@ -156,10 +154,8 @@ func TestAParentOfManySubResources(t *testing.T) {
 		t.Errorf("latest: %v, %v", latest, err)
 	}
 	for _, want := range []int{10, 1000, 1001, n} {
-		uris, err := log.ListBelow(t.Context(), "default", "event://many", want)
-		if err != nil || len(uris) != want {
-			t.Errorf("%d sub-resources, %v, want %d", len(uris), err, want)
-		}
+		uris := expect.Value(log.ListBelow(t.Context(), "default", "event://many", want))(t)
+		expect.Equal(t, "the number of URIs", len(uris), want)
 	}
 }
 
@@ -317,9 +313,8 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 				after := int64(0)
 				for more := true; more; {
 					var entries []eventlog.Entry
-					if entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100); err != nil {
-						t.Fatal(err)
-					}
+					entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100)
+					expect.OK(t, err)
 					for _, e := range entries {
 						got = append(got, e.Event.ID)
 					}
@@ -378,9 +373,8 @@ func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []st
 		for more := true; more; {
 			var entries []eventlog.Entry
 			var err error
-			if entries, more, at, err = log.Read(t.Context(), p, at, 3); err != nil {
-				t.Fatal(err)
-			}
+			entries, more, at, err = log.Read(t.Context(), p, at, 3)
+			expect.OK(t, err)
 			for _, e := range entries {
 				ids = append(ids, e.Event.ID)
 			}
@@ -415,10 +409,8 @@ func TestAnUnorderedURI(t *testing.T) {
 	}
 	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.PatternPartitions("default", parent))), 200)
 	expect.Equal(t, "the number of partitions", len(db.partitions), 1+2*eventlog.Shards)
-	latest, err := log.Latest(t.Context(), "default", uri, true, 5)
-	if err != nil || len(latest) != 5 {
-		t.Errorf("the latest are %v, %v", latest, err)
-	}
+	latest := expect.Value(log.Latest(t.Context(), "default", uri, true, 5))(t)
+	expect.Len(t, "the latest", latest, 5)
 }
 
 // A batch of one group costs a read and a write, like a batch of an ordered URI, and one more write for each pattern with readers.
@@ -438,9 +430,8 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 	for _, n := range db.partitions {
 		writes += n
 	}
-	if db.reads != 1 || writes != 2 {
-		t.Errorf("%d reads and %d writes, want 1 and 2", db.reads, writes)
-	}
+	expect.Equal(t, "the reads", db.reads, 1)
+	expect.Equal(t, "the writes", writes, 2)
 	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.Unrecorded {
 		t.Errorf("shards without an event of today: got %+v, %v", done, err)
 	}

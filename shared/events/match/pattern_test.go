@@ -160,9 +160,7 @@ func TestVariablesDoNotReachBackends(t *testing.T) {
 	}
 	expect.OK(t, expect.ErrOf(Select(cat.ByName("any"), json.RawMessage(`{"tenant":"a~","kind":"~shop"}`), auth.Principal{})))
 	for _, uri := range []string{"event://~shop/order.shipped/e30", "event://%7Eshop/order.shipped/*", "event://~shop"} {
-		if InCatalog(cat, uri) {
-			t.Errorf("%s is in the catalog", uri)
-		}
+		expect.True(t, uri+" is not in the catalog", !InCatalog(cat, uri))
 	}
 }
 
@@ -257,9 +255,7 @@ func TestAPayloadIsDecodedOncePerEvent(t *testing.T) {
 			}
 		},
 	} {
-		if all := allocated(ask); all > 10*once {
-			t.Errorf("%s allocated %d bytes, one %d", name, all, once)
-		}
+		expect.AtMost(t, "the bytes that "+name+" allocated", allocated(ask), 10*once)
 	}
 }
 
@@ -303,9 +299,7 @@ func FuzzGlob(f *testing.F) {
 			parts[i] = regexp.QuoteMeta(parts[i])
 		}
 		want := regexp.MustCompile(`(?s)\A` + strings.Join(parts, ".*") + `\z`).MatchString(s)
-		if got := glob(strings.Split(pattern, "*")).matches(s); got != want {
-			t.Fatalf("%q matches %q: got %v, want %v", pattern, s, got, want)
-		}
+		expect.MustEqual(t, fmt.Sprintf("%q matches %q", pattern, s), glob(strings.Split(pattern, "*")).matches(s), want)
 	})
 }
 
@@ -316,19 +310,14 @@ func TestArgumentsOfNoPossibleURI(t *testing.T) {
 	for _, owner := range []string{strings.Repeat("x", 3000), strings.Repeat("%", 400), strings.Repeat("ü", 200), "..", ".", "a\x00b"} {
 		raw, _ := json.Marshal(map[string]string{"owner": owner})
 		_, err := Select(entry, raw, auth.Principal{})
-		if !fault.Is(err, fault.Invalid) || len(fault.Public(err)) > 200 {
-			t.Errorf("%.10q: %.400v", owner, err)
-		}
+		expect.Fault(t, owner+": the error", err, fault.Invalid)
+		expect.AtMost(t, owner+": the length of the error", len(fault.Public(err)), 200)
 	}
 	for _, owner := range []string{"*", "%2A", "a/b", "a b", "ü", "...", strings.Repeat("x", 900)} {
 		raw, _ := json.Marshal(map[string]string{"owner": owner})
 		s, err := Select(entry, raw, auth.Principal{})
-		if err != nil {
-			t.Errorf("%.10q: %v", owner, err)
-		}
-		if got := entry.Expand(map[string]string{"owner": owner, "repo": "r"}); !Matches(s.Pattern.Key, got) {
-			t.Errorf("%q does not match %q", s.Pattern.Key, got)
-		}
+		expect.OK(t, err, owner)
+		expect.True(t, "the URI matches its pattern", Matches(s.Pattern.Key, entry.Expand(map[string]string{"owner": owner, "repo": "r"})))
 	}
 }
 

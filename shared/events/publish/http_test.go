@@ -97,9 +97,7 @@ func TestHandlerAccepts(t *testing.T) {
 				if strings.HasPrefix(e.ID, "msg_") {
 					t.Errorf("a receiver would mistake %s for a control message", e.ID)
 				}
-				if answer.Accepted[i] != (Accepted{e.ID, e.URI}) {
-					t.Errorf("got %+v for %s", answer.Accepted[i], e.ID)
-				}
+				expect.Equal(t, "the answer for "+e.ID, answer.Accepted[i], (Accepted{e.ID, e.URI}))
 				if strings.HasPrefix(e.ID, "evt_") {
 					e.ID = "-"
 				}
@@ -236,9 +234,8 @@ func TestAUT_06_AnAnnouncedLargeBodyIsNotAwaited(t *testing.T) {
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	if w.Code != http.StatusRequestEntityTooLarge || body.reads != 0 {
-		t.Errorf("status %d after %d reads of the body, want 413 after none", w.Code, body.reads)
-	}
+	expect.Equal(t, "the status", w.Code, http.StatusRequestEntityTooLarge)
+	expect.Equal(t, "the reads", body.reads, 0)
 }
 
 // unread is a body that counts how often it is read.
@@ -254,9 +251,8 @@ func TestHandlerAllowsOnlyPOST(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodOptions} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(method, "/events", nil))
-		if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") != "POST" {
-			t.Errorf("%s: got %d, %v", method, w.Code, w.Header())
-		}
+		expect.Equal(t, method+": the status", w.Code, http.StatusMethodNotAllowed)
+		expect.Equal(t, method+": the header Allow", w.Header().Get("Allow"), "POST")
 	}
 }
 
@@ -300,9 +296,7 @@ func TestCloudEventsSDK(t *testing.T) {
 	_ = answer.Body.Close()
 	expect.Equal(t, "the status of the batch", answer.StatusCode, http.StatusAccepted)
 	events := q.events(t)
-	if len(events) != 4 {
-		t.Fatalf("got %d events, want 4", len(events))
-	}
+	expect.MustEqual(t, "the number of events", len(events), 4)
 	for i, got := range events {
 		if got.URI != "event://ci/build-finished" || got.ID != event.ForeignID("https://ci.example.com/builds", "a/1 ü") ||
 			!got.Time.Equal(noon.Add(-time.Hour)) || string(got.Data) != `{"build":7,"html":"\u003cb\u003e"}` {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,10 +146,8 @@ func TestInboxRetriesAfterFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, q := inbox(t)
 			tc.change(b, q)
-			failed, err := b.Handle(t.Context(), []queue.Message{good, bad})
-			if err != nil || !slices.Equal(failed, tc.want) {
-				t.Errorf("got %v, %v, want %v", failed, err, tc.want)
-			}
+			failed := expect.Value(b.Handle(t.Context(), []queue.Message{good, bad}))(t)
+			expect.List(t, "the failed messages", failed, tc.want)
 		})
 	}
 }
@@ -244,9 +241,7 @@ func TestInboxSendsEventsBack(t *testing.T) {
 	}
 	deliver(t, b, resend(""), resend("letter1"), resend("letter1"), resend("letter2"))
 	m := q.on[queue.Events]
-	if len(m) != 4 {
-		t.Fatalf("got %d events, want 4", len(m))
-	}
+	expect.MustEqual(t, "the number of events", len(m), 4)
 	if m[0].Dedup == m[1].Dedup || m[1].Dedup != m[2].Dedup || m[2].Dedup == m[3].Dedup {
 		t.Errorf("got deduplication ids %q, %q, %q, %q, want one per letter", m[0].Dedup, m[1].Dedup, m[2].Dedup, m[3].Dedup)
 	}

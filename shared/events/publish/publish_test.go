@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,9 +67,7 @@ func (s *sent) events(t testing.TB) []event.Event {
 		if v, ok := m.Value.(event.Event); ok { // what a handler in this process gets must be what another process decodes
 			expect.Equal(t, "the value's time", v.Timestamp(), e.Timestamp())
 			v.Time = e.Time
-			if !reflect.DeepEqual(v, e) {
-				t.Errorf("got the value %+v of the message, want %+v", v, e)
-			}
+			expect.Deep(t, "the value of the message", v, e)
 		}
 	}
 	return out
@@ -125,15 +122,12 @@ func TestGroupsAndDeduplication(t *testing.T) {
 	if m[0].Group != m[2].Group || m[0].Dedup != m[1].Dedup || m[0].Dedup == m[2].Dedup {
 		t.Errorf("want one group per URI and the same deduplication id for a repeated id: %+v", m)
 	}
-	if m[3].Group == m[0].Group || m[3].Dedup == m[0].Dedup {
-		t.Error("AUT-05: two workspaces share a group or a deduplication id")
-	}
+	expect.Differ(t, "AUT-05 the group", m[3].Group, m[0].Group)
+	expect.Differ(t, "AUT-05 the dedup", m[3].Dedup, m[0].Dedup)
 	if len(m[0].Group) != 43 || !event.ValidID(m[0].Group) || !event.ValidID(m[0].Dedup) {
 		t.Errorf("got %q, %q", m[0].Group, m[0].Dedup)
 	}
-	if digest("a", "bc") == digest("ab", "c") {
-		t.Error("moving the border between the parts does not change the digest")
-	}
+	expect.Differ(t, "the digest after the border between the parts moved", digest("a", "bc"), digest("ab", "c"))
 }
 
 // The events of an unordered URI are spread over several groups. A repeated event is in the same group as the first,
@@ -215,9 +209,8 @@ func TestAcceptOfAFailingQueue(t *testing.T) {
 	s, q := service(t)
 	q.fail = map[queue.Name]error{queue.Events: context.DeadlineExceeded}
 	_, err := s.Accept(t.Context(), publisher, []Input{{URI: "event://ci/build-finished", Data: json.RawMessage(`1`)}})
-	if !fault.Is(err, fault.Unavailable) || strings.Contains(fault.Public(err), "deadline") {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "the error", err, fault.Unavailable)
+	expect.Lacks(t, "the public error", fault.Public(err), "deadline")
 	if got, err := s.Accept(t.Context(), publisher, nil); err != nil || got == nil || len(got) != 0 {
 		t.Errorf("nothing to publish: got %v, %v", got, err)
 	}

@@ -80,9 +80,7 @@ func TestMap(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := s.Map(decoded(t, tt.doc))
-			if !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %+v, want %+v", got, tt.want)
-			}
+			expect.Deep(t, "the document", got, tt.want)
 			if len(tt.faults) == 0 {
 				expect.OK(t, err)
 				return
@@ -93,13 +91,10 @@ func TestMap(t *testing.T) {
 				at[f.Pointer] = true
 			}
 			for _, pointer := range tt.faults {
-				if !at[pointer] {
-					t.Errorf("no fault at %s: %+v", pointer, unfit.Faults)
-				}
+				expect.True(t, "a fault at "+pointer, at[pointer])
 			}
-			if !fault.Is(err, fault.Unprocessable) || len(unfit.Faults) != len(tt.faults) {
-				t.Errorf("got %v with %+v", err, unfit.Faults)
-			}
+			expect.Fault(t, "the error", err, fault.Unprocessable)
+			expect.Len(t, "the faults", unfit.Faults, len(tt.faults))
 		})
 	}
 }
@@ -151,9 +146,7 @@ func TestReadRequest(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			doc := expect.Value(ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{RawQuery: "q=1&q=2"}}, []byte(tt.body), []string{"x-signature"}))(t)
 			want := decoded(t, `{"headers":{"content-type":"`+tt.contentType+`","x-two":"a, b"},"query":{"q":"1, 2"},"body":`+tt.want+`}`)
-			if !reflect.DeepEqual(any(doc), want) {
-				t.Errorf("got %v, want %v", doc, want)
-			}
+			expect.Deep(t, "the document", any(doc), want)
 		})
 	}
 	for name, tt := range map[string]struct {

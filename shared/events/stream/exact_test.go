@@ -216,9 +216,7 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 					}
 					for at, cursor := range map[string]string{"the poll": page.Cursor, "the gap in the stream": cursors["lost"]} {
 						poll.Cursor = cursor
-						if page := r.poll(poll); page.Truncated {
-							t.Errorf("a poll from %s is truncated again", at)
-						}
+						expect.True(t, fmt.Sprintf("a poll from %s is not truncated again", at), !r.poll(poll).Truncated)
 					}
 					poll.Cursor = cursors["before"]
 					if page := r.poll(poll); !page.Truncated || len(page.Events) != 1 {
@@ -286,16 +284,13 @@ func TestAStreamCutWhileItCannotReadTheNextEventResumesWithoutRepeatingOthers(t 
 		for i := range 2 * eventlog.MaxSent { // more than a cursor can name
 			id := fmt.Sprint("e-", i)
 			r.append([]event.Event{occurrence(id, "event://sim/busy")}, openPattern.Key)
-			if got := next(t, f, time.Second); got != id {
-				t.Fatalf("the stream brings %q, want %q", got, id)
-			}
+			expect.MustEqual(t, "the event on the stream", next(t, f, time.Second), id)
 		}
 		for i, p := range own(8) { // in several shards
 			id := fmt.Sprint("later-", i)
 			want = append(want, id)
 			db.fails.Store(1000) // the stream cannot read
-			_, err := publisher.Append(t.Context(), "default", p.Key, []event.Event{occurrence(id, p.Key)}, []string{openPattern.Key})
-			expect.OK(t, err)
+			expect.OK(t, expect.ErrOf(publisher.Append(t.Context(), "default", p.Key, []event.Event{occurrence(id, p.Key)}, []string{openPattern.Key})))
 			synctest.Wait()
 			cursor := f.Cursor()
 			db.fails.Store(0)
@@ -480,9 +475,7 @@ func TestAnEventPublishedWhileAStreamOfATemplateBeginsOnAQuietLogLeavesNoGap(t *
 			f := r.open(from("", parentPattern))
 			cursor := f.Cursor()
 			f.Close()
-			if resume(r, cursor) {
-				t.Error("the reader is told of a gap, want none")
-			}
+			expect.True(t, "the reader is told of no gap", !resume(r, cursor))
 		})
 	}
 }

@@ -46,9 +46,8 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnPartitionOnly(t *testing.T) {
 				slices.Sort(got)
 				expect.List(t, "the events of the stream", got, []string{"before", "other-0", "other-1", "other-2"})
 				page := r.poll(stream.PollRequest{Pattern: stuck, Cursor: cursor, Most: 10, Bytes: 1 << 20})
-				if len(page.Events) != 1 || page.Events[0].ID != "before" {
-					t.Errorf("a poll returns %d events, want the one before the segment", len(page.Events))
-				}
+				expect.MustLen(t, "the events", page.Events, 1)
+				expect.Equal(t, "the ID", page.Events[0].ID, "before")
 				cursor = f.Cursor()
 				f.Close()
 
@@ -259,9 +258,8 @@ func TestAParentHasTheEventsOfAURIInOrderIfClocksDiffer(t *testing.T) {
 			for _, e := range r.poll(poll).Events {
 				polled = append(polled, e.ID)
 			}
-			if !slices.Equal(streamed, want) || !slices.Equal(polled, want) {
-				t.Errorf("streamed %v\npolled   %v\nwant     %v", streamed, polled, want)
-			}
+			expect.List(t, "the streamed events", streamed, want)
+			expect.List(t, "the polled events", polled, want)
 		})
 	}
 }

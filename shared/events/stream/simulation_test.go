@@ -81,9 +81,7 @@ func (w world) run(t *testing.T) outcome {
 					if err != nil {
 						return
 					}
-					if f.Truncated {
-						t.Errorf("reader %d was notified of a gap although nothing had expired", r)
-					}
+					expect.True(t, fmt.Sprintf("the reader %d has no gap, because nothing had expired", r), !f.Truncated)
 					life, end := context.WithTimeout(readCtx, time.Duration(1+rand.IntN(9))*time.Second)
 					for {
 						d, err := await(life, f)

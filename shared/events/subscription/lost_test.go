@@ -113,15 +113,11 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 			Arguments: json.RawMessage(`{"owner":"a"}`), Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: at.UnixMicro()}),
 		})
 	}
-	if !sub(f.clock.Add(-time.Hour)).Truncated {
-		t.Error("got truncated false, want true because the log has no events of the pattern for the last hour")
-	}
+	expect.True(t, "truncated, because the log has no events of the pattern", sub(f.clock.Add(-time.Hour)).Truncated)
 	expect.OK(t, f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"))
 	began := f.clock
 	f.clock = f.clock.Add(time.Hour)
-	if sub(began).Truncated {
-		t.Error("a gap was announced where the log has everything")
-	}
+	expect.True(t, "no gap is announced where the log has everything", !sub(began).Truncated)
 }
 
 // A poll of a wildcard stops at a segment of a later release in one shard and continues in the others. Its cursor then has a separate

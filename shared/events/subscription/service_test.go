@@ -176,9 +176,8 @@ func TestRegister(t *testing.T) {
 		f := newFixture(t, Options{})
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: "k1"}
 		first, second := f.register(alice, r), f.register(alice, r)
-		if first.Subscription.ID != second.Subscription.ID || first.Secret == second.Secret {
-			t.Errorf("first %s %s, second %s %s", first.Subscription.ID, first.Secret, second.Subscription.ID, second.Secret)
-		}
+		expect.Equal(t, "the ID", first.Subscription.ID, second.Subscription.ID)
+		expect.Differ(t, "the secret", first.Secret, second.Secret)
 		expect.Equal(t, "subscribers", len(f.subscribers(build)), 1)
 		r.Target = "https://b.example/"
 		expect.Fault(t, "other parameters under the same key", expect.ErrOf(f.Register(t.Context(), alice, r)), fault.Invalid)
@@ -207,9 +206,8 @@ func TestRegister(t *testing.T) {
 		first := f.register(alice, r)
 		f.register(alice, r)
 		_, err := f.Register(t.Context(), alice, r)
-		if !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Public(err), "2") {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Exhausted)
+		expect.Contains(t, "the public error", fault.Public(err), "2")
 		expect.Equal(t, "subscribers", len(f.subscribers(build)), 2)
 		expect.OK(t, f.Deregister(t.Context(), alice, URI(first.Subscription.ID)))
 		f.register(alice, r)

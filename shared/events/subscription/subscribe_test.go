@@ -54,9 +54,7 @@ func TestSubscribe(t *testing.T) {
 		other := expect.Value(f.Subscribe(t.Context(), bob, SubscribeRequest{
 			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
 		}))(t)
-		if other.ID == a.ID {
-			t.Error("two principals share an id")
-		}
+		expect.Differ(t, "the id of another principal's subscription", other.ID, a.ID)
 		expect.Equal(t, "subscribers", len(f.subscribers("event://github/acme/app/push")), 2)
 	})
 	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
@@ -91,9 +89,7 @@ func TestSubscribe(t *testing.T) {
 		if got, err := f.trySubscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
 			t.Errorf("null where it is allowed: %v %v", got, err)
 		}
-		if got, err := f.trySubscribe(SubscribeRequest{}); err != nil || got.RefreshBefore.IsZero() {
-			t.Errorf("null only if asked: %v %v", got, err)
-		}
+		expect.True(t, "the time of the refresh is set", !expect.Value(f.trySubscribe(SubscribeRequest{}))(t).RefreshBefore.IsZero())
 	})
 	t.Run("EVX-09 expiry stops delivery to the second and is swept", func(t *testing.T) {
 		f := newFixture(t, Options{MinTTL: time.Minute})
@@ -305,9 +301,7 @@ func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(
 			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`)}
 			request.Cursor = f.subscribe(request).Cursor
 			request.URL = "https://moved.example.com/hook"
-			if moved := f.subscribe(request); moved.Truncated {
-				t.Error("a client that moves to another endpoint with its first cursor is told of a gap, want none")
-			}
+			expect.True(t, "a client that moves to another endpoint with its first cursor is told of no gap", !f.subscribe(request).Truncated)
 		})
 	}
 }
@@ -438,9 +432,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 			v.wantLimit(v.ask(principal("attacker%d", n), "https://host.example/more"), "failedVerificationsPerHost")
 		}
 		// A principal more is a challenge more, and not ten.
-		if err := v.ask(principal("newcomer"), "https://host.example/1"); !errors.Is(err, errNoEcho) {
-			t.Error(err)
-		}
+		expect.Is(t, "the challenge", v.ask(principal("newcomer"), "https://host.example/1"), errNoEcho)
 		v.wantLimit(v.ask(principal("newcomer"), "https://host.example/2"), "failedVerificationsPerHost")
 		expect.Equal(t, "challenges", v.challenges.Load(), maxFailedByAll+1)
 		v.answer = echo

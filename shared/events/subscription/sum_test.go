@@ -78,9 +78,8 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		}
 		used(t, f, sum)
 		found, _, err := f.Select(t.Context(), "default", Choice{}, "", 100)
-		if err != nil || len(found) != int(sum) {
-			t.Errorf("%d are listed, %v", len(found), err)
-		}
+		expect.OK(t, err)
+		expect.Equal(t, "the listed subscriptions", len(found), int(sum))
 		f.register(auth.Principal{ID: "p0", Workspace: "other", Scopes: auth.Scopes()}, request)
 		sum = 11
 		f.register(alice, request)
@@ -163,9 +162,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		f := start(t)
 		expect.Equal(t, "corrected right sums", recount(t, f, 2), 0)
 		drift(t, f, limit-2)
-		if _, err := f.Register(t.Context(), alice, request); fault.LimitOf(err) != "workspaceSubscriptions" {
-			t.Fatalf("got %v, want a workspace that is locked out", err)
-		}
+		expect.MustEqual(t, "the limit of the workspace", fault.LimitOf(expect.ErrOf(f.Register(t.Context(), alice, request))), "workspaceSubscriptions")
 		expect.Equal(t, "corrected sums", recount(t, f, 12), 1)
 		f.register(alice, request)
 		used(t, f, 3)

@@ -82,9 +82,7 @@ func TestSend_Connections(t *testing.T) {
 		close(next)
 		wg.Wait()
 		// The server notices a closed connection slightly later than the sender.
-		if n := conns.most.Load(); n > idle+3*workers {
-			t.Errorf("%d connections open at the same time, opened %d", n, conns.opened.Load())
-		}
+		expect.AtMost(t, "the connections that were open at the same time", conns.most.Load(), idle+3*workers)
 		expect.AtLeast(t, "the opened connections", conns.opened.Load(), hosts)
 	})
 
@@ -147,9 +145,8 @@ func TestSend_Connections(t *testing.T) {
 		})
 		srv := serve(t, func(http.ResponseWriter, *http.Request) {})
 		s := open(t, Options{MaxConns: 8})
-		if s.transport.MaxConnsPerHost != 4 || s.transport.MaxIdleConns != 4 {
-			t.Errorf("%d connections for a host, %d idle", s.transport.MaxConnsPerHost, s.transport.MaxIdleConns)
-		}
+		expect.Equal(t, "the connections for a host", s.transport.MaxConnsPerHost, 4)
+		expect.Equal(t, "the idle connections", s.transport.MaxIdleConns, 4)
 		var wg sync.WaitGroup
 		var timeouts, internal atomic.Int32
 		for range 20 {
@@ -196,9 +193,8 @@ func TestSend_Connections(t *testing.T) {
 		for range 2 {
 			expect.OK(t, s.Send(t.Context(), request("http://"+addr)).Err)
 		}
-		if conns.Load() != 2 || ids.Load() != 3 {
-			t.Errorf("%d connections, %d requests", conns.Load(), ids.Load())
-		}
+		expect.Equal(t, "the connections", conns.Load(), 2)
+		expect.Equal(t, "the ids", ids.Load(), 3)
 	})
 
 	// net/http marks a connection as idle shortly before RoundTrip gets the response that arrived on it.
@@ -219,9 +215,8 @@ func TestSend_Connections(t *testing.T) {
 			}})
 			o := s.Send(ctx, request(srv.URL))
 			close(sent)
-			if o.Category != "" || idle.Load() != 2 {
-				t.Errorf("after %d answers the outcome is %+v, want success after 2", idle.Load(), o)
-			}
+			expect.Equal(t, "the category", o.Category, "")
+			expect.Equal(t, "the idle connections", idle.Load(), 2)
 		})
 	}
 

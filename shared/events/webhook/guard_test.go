@@ -67,9 +67,7 @@ func TestGuard_Addresses(t *testing.T) {
 		}
 	}
 	for _, text := range routable {
-		if err := strict.checkAddr(netip.MustParseAddr(text)); err != nil {
-			t.Errorf("%s is refused: %v", text, err)
-		}
+		expect.OK(t, strict.checkAddr(netip.MustParseAddr(text)), text)
 	}
 	if strict.checkAddr(netip.MustParseAddr("2606:4700::1%eth0")) == nil {
 		t.Error("SRF-02 an address with a zone is allowed")
@@ -382,9 +380,7 @@ func TestGuard_Spellings(t *testing.T) {
 			u.Scheme, u.Host = "http", fmt.Sprintf("%s:%d", host, port)
 			// Skip the check of the URL: send through the transport,
 			s.targets.Put("unchecked", u)
-			if o := s.Send(t.Context(), request("unchecked")); o.Category == "" {
-				t.Errorf("%.80q: got %+v", target, o)
-			}
+			expect.Differ(t, fmt.Sprintf("the outcome for %.80q", target), s.Send(t.Context(), request("unchecked")).Category, "")
 			// and call the dialer directly.
 			if conn, err := guard.dialContext(t.Context(), "tcp", u.Host); err == nil {
 				_ = conn.Close()

@@ -267,9 +267,7 @@ func inChild(t *testing.T, endpoint string) []string {
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	c.Env = append(os.Environ(), childEndpoint+"="+endpoint)
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	expect.OK(t, err, out)
 	var lines []string
 	for line := range strings.Lines(string(out)) {
 		if said, ok := strings.CutPrefix(strings.TrimSpace(line), "says: "); ok {
@@ -294,9 +292,7 @@ func TestSend_OutOfDescriptors(t *testing.T) {
 		"an address: internal", "a name: internal", "a name, the system's resolver: internal",
 		"a challenge: false", "afterwards:",
 	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Equal(t, "the outcomes", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 func outOfDescriptors(t *testing.T, endpoint string) {

@@ -103,9 +103,7 @@ func deliver(t *testing.T) []delivery {
 		r.Keys, r.Body = tt.keys, []byte(tt.body)
 		expect.OK(t, tt.sender.Send(t.Context(), r).Err)
 		got := <-seen
-		if string(got.body) != tt.body {
-			t.Fatalf("%s: other bytes arrived", tt.name)
-		}
+		expect.MustEqual(t, "the body of "+tt.name, string(got.body), tt.body)
 		d := delivery{Name: tt.name, Secrets: all, Headers: map[string]string{}, Body: got.body, valid: tt.valid}
 		for k := range got.header {
 			d.Headers[strings.ToLower(k)] = got.header.Get(k)
@@ -121,9 +119,7 @@ func deliver(t *testing.T) []delivery {
 
 func compare(t *testing.T, deliveries []delivery, verdicts [][]bool) {
 	t.Helper()
-	if len(verdicts) != len(deliveries) {
-		t.Fatalf("%d verdicts on %d deliveries", len(verdicts), len(deliveries))
-	}
+	expect.MustEqual(t, "the verdicts on deliveries", len(verdicts), len(deliveries))
 	for i, d := range deliveries {
 		expect.List(t, d.Name, verdicts[i], d.valid)
 	}
@@ -192,9 +188,7 @@ func run(t *testing.T, env []string, command ...string) [][]bool {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	var verdicts [][]bool
-	if err := json.Unmarshal(out, &verdicts); err != nil {
-		t.Fatalf("%v in %s", err, out)
-	}
+	expect.OK(t, json.Unmarshal(out, &verdicts), out)
 	return verdicts
 }
 

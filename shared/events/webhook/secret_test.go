@@ -89,12 +89,8 @@ func FuzzParseSecret(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if formatSecret(key) != secret {
-			t.Fatalf("%q can be written in two ways", secret)
-		}
-		if _, err := standardwebhooks.NewWebhook(secret); err != nil {
-			t.Fatalf("the library refuses %q: %v", secret, err)
-		}
+		expect.MustEqual(t, "the secret in its only form", formatSecret(key), secret)
+		expect.OK(t, expect.ErrOf(standardwebhooks.NewWebhook(secret)), "the library, with the secret", secret)
 	})
 }
 
@@ -148,18 +144,14 @@ func TestSealing(t *testing.T) {
 			{"defaul", "tsub_1", home.Target}, // the same bytes, split differently
 			{},
 		} {
-			if _, err := o.Open(t.Context(), sealed, b); err == nil {
-				t.Errorf("opens for %+v", b)
-			}
+			expect.Error(t, fmt.Sprintf("the secret for %+v", b), expect.ErrOf(o.Open(t.Context(), sealed, b)))
 		}
 	})
 	t.Run("a changed byte is detected", func(t *testing.T) {
 		for i := range sealed {
 			changed := bytes.Clone(sealed)
 			changed[i] ^= 1
-			if _, err := o.Open(t.Context(), changed, home); err == nil {
-				t.Errorf("byte %d", i)
-			}
+			expect.Error(t, fmt.Sprint("the secret with another byte ", i), expect.ErrOf(o.Open(t.Context(), changed, home)))
 		}
 		expect.Error(t, "the secret of an empty text", expect.ErrOf(o.Open(t.Context(), nil, home)))
 	})
@@ -254,9 +246,8 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	private = expect.Value(AddKey(private))(t) // it seals after its promotion
 	used := sealed[1]
 	private, public, dropped, err := DropKeys(private, func(prefix []byte) (bool, error) { return bytes.HasPrefix(used, prefix), nil })
-	if err != nil || dropped != 2 {
-		t.Fatalf("removed %d keys, %v; want 2 of 5", dropped, err)
-	}
+	expect.OK(t, err)
+	expect.MustEqual(t, "the removed keys", dropped, 2)
 	o := opener(t, private)
 	for i, want := range []bool{false, true, false, true} {
 		if _, err := o.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
@@ -265,9 +256,8 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	}
 	use()
 	expect.OK(t, expect.ErrOf(o.Open(t.Context(), sealed[4], Binding{}))) // the new public keyset seals with a key of the private one
-	if _, _, err = PromoteKey(private); err != nil {
-		t.Error(err)
-	}
+	_, _, err = PromoteKey(private)
+	expect.OK(t, err)
 	if _, _, _, err := DropKeys(private, func([]byte) (bool, error) { return false, errors.New("cannot search") }); err == nil || err.Error() != "cannot search" {
 		t.Errorf("got %v, want the error of the search", err)
 	}
@@ -294,9 +284,7 @@ func TestVerifyTarget(t *testing.T) {
 			}
 			challenges = append(challenges, v.Challenge)
 		}
-		if challenges[0] == challenges[1] {
-			t.Error("a challenge was used twice")
-		}
+		expect.Differ(t, "the second challenge", challenges[0], challenges[1])
 		expect.OK(t, Verify(seen.header, seen.body, secret))
 		if id := seen.header.Get(HeaderID); !strings.HasPrefix(id, "msg_verification_") || strings.Contains(id, ".") || len(id) < 30 {
 			t.Errorf("EVX-13 webhook-id %q", id)

@@ -104,9 +104,7 @@ func TestSend_Headers(t *testing.T) {
 			expect.Equal(t, "the header webhook-timestamp", got.header.Get(HeaderTimestamp), strconv.FormatInt(r.At.Unix(), 10))
 			signatures = append(signatures, got.header.Get(HeaderSignature))
 		}
-		if signatures[0] == signatures[1] {
-			t.Error("the signature was not renewed")
-		}
+		expect.Differ(t, "the renewed signature", signatures[0], signatures[1])
 	})
 
 	t.Run("WHK-05 a v1a signature next to v1 verifies with the published key set", func(t *testing.T) {
@@ -125,12 +123,8 @@ func TestSend_Headers(t *testing.T) {
 			x, err := base64.RawURLEncoding.DecodeString(key.X)
 			return err == nil && ed25519.Verify(x, []byte(got.header.Get(HeaderID)+"."+got.header.Get(HeaderTimestamp)+"."+body), signature)
 		}
-		if !verifies(set.Keys[0], string(got.body)) {
-			t.Error("it does not verify with the signing key")
-		}
-		if verifies(set.Keys[0], string(got.body)+" ") {
-			t.Error("a changed body verifies")
-		}
+		expect.True(t, "the body verifies with the signing key", verifies(set.Keys[0], string(got.body)))
+		expect.True(t, "a changed body does not verify", !verifies(set.Keys[0], string(got.body)+" "))
 	})
 
 	t.Run("without keys there is no signature", func(t *testing.T) {
@@ -195,9 +189,8 @@ func TestSend_KeepsResponses(t *testing.T) {
 			r := request(srv.URL)
 			r.KeepResponse = c.keep
 			o := s.Send(t.Context(), r)
-			if o.Status != c.status || o.Response != c.want {
-				t.Errorf("got status %d and response %q, want %d and %q", o.Status, o.Response, c.status, c.want)
-			}
+			expect.Equal(t, "the status", o.Status, c.status)
+			expect.Equal(t, "the response", o.Response, c.want)
 			if o.Err != nil && c.sent != "" && strings.Contains(o.Err.Error(), c.sent) {
 				t.Errorf("SRF-05 the error quotes the response: %v", o.Err)
 			}
@@ -256,9 +249,8 @@ func TestSend_Redirects(t *testing.T) {
 		})
 		s := open(t, Options{})
 		o := s.Send(t.Context(), request(srv.URL))
-		if o.Status != code || o.Category != HTTP4xx {
-			t.Errorf("WHK-07 %d: got %+v", code, o)
-		}
+		expect.Equal(t, "WHK-07 the status", o.Status, code)
+		expect.Equal(t, "WHK-07 the category", o.Category, HTTP4xx)
 		expect.Equal(t, fmt.Sprintf("WHK-07 requests with status %d", code), requests.Load(), 1)
 	}
 	expect.Equal(t, "WHK-07 SRF-04 redirects that were followed", contacted.Load(), 0)
@@ -417,9 +409,8 @@ func TestSend_HTTP2(t *testing.T) {
 	r := request(target + "/hook")
 	expect.OK(t, s.Send(t.Context(), r).Err)
 	got := <-seen
-	if got.proto != "HTTP/2.0" || got.method != http.MethodPost {
-		t.Errorf("got %s %s", got.method, got.proto)
-	}
+	expect.Equal(t, "the protocol", got.proto, "HTTP/2.0")
+	expect.Equal(t, "the method", got.method, http.MethodPost)
 	expect.OK(t, Verify(got.header, got.body, formatSecret(r.Keys[0])))
 	var names []string
 	for name := range got.header {

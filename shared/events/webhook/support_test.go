@@ -310,9 +310,7 @@ func newEndpoint(secrets ...string) http.HandlerFunc {
 // delivers sends a request that the endpoint must accept.
 func delivers(t testing.TB, s *Sender, r Request) {
 	t.Helper()
-	if o := s.Send(t.Context(), r); o.Category != "" {
-		t.Errorf("the outcome for %.80q is %+v, want success", r.URL, o)
-	}
+	expect.Equal(t, "the outcome for "+r.URL, s.Send(t.Context(), r).Category, "")
 }
 
 // failsAs sends a request that must fail soon after its timeout and in the given way.
@@ -357,9 +355,7 @@ func rests(t *testing.T) {
 	before := cpu()
 	const while = 300 * time.Millisecond
 	time.Sleep(while) // the process must stay idle for this time
-	if used := cpu() - before; used > 20*time.Millisecond {
-		t.Errorf("WHK-17 at rest %s of CPU in %s", used, while)
-	}
+	expect.AtMost(t, "WHK-17 the CPU time at rest", cpu()-before, 20*time.Millisecond)
 }
 
 func cpu() time.Duration {

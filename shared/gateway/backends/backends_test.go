@@ -52,14 +52,10 @@ func TestTemplatesMatchTheirExpansions(t *testing.T) {
 	} {
 		m := matcher(template)
 		for _, uri := range uris.expanded {
-			if !m(uri) {
-				t.Errorf("GWN-01 %s does not match %s", template, uri)
-			}
+			expect.True(t, "GWN-01 "+template+" matches "+uri, m(uri))
 		}
 		for _, uri := range uris.other {
-			if m(uri) {
-				t.Errorf("GWN-01 %s matches %s", template, uri)
-			}
+			expect.True(t, "GWN-01 "+template+" does not match "+uri, !m(uri))
 		}
 	}
 }

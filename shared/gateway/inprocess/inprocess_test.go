@@ -55,10 +55,8 @@ func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
 // The handler may or may not have ended when its caller reads the answer, so the test repeats the request.
 func TestAHandlerMayEndBeforeItsAnswerIsLookedFor(t *testing.T) {
 	for range 2000 {
-		resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })
-		if err != nil || resp.StatusCode != http.StatusAccepted {
-			t.Fatalf("got %v, %v", resp, err)
-		}
+		resp := expect.Value(get(t.Context(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }))(t)
+		expect.MustEqual(t, "the status code", resp.StatusCode, http.StatusAccepted)
 	}
 }
 
@@ -138,9 +136,7 @@ func TestACallerDoesNotWaitLongerThanItsContext(t *testing.T) {
 		defer cancel()
 		release := make(chan struct{})
 		_, err := get(ctx, func(http.ResponseWriter, *http.Request) { <-release })
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, "the error", err, context.DeadlineExceeded)
 		close(release)
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -139,9 +138,8 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 func TestSpread(t *testing.T) {
 	t.Run("GWN-07 the jitter of reconnecting, from 1 s to 60 s", func(t *testing.T) {
 		least, most := new(Relay).pauses()
-		if least != time.Second || most != time.Minute {
-			t.Errorf("by default from %v to %v", least, most)
-		}
+		expect.Equal(t, "the shortest time", least, time.Second)
+		expect.Equal(t, "the longest time", most, time.Minute)
 		for wait := least; ; wait = min(2*wait, most) {
 			from, to := min(wait, most/2), min(2*wait, most)
 			early, late := 0, 0
@@ -216,9 +214,7 @@ func TestFloodsOfABackend(t *testing.T) {
 			}
 		}()
 		_ = e.run(ctx, catalog.BackendTypes{}) // ends with ctx
-		if n := int(lists.Load()); n > changeBurst+3 {
-			t.Errorf("the relay read the list %d times, want about %d", n, changeBurst)
-		}
+		expect.AtMost(t, "the reads of the list", int(lists.Load()), changeBurst+3)
 	})
 	t.Run("event types that cannot be used", func(t *testing.T) {
 		bad := fmt.Sprintf(`{"name":"../x","description":%q},`, strings.Repeat("x", 4000))
@@ -382,9 +378,7 @@ func TestShare(t *testing.T) {
 					got[p]++
 				}
 			}
-			if !maps.Equal(got, want) {
-				t.Errorf("%s: got %v, want %v", what, got, want)
-			}
+			expect.Map(t, what, got, want)
 		}
 	}
 	want(wanted, "a", 20)
@@ -407,9 +401,7 @@ func TestShare(t *testing.T) {
 	for i := range room {
 		late[fmt.Sprintf("p%02d/0", room+i)] = true
 	}
-	if got := share(wanted, func(uri string) bool { return late[uri] }, room); !maps.Equal(got, late) {
-		t.Errorf("among principals with one each, got %v, want the running ones", got)
-	}
+	expect.Map(t, "the shares of principals with one each", share(wanted, func(uri string) bool { return late[uri] }, room), late)
 }
 
 // GWN-21: given a backend with as many subscriptions as it may have, then one of a principal with many gives way to a principal with few. The

@@ -119,9 +119,7 @@ func TestRulesForURIs(t *testing.T) {
 
 func TestCheckGlob(t *testing.T) {
 	for _, glob := range []string{"*", "get_*", "file:///data/*", "файл*", strings.Repeat("a", maxGlob)} {
-		if err := CheckGlob(glob); err != nil {
-			t.Errorf("%q: %v", glob, err)
-		}
+		expect.OK(t, CheckGlob(glob), glob)
 	}
 	for _, glob := range []string{"", strings.Repeat("a", maxGlob+1), "a\nb", "a\xff", "%252525252e", "x://a?/../b"} {
 		if CheckGlob(glob) == nil {
@@ -134,9 +132,7 @@ func TestCheckGlob(t *testing.T) {
 func TestGlobsAreFast(t *testing.T) {
 	glob, name := strings.Repeat("*a", maxGlob/2-1)+"*b", strings.Repeat("a", maxName)
 	began := time.Now()
-	if matchGlob(glob, name) {
-		t.Errorf("%.20q… matches a text without b", glob)
-	}
+	expect.True(t, "it does not match a text without b", !matchGlob(glob, name))
 	expect.AtMost(t, "the time that it took", time.Since(began), time.Second)
 }
 
@@ -152,9 +148,7 @@ func FuzzRules(f *testing.F) {
 		}
 		// Bytes instead of runes, because names may be invalid Unicode.
 		want := regexp.MustCompile(`(?s)^` + strings.ReplaceAll(regexp.QuoteMeta(latin1(glob)), `\*`, `.*`) + `$`).MatchString(latin1(name))
-		if got := matchGlob(glob, name); got != want {
-			t.Fatalf("%q matches %q: got %v, want %v", glob, name, got, want)
-		}
+		expect.MustEqual(t, glob+" matches "+name, matchGlob(glob, name), want)
 		if plain, ok := unify(name); ok {
 			normal, flat := normalize(plain), flatten(plain)
 			again, ok := unify(normal)

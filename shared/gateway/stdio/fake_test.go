@@ -250,8 +250,7 @@ func FuzzOutput(f *testing.F) {
 				responses++
 			}
 		}
-		if responses > 1 || p.queued != x.size {
-			t.Errorf("got %d responses and %d bytes, want at most one and %d", responses, p.queued, x.size)
-		}
+		expect.AtMost(t, "the responses", responses, 1)
+		expect.Equal(t, "the queued bytes", p.queued, x.size)
 	})
 }

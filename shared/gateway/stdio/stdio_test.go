@@ -142,16 +142,6 @@ func (f *fixture) dropped() []string {
 	return slices.Clone(f.drops)
 }
 
-// eventually waits for a condition that other processes bring about.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
-}
-
 // gone reports whether a process has ended. A killed one may remain as a zombie.
 func gone(pid string) bool {
 	n, _ := strconv.Atoi(pid)
@@ -193,20 +183,16 @@ func TestStartAndEnd(t *testing.T) {
 	t.Run("GWN-26 an unused process ends, and the next call starts another", func(t *testing.T) {
 		f := newFixture(t, "modern", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
 		pid := f.call("", "pid", "")
-		eventually(t, "the shared process ends", func() bool { return gone(pid) })
-		eventually(t, "the next one starts", func() bool { again, err := f.try("", "pid", ""); return err == nil && again != pid })
-		if !strings.Contains(f.output.String(), "it was unused") {
-			t.Errorf("the log has no reason: %s", &f.output)
-		}
+		expect.Eventually(t, "the shared process ends", func() bool { return gone(pid) })
+		expect.Eventually(t, "the next one starts", func() bool { again, err := f.try("", "pid", ""); return err == nil && again != pid })
+		expect.Contains(t, "the log", f.output.String(), "it was unused")
 	})
 	t.Run("GWN-26 an unused session's process ends, and its session is unknown", func(t *testing.T) {
 		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
 		session := f.session("default/a")
 		pid := f.call(session, "pid", "")
-		eventually(t, "its process ends", func() bool { return gone(pid) })
-		if _, err := f.try(session, "pid", ""); !errors.Is(err, upstream.ErrSession) {
-			t.Errorf("a call in it: %v", err)
-		}
+		expect.Eventually(t, "its process ends", func() bool { return gone(pid) })
+		expect.Is(t, "a call in it", expect.ErrOf(f.try(session, "pid", "")), upstream.ErrSession)
 	})
 	t.Run("GWN-26 a process with a running call is not unused", func(t *testing.T) {
 		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
@@ -224,8 +210,8 @@ func TestStartAndEnd(t *testing.T) {
 		time.Sleep(600 * time.Millisecond)
 		expect.Equal(t, "the process", f.call("", "pid", ""), pid)
 		x.Close()
-		eventually(t, "the command learns of it", func() bool { return f.call("", "cancelled", "") == string(id) })
-		eventually(t, "the process ends", func() bool { return gone(pid) })
+		expect.Eventually(t, "the command learns of it", func() bool { return f.call("", "cancelled", "") == string(id) })
+		expect.Eventually(t, "the process ends", func() bool { return gone(pid) })
 		expect.List(t, "the dropped messages", f.dropped(), []string{dropStranger})
 	})
 	for _, kind := range []string{"modern", "modern stubborn"} {
@@ -234,10 +220,8 @@ func TestStartAndEnd(t *testing.T) {
 			pid, child := f.call("", "pid", ""), f.call("", "fork", "")
 			began := time.Now()
 			f.transport.Close(t.Context())
-			if !gone(pid) {
-				t.Error("the process still runs")
-			}
-			eventually(t, "the child ends", func() bool { return gone(child) })
+			expect.True(t, "the process has ended", gone(pid))
+			expect.Eventually(t, "the child ends", func() bool { return gone(child) })
 			expect.AtMost(t, "the time that it took", time.Since(began), 20*time.Second)
 			expect.Error(t, "a call that may not start it again", expect.ErrOf(f.try("", "pid", "")))
 		})
@@ -248,15 +232,13 @@ func TestStartAndEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		f.transport.Close(ctx)
-		if !gone(pid) {
-			t.Error("it still runs")
-		}
+		expect.True(t, "the process has ended", gone(pid))
 	})
 	t.Run("GWN-26 children end with a process that crashes", func(t *testing.T) {
 		f := newFixture(t, "modern")
 		child := f.call("", "fork", "")
 		expect.Error(t, "the crash", expect.ErrOf(f.try("", "crash", "")), "exit status 5")
-		eventually(t, "the child ends", func() bool { return gone(child) })
+		expect.Eventually(t, "the child ends", func() bool { return gone(child) })
 	})
 	t.Run("GWN-26 a removed backend's process ends after its last call", func(t *testing.T) {
 		f, session, x, q := askingProcess(t)
@@ -292,11 +274,9 @@ func TestFailures(t *testing.T) {
 	t.Run("GWN-26 a command that failed counts as such until it runs", func(t *testing.T) {
 		f := newFixture(t, "modern")
 		f.call("", "pid", "")
-		if f.transport.Failing(f.backend) {
-			t.Error("it fails while it runs")
-		}
+		expect.True(t, "it does not fail while it runs", !f.transport.Failing(f.backend))
 		_, _ = f.try("", "crash", "")
-		eventually(t, "it counts as failing", func() bool { return f.transport.Failing(f.backend) && !f.transport.Running(f.backend) })
+		expect.Eventually(t, "it counts as failing", func() bool { return f.transport.Failing(f.backend) && !f.transport.Running(f.backend) })
 	})
 	t.Run("GWN-26 a command that exits right after it has answered server/discover counts as failing", func(t *testing.T) {
 		var wg sync.WaitGroup
@@ -342,7 +322,7 @@ func TestFailures(t *testing.T) {
 		f := newFixture(t, "modern stubborn")
 		pid := f.call("", "pid", "")
 		expect.Error(t, "the call", expect.ErrOf(f.try("", "closes", "")))
-		eventually(t, "it ends", func() bool { return gone(pid) })
+		expect.Eventually(t, "it ends", func() bool { return gone(pid) })
 	})
 	t.Run("GWN-26 garbage is dropped", func(t *testing.T) {
 		f := newFixture(t, "modern garbage")
@@ -386,7 +366,7 @@ func TestFailures(t *testing.T) {
 		expect.OK(t, err)
 		defer x.Close()
 		p := f.transport.listProcesses()[0]
-		eventually(t, "the process has written its messages", func() bool {
+		expect.Eventually(t, "the process has written its messages", func() bool {
 			f.call("", "pid", "")
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -395,9 +375,7 @@ func TestFailures(t *testing.T) {
 		for err == nil {
 			_, err = x.Next(t.Context())
 		}
-		if !errors.Is(err, errTooSlow) {
-			t.Errorf("the call ends with %v", err)
-		}
+		expect.Is(t, "the end of the call", err, errTooSlow)
 	})
 }
 
@@ -428,22 +406,17 @@ func TestRevisions(t *testing.T) {
 		f := newFixture(t, "fragile")
 		f.backend.ProtocolVersion = "2025-11-25"
 		f.session("default/a")
-		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})))
 		expect.Equal(t, "starts", f.startCount(), 2)
 	})
 	t.Run("GWN-26 each session has a process, which ends with it", func(t *testing.T) {
 		f := newFixture(t, "legacy")
 		one, two := f.session("default/a"), f.session("default/a")
 		pid := f.call(one, "pid", "")
-		if pid == f.call(two, "pid", "") {
-			t.Error("two sessions share a process")
-		}
+		expect.Differ(t, "the process of the other session", pid, f.call(two, "pid", ""))
 		expect.OK(t, f.client.End(t.Context(), spec.V20251125, one))
-		eventually(t, "the process ends", func() bool { return gone(pid) })
-		if _, err := f.try(one, "pid", ""); !errors.Is(err, upstream.ErrSession) {
-			t.Errorf("a call in the ended session: %v", err)
-		}
+		expect.Eventually(t, "the process ends", func() bool { return gone(pid) })
+		expect.Is(t, "a call in the ended session", expect.ErrOf(f.try(one, "pid", "")), upstream.ErrSession)
 		f.call(two, "pid", "")
 	})
 	t.Run("GWN-26 in 2026-07-28 all share a process", func(t *testing.T) {
@@ -465,13 +438,11 @@ func TestEnvironment(t *testing.T) {
 		}
 		slices.Sort(names)
 		expect.List(t, "the variables", names, []string{"FAKE", "HOME", "PATH", "STARTS", "TOKEN"})
-		if !slices.Contains(got, "TOKEN=t0ken") {
-			t.Error("TOKEN is not resolved")
-		}
+		expect.Has(t, "the variables", got, "TOKEN=t0ken")
 	})
 	t.Run("GWN-26 the log has no values of secrets, also if the command writes them to standard error", func(t *testing.T) {
 		f.call("", "tell", "")
-		eventually(t, "the line is logged", func() bool { return strings.Contains(f.output.String(), "the token is (env:TOKEN_FOR_IT)") })
+		expect.Eventually(t, "the line is logged", func() bool { return strings.Contains(f.output.String(), "the token is (env:TOKEN_FOR_IT)") })
 		expect.Lacks(t, "the output", f.output.String(), "t0ken")
 	})
 }
@@ -538,7 +509,7 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 	t.Run("GWN-26 a call of 2026-07-28 whose stream is closed is cancelled", func(t *testing.T) {
 		f := newFixture(t, "modern")
 		expect.Value(f.send(t.Context(), "", "hang", ""))(t).Close()
-		eventually(t, "the process gets the cancellation", func() bool { return f.call("", "cancelled", "") != "" })
+		expect.Eventually(t, "the process gets the cancellation", func() bool { return f.call("", "cancelled", "") != "" })
 	})
 	t.Run("GWN-26 changes of lists reach the gateway's stream, and a listen by its id", func(t *testing.T) {
 		f := newFixture(t, "legacy")
@@ -582,9 +553,8 @@ func TestPlaces(t *testing.T) {
 		f := newFixture(t, "legacy", limit(10, 1))
 		busy(f, f.session("default/a"))
 		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/a"})
-		if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != limitProcesses {
-			t.Errorf("got %v, want the limit", err)
-		}
+		expect.Fault(t, "the error", err, fault.Exhausted)
+		expect.Equal(t, "the limit", fault.LimitOf(err), limitProcesses)
 	})
 	t.Run("GWN-26 a principal with many busy processes cannot lock out another", func(t *testing.T) {
 		f := newFixture(t, "legacy", limit(3, 3))
@@ -616,9 +586,7 @@ func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 		defer p.mu.Unlock()
 		return p.deliver(m)
 	}
-	if err := newSession().open(&exchange{id: json.RawMessage("1")}, nil); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a request in a process that ends: got %v, want %v", err, io.ErrClosedPipe)
-	}
+	expect.Is(t, "a request in a process that ends", newSession().open(&exchange{id: json.RawMessage("1")}, nil), io.ErrClosedPipe)
 	p := newSession()
 	expect.Equal(t, "dropping the first question", ask(p, "1", "?"), "")
 	expect.Equal(t, "dropping the same id again", ask(p, "1", "?"), dropQuestion)

@@ -143,8 +143,7 @@ func TestAnswerBeforeItsRequest(t *testing.T) {
 		}
 	}})
 	for range 2 {
-		x, err := client.Post(ctx, Request{Body: []byte(`{}`)})
-		expect.OK(t, err)
+		x := expect.Value(client.Post(ctx, Request{Body: []byte(`{}`)}))(t)
 		if got, _, _ := all(t, x); len(got) != 1 || got[0] != result {
 			t.Errorf("got %q, want %s", got, result)
 		}
@@ -159,9 +158,7 @@ func TestBodyThatIsCutShort(t *testing.T) {
 		_, _ = fmt.Fprintf(c, jsonAnswer, len(result)+1, result)
 	})
 	_, err := client.Post(t.Context(), Request{Body: []byte(`{}`)})
-	if !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("got %v, want %v", err, io.ErrUnexpectedEOF)
-	}
+	expect.Is(t, "the error", err, io.ErrUnexpectedEOF)
 }
 
 // GWN-14: a cancelled request closes its connection, which tells the backend, whether the response has begun or not. Other connections
@@ -193,9 +190,7 @@ func TestCancellationClosesTheConnection(t *testing.T) {
 				cancel()
 				_, err = x.next()
 			}
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v, want %v", err, context.Canceled)
-			}
+			expect.Is(t, "the error", err, context.Canceled)
 			<-ended
 			expect.Equal(t, "connections", connections.Load(), 1)
 		})
@@ -210,9 +205,7 @@ func TestCancellationWhileConnecting(t *testing.T) {
 		cancel(cause)
 		return nil, ctx.Err()
 	}
-	if _, err := client.Post(ctx, Request{Body: []byte(`{}`)}); !errors.Is(err, cause) {
-		t.Errorf("got %v, want %v", err, cause)
-	}
+	expect.Is(t, "the error", expect.ErrOf(client.Post(ctx, Request{Body: []byte(`{}`)})), cause)
 }
 
 // GWN-07: a client that resumes a stream over a connection that the backend is closing uses another one. A GET may be repeated, but not
@@ -273,8 +266,7 @@ func TestRequestsThatAreLeftToTheTransport(t *testing.T) {
 		{direct, 0, `/ 0 ""`},
 		{proxied, 2, `http://backend.example/mcp 2 "gzip"`},
 	} {
-		x, err := c.client.Post(t.Context(), Request{Body: make([]byte, c.bytes)})
-		expect.OK(t, err)
+		x := expect.Value(c.client.Post(t.Context(), Request{Body: make([]byte, c.bytes)}))(t)
 		_, _, _ = all(t, x)
 		expect.Equal(t, "request", got, c.want)
 	}

@@ -65,9 +65,7 @@ func TestRequestsAreObserved(t *testing.T) {
 	t.Run("OPS-13 a call is a span, and the backend gets its context by header and _meta", func(t *testing.T) {
 		send(toolCall, ok)
 		ended := spans.Ended()
-		if len(ended) != 1 {
-			t.Fatalf("%d spans", len(ended))
-		}
+		expect.MustEqual(t, "the spans", len(ended), 1)
 		s := ended[0]
 		want := fmt.Sprintf("00-%s-%s-01", traceID, s.SpanContext().SpanID())
 		var sent struct {
@@ -120,9 +118,8 @@ func TestRequestsAreObserved(t *testing.T) {
 	t.Run("OPS-13 without a tracer the message stays as it is", func(t *testing.T) {
 		client.Observer = Observer{}
 		send(toolCall, ok)
-		if got.body != toolCall || got.header.Get("Traceparent") != parent {
-			t.Errorf("got %v, %s", got.header, got.body)
-		}
+		expect.Equal(t, "the body", got.body, toolCall)
+		expect.Equal(t, "the header Traceparent", got.header.Get("Traceparent"), parent)
 	})
 }
 
@@ -174,9 +171,7 @@ func TestWhatIsAMessage(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, ok := Read(json.RawMessage(c.in))
-			if ok != c.ok {
-				t.Fatalf("Read reports %v, want %v", ok, c.ok)
-			}
+			expect.MustEqual(t, "Read", ok, c.ok)
 			expect.Equal(t, "the bytes", string(m.Raw), c.in)
 			if ok && (m.Response() != c.response || string(m.ID) != c.id || m.Method != c.method) {
 				t.Errorf("got response %v, id %s, method %q", m.Response(), m.ID, m.Method)

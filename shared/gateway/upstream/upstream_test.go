@@ -91,9 +91,7 @@ func TestAnswersAreRead(t *testing.T) {
 				answer(c.media, c.status, c.body)(w, r)
 			}).Post(t.Context(), Request{Body: []byte(`{}`)}))(t)
 			got, garbage, err := all(t, x)
-			if !errors.Is(err, io.EOF) {
-				t.Errorf("the answer ended with %v", err)
-			}
+			expect.Is(t, "the end of the answer", err, io.EOF)
 			if fmt.Sprint(got) != fmt.Sprint(c.want) || garbage != c.garbage {
 				t.Errorf("got %q and %d malformed messages, want %q and %d", got, garbage, c.want, c.garbage)
 			}
@@ -281,9 +279,8 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 			t.Fatalf("got %q, %v", got, err)
 		}
 	}
-	if served.Load() != 2 || chosen != 3 {
-		t.Errorf("%d requests were served over %d connections", served.Load(), chosen)
-	}
+	expect.Equal(t, "the served requests", served.Load(), 2)
+	expect.Equal(t, "the connections", chosen, 3)
 }
 
 // GWN-14: the client does not repeat a request that the backend has read, because it may have taken effect.
@@ -321,9 +318,7 @@ func TestConnectionsRestForAShortTime(t *testing.T) {
 		for _, rest := range []time.Duration{0, RestTime / 2, 2 * time.Second, 5 * time.Second, time.Minute} {
 			time.Sleep(rest)
 			x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-			if err != nil {
-				t.Fatalf("after %v: %v", rest, err)
-			}
+			expect.OK(t, err, "after", rest)
 			if _, _, err := all(t, x); err != io.EOF {
 				t.Fatalf("after %v: %v", rest, err)
 			}

@@ -289,9 +289,7 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 		}
 		_, err = s.Remove(t.Context(), surplus)
 		expect.OK(t, err)
-		if _, err := s.Load(t.Context(), made[1].ID, alice, false); !errors.Is(err, session.ErrNone) {
-			t.Errorf("the removed session gives %v, want %v", err, session.ErrNone)
-		}
+		expect.Is(t, "the removed session", expect.ErrOf(s.Load(t.Context(), made[1].ID, alice, false)), session.ErrNone)
 		if surplus, err := s.FindSurplus(t.Context(), auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}); err != nil || surplus != nil {
 			t.Errorf("without authentication %v is surplus (error %v), want none", surplus, err)
 		}

@@ -96,9 +96,7 @@ func TestSubscriptions(t *testing.T) {
 	t.Run("OPS-08 the trail has every change, with before and after", func(t *testing.T) {
 		l := f.list("op", "audit")
 		want := "subscription.end subscription.resume subscription.pause"
-		if got := ids(l, "action"); got != want {
-			t.Fatalf("got %s, want %s", got, want)
-		}
+		expect.MustEqual(t, "the actions", ids(l, "action"), want)
 		end, pause := l.Items[0], l.Items[2]
 		if end["by"] != "op" || end["target"] != three || end["after"] != nil || end["before"].(object)["principal"] != "bob" {
 			t.Errorf("the end is %v", end)
@@ -375,16 +373,14 @@ func TestReplays(t *testing.T) {
 			Total, Replayed, Skipped int
 		}
 		f.call("op", "POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1000}`, 202, &job)
-		if job.Total != n || job.ID == "" {
-			t.Errorf("got %+v, want an id and a total of %d", job, n)
-		}
+		expect.Equal(t, "the total", job.Total, n)
+		expect.Differ(t, "the ID", job.ID, "")
 		expect.Eventually(f, "its end", func() bool {
 			f.call("op", "GET", "replays/"+job.ID, "", 200, &job)
 			return job.State == "done"
 		})
-		if job.Replayed != n || job.Skipped != 0 {
-			t.Errorf("got %+v, want %d replayed and 0 skipped", job, n)
-		}
+		expect.Equal(t, "the replayed", job.Replayed, n)
+		expect.Equal(t, "the skipped", job.Skipped, 0)
 		f.call("op", "DELETE", "replays/"+job.ID, "", 200, &job)
 		expect.Equal(t, "the state of a job that was canceled after its end", job.State, "done")
 	})
@@ -471,9 +467,7 @@ func TestEveryPathIsDescribed(t *testing.T) {
 		for method := range methods {
 			resp := expect.Value(f.send(strings.ToUpper(method), strings.TrimPrefix(served, "/"), "foreign", ""))(t)
 			_ = resp.Body.Close()
-			if resp.StatusCode == 405 {
-				t.Errorf("OPS-01: %s %s is described and not served", method, path)
-			}
+			expect.Differ(t, "OPS-01 the status of "+method+" "+path, resp.StatusCode, 405)
 		}
 	}
 }

@@ -92,9 +92,8 @@ func TestWhyNot(t *testing.T) {
 			{otherType, "filtered", `the subscription asks for name "incident.created", and the event has "ci.build_finished"`},
 		} {
 			got := f.outcome("evt_1", tc.sub)
-			if got["outcome"] != tc.outcome || got["why"] != tc.why {
-				t.Errorf("OPS-17 got %v: %v, want %s: %s", got["outcome"], got["why"], tc.outcome, tc.why)
-			}
+			expect.Equal[any](t, "OPS-17 the outcome", got["outcome"], tc.outcome)
+			expect.Equal[any](t, "OPS-17 the reason", got["why"], tc.why)
 		}
 	})
 	t.Run("OPS-17 OPS-18 the reason is there for programs too", func(t *testing.T) {

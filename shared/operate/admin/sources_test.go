@@ -52,19 +52,15 @@ func TestSources(t *testing.T) {
 		expect.Equal(t, body, send(body), status)
 	}
 	expect.Equal(t, "the status of a second request", send(goodBuild), 202)
-	resp, err := http.Post(f.s.URL+"/sources/builds/a-wrong-key", "application/json", strings.NewReader(goodBuild))
-	if err != nil || resp.StatusCode != 401 {
-		t.Fatalf("got %v, %v, want 401", resp, err)
-	}
+	resp := expect.Value(http.Post(f.s.URL+"/sources/builds/a-wrong-key", "application/json", strings.NewReader(goodBuild)))(t)
+	expect.MustEqual(t, "the status code", resp.StatusCode, 401)
 	_ = resp.Body.Close()
 	const outcomes = "sources/builds/outcomes"
 	expect.Eventually(f, "all outcomes are there", func() bool { return len(f.list("op", outcomes).Items) == 6 })
 
 	t.Run("SRC-01 the sources of the workspace, each with what it is for and what became of the newest requests", func(t *testing.T) {
 		all := f.list("op", "sources")
-		if got := ids(all, "name"); got != "alarms builds" {
-			t.Fatalf("got %s, want alarms builds", got)
-		}
+		expect.MustEqual(t, "the names", ids(all, "name"), "alarms builds")
 		builds := all.Items[1]
 		recent := builds["recent"].(object)["outcomes"]
 		expect.Equal(t, "the counts", fmt.Sprint(recent), "map[accepted:1 duplicate:1 invalid:1 unfit:1 unmatched:1 unverified:1]")

@@ -54,9 +54,7 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 		}
 		var v []float64
 		expect.OK(t, json.Unmarshal(raw, &v))
-		if len(v) > maxValues {
-			t.Errorf("got %d values of %s in one line, want at most %d", len(v), name, maxValues)
-		}
+		expect.AtMost(t, "the values of "+name+" in one line", len(v), maxValues)
 		for _, x := range v {
 			sum += x
 		}

@@ -31,9 +31,8 @@ func TestJobsDoNotHoldEachOtherUp(t *testing.T) {
 				periodic.Job{Name: "fails", Run: func(context.Context) (int, error) { return 0, errors.New("broken") }},
 				periodic.Job{Name: "works", Run: func(context.Context) (int, error) { took = time.Since(began); return 1, nil }},
 			)
-			if took != 0 || time.Since(began) != 50*time.Second {
-				t.Errorf("the good job ran after %v, the round ended after %v", took, time.Since(began))
-			}
+			expect.Equal(t, "the time of the good job", took, 0)
+			expect.Equal(t, "the time", time.Since(began), 50*time.Second)
 			if err == nil || err.Error() != "fails: broken" {
 				t.Errorf("got %v, want what failed and not what ran out of time", err)
 			}
@@ -48,9 +47,8 @@ func TestJobsDoNotHoldEachOtherUp(t *testing.T) {
 				periodic.Job{Name: "hangs", Run: func(ctx context.Context) (int, error) { cut++; return hangs(ctx) }},
 				periodic.Job{Name: "works", Run: func(context.Context) (int, error) { rounds++; return 0, nil }},
 			)
-			if rounds != 10 || cut != 10 {
-				t.Errorf("the working job ran %d times and the hanging job %d times, want 10 each", rounds, cut)
-			}
+			expect.Equal(t, "the rounds", rounds, 10)
+			expect.Equal(t, "the runs of the hanging job", cut, 10)
 		})
 	})
 }

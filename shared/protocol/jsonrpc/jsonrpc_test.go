@@ -122,9 +122,7 @@ func TestAppend(t *testing.T) {
 func TestAppendString(t *testing.T) {
 	for _, s := range []string{"", "plain", "a\"b\\c\n\r\t\x00\x1f", "é\u2028\u2029\ufffd😀", "bad\xffutf8"} {
 		var back string
-		if err := json.Unmarshal(AppendString(nil, s), &back); err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
+		expect.OK(t, json.Unmarshal(AppendString(nil, s), &back), s)
 		expect.Equal(t, "the decoded text", back, strings.ToValidUTF8(s, "\ufffd"))
 	}
 }
@@ -216,17 +214,13 @@ func FuzzReplace(f *testing.F) {
 		raw := parts[0]
 		before := string(raw)
 		got := Replace(raw, name, value)
-		if string(raw) != before {
-			t.Fatalf("Replace changed its argument to %s, want %s", raw, before)
-		}
+		expect.MustEqual(t, "the argument of Replace", string(raw), before)
 		if !json.Valid(got) {
 			t.Fatalf("got %s, want valid JSON", got)
 		}
 		var was, is map[string]json.RawMessage
 		if json.Unmarshal(raw, &was) != nil || was == nil {
-			if string(got) != before {
-				t.Fatalf("%s became %s", before, got)
-			}
+			expect.MustEqual(t, "the request", string(got), before)
 			return
 		}
 		expect.OK(t, json.Unmarshal(got, &is))
@@ -278,9 +272,7 @@ func TestRepeats(t *testing.T) {
 			t.Errorf("%d members of which one is there twice: got false, want true", n+1)
 		}
 	}
-	if !HasRepeatedMember(json.RawMessage(`{"a":1,"\u0061":2}`)) {
-		t.Error("a name that is escaped the second time: got false, want true")
-	}
+	expect.True(t, "a name is repeated that is escaped the second time", HasRepeatedMember(json.RawMessage(`{"a":1,"\u0061":2}`)))
 	object := json.RawMessage(`{"name":"x","arguments":{},"_meta":{}}`)
 	expect.AtMost(t, "the allocations for an ordinary object", testing.AllocsPerRun(10, func() { HasRepeatedMember(object) }), 0)
 }

@@ -47,12 +47,8 @@ func TestReader(t *testing.T) {
 			t.Fatalf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	if _, err := r.Next(); !errors.Is(err, io.EOF) {
-		t.Errorf("got %v at the end", err)
-	}
-	if _, err := NewReader(strings.NewReader("data: "+strings.Repeat("x", 100)+"\n\n"), 50).Next(); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("got %v, want ErrTooLarge", err)
-	}
+	expect.Is(t, "the end", expect.ErrOf(r.Next()), io.EOF)
+	expect.Is(t, "a long event", expect.ErrOf(NewReader(strings.NewReader("data: "+strings.Repeat("x", 100)+"\n\n"), 50).Next()), ErrTooLarge)
 }
 
 // plain is a ResponseWriter that can do nothing more, like the one of a Lambda
@@ -105,9 +101,7 @@ func FuzzWrite(f *testing.F) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatalf("%q: %v", wire, err)
-		}
+		expect.OK(t, err, wire)
 		want := bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")), []byte("\r"), []byte("\n"))
 		if got.Name != firstLine(name) || got.ID != firstLine(id) || got.Retry != in.Retry || !bytes.Equal(got.Data, want) {
 			t.Fatalf("wrote %+v, read %+v", in, got)

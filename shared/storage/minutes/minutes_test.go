@@ -108,9 +108,8 @@ func TestAWalkThatIsCutOffContinues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if rounds > 20 || visits < 24*60 {
-		t.Errorf("%d rounds of 100 minutes, %d visits, for a day", rounds, visits)
-	}
+	expect.AtMost(t, "the rounds", rounds, 20)
+	expect.AtLeast(t, "the visits", visits, 24*60)
 }
 
 func TestTwoConcurrentWalks(t *testing.T) {
@@ -128,9 +127,8 @@ func TestTwoConcurrentWalks(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || visits > 16 {
-		t.Errorf("%d visits while another walk runs, %v; want at most 16", visits, err)
-	}
+	expect.OK(t, err)
+	expect.AtMost(t, "the visits", visits, 16)
 	down := minutes.Position{DB: broken{w.db}, Key: key, CatchUp: time.Hour}
 	if err := down.Walk(t.Context(), w.now, func(context.Context, time.Time) error { return nil }); !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "position") {
 		t.Errorf("got %v", err)
@@ -165,8 +163,6 @@ func TestAWalkThatFoundNothingWritesItsPositionOnceInAWhile(t *testing.T) {
 	}
 	expect.Equal(t, "writes in two and a half hours", writes, 3)
 	for minute := began.Truncate(time.Minute); minute.Before(w.now.Truncate(time.Minute)); minute = minute.Add(time.Minute) {
-		if !visited[minute] {
-			t.Errorf("the minute %v was not visited", minute)
-		}
+		expect.True(t, "a minute was visited, "+minute.String(), visited[minute])
 	}
 }

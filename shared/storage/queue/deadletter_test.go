@@ -73,9 +73,7 @@ func TestDeadLettersOfTheVersionBeforeAreRead(t *testing.T) {
 		t.Errorf("got %+v, %v, %v", l, err, berr)
 	}
 	for _, bad := range []string{`{"v":3}`, `{}`, `x`} {
-		if _, err := queue.ParseDeadLetter([]byte(bad)); err == nil {
-			t.Errorf("%s was read", bad)
-		}
+		expect.Error(t, bad, expect.ErrOf(queue.ParseDeadLetter([]byte(bad))))
 	}
 	expect.Error(t, "an unknown encoding", expect.ErrOf((queue.DeadLetter{Encoding: "x"}).Content()))
 }

@@ -393,9 +393,8 @@ func TestAnnounceWithWrongClocks(t *testing.T) {
 				check("at the announcement", "two")
 				return nil
 			}))
-			if took := time.Since(began); announced != 1 || took != MaxAge {
-				t.Errorf("%s: %d announcements after %s, want 1 after %s", name, announced, took, MaxAge)
-			}
+			expect.Equal(t, name+": the announcements", announced, 1)
+			expect.Equal(t, name+": the time", time.Since(began), MaxAge)
 		})
 	}
 }

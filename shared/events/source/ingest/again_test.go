@@ -46,10 +46,8 @@ func unfit(t *testing.T) (f *fixture, body string) {
 // read delivers a message to the inbox.
 func (f *fixture) read(t *testing.T, body string) {
 	t.Helper()
-	failed, err := f.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(body)}, Sent: f.now}})
-	if err != nil || len(failed) > 0 {
-		t.Errorf("%v %v", failed, err)
-	}
+	failed := expect.Value(f.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(body)}, Sent: f.now}}))(t)
+	expect.Len(t, "the failed messages", failed, 0)
 }
 
 // acceptAll changes the mapping of github so that it accepts any document.
@@ -330,9 +328,8 @@ func TestLargeBodiesThatArriveSlowly(t *testing.T) {
 				server := pipes.Serve(t, f.mux())
 				began := time.Now()
 				status := send(t, server.Listener.Addr().String(), make([]byte, c.part), time.Duration(c.pauseMillis)*time.Millisecond)
-				if took := time.Since(began).Truncate(time.Second); status != "HTTP/1.1 400" || took != c.want {
-					t.Errorf("%q after %s, want 400 after %s", status, took, c.want)
-				}
+				expect.Equal(t, "the status", status, "HTTP/1.1 400")
+				expect.Equal(t, "the time", time.Since(began).Truncate(time.Second), c.want)
 			})
 		})
 	}

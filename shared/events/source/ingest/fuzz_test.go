@@ -148,16 +148,12 @@ func FuzzTry(f *testing.F) {
 				continue
 			}
 			for _, tr := range trials {
-				if _, err := json.Marshal(tr); err != nil {
-					t.Fatalf("%s: %v", s.Name, err)
-				}
+				expect.OK(t, expect.ErrOf(json.Marshal(tr)), s.Name)
 				if tr.Kind != ingest.Accepted {
 					continue
 				}
-				e, err := publish.Check(cat, publish.Input{URI: tr.URI, ID: tr.ID, Data: tr.Data})
-				if err != nil || e.URI != tr.URI {
-					t.Fatalf("%s: %+v would be published, and is %v", s.Name, tr, err)
-				}
+				e := expect.Value(publish.Check(cat, publish.Input{URI: tr.URI, ID: tr.ID, Data: tr.Data}))(t)
+				expect.MustEqual(t, s.Name+": the URI", e.URI, tr.URI)
 			}
 		}
 	})

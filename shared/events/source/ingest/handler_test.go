@@ -167,9 +167,8 @@ func (f *fixture) wants(t *testing.T, r *http.Request, status int, text string, 
 	t.Helper()
 	before := len(f.outcomes)
 	code, body := f.answer(t, r)
-	if code != status || !strings.Contains(body, text) {
-		t.Errorf("got %d %s, want %d with %s", code, body, status, text)
-	}
+	expect.Equal(t, "the code", code, status)
+	expect.Contains(t, "the body", body, text)
 	switch {
 	case kind == "" && len(f.outcomes) != before:
 		t.Errorf("recorded %+v, want no outcome", f.outcomes[before])

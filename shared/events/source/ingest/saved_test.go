@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"runtime"
 	"sync"
 	"testing"
@@ -48,14 +47,10 @@ func TestSavedIsLive(t *testing.T) {
 			want := map[string]any{
 				"headers": map[string]any{"host": "Events.example", "x-a": "b"}, "query": map[string]any{"a": "1"}, "body": map[string]any{},
 			}
-			if !reflect.DeepEqual(live, want) {
-				t.Errorf("live: %v, want %v", live, want)
-			}
+			expect.Deep[any](t, "the live document", live, want)
 			r, _, err := parseSavedRequest([]byte(raw))
 			expect.OK(t, err)
-			if saved := documentOf(r, []byte("{}")); !reflect.DeepEqual(saved, want) {
-				t.Errorf("saved: %v, want %v", saved, want)
-			}
+			expect.Deep[any](t, "the saved document", documentOf(r, []byte("{}")), want)
 		})
 	}
 }

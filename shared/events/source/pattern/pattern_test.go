@@ -22,9 +22,7 @@ func decode(t testing.TB, text string) any {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.UseNumber()
 	var v any
-	if err := d.Decode(&v); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
+	expect.OK(t, d.Decode(&v), text)
 	return v
 }
 
@@ -35,23 +33,17 @@ func TestMatches(t *testing.T) {
 		t.Run("SRC-03 "+tt.name, func(t *testing.T) {
 			p := expect.Value(Parse([]byte(tt.pattern)))(t)
 			for _, doc := range tt.matches {
-				if !p.Matches(decode(t, doc)) {
-					t.Errorf("%s does not match %s", tt.pattern, doc)
-				}
+				expect.True(t, tt.pattern+" matches "+doc, p.Matches(decode(t, doc)))
 			}
 			for _, doc := range tt.not {
-				if p.Matches(decode(t, doc)) {
-					t.Errorf("%s matches %s", tt.pattern, doc)
-				}
+				expect.True(t, tt.pattern+" does not match "+doc, !p.Matches(decode(t, doc)))
 			}
 		})
 	}
 	t.Run("SRC-03 a document that is not an object never matches", func(t *testing.T) {
 		p := expect.Value(Parse([]byte(`{"a":[{"exists":false}]}`)))(t)
 		for _, doc := range []string{`null`, `1`, `"a"`, `[{"b":1}]`} {
-			if p.Matches(decode(t, doc)) {
-				t.Errorf("matches %s", doc)
-			}
+			expect.True(t, "it does not match "+doc, !p.Matches(decode(t, doc)))
 		}
 	})
 }
@@ -258,9 +250,7 @@ func TestParse_Bounds(t *testing.T) {
 	}
 	t.Run("SRC-03 a thousand alternatives are allowed", func(t *testing.T) {
 		p := expect.Value(Parse([]byte(or(10, 3))))(t)
-		if !p.Matches(decode(t, `{"m0":{"n9":1},"m1":{"n5":1},"m2":{"n0":1}}`)) {
-			t.Error("does not match")
-		}
+		expect.True(t, "the pattern matches", p.Matches(decode(t, `{"m0":{"n9":1},"m1":{"n5":1},"m2":{"n0":1}}`)))
 	})
 	t.Run("SRC-03 more are refused before they are built", func(t *testing.T) {
 		wantFaults(t, or(2, 10), []string{"/m9: makes the pattern stand for 1024 alternatives, 1000 are allowed"})

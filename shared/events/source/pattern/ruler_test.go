@@ -40,9 +40,7 @@ func askRuler(t testing.TB, questions []question) []verdict {
 	defer resp.Body.Close()
 	var out []verdict
 	expect.OK(t, json.NewDecoder(resp.Body).Decode(&out))
-	if len(out) != len(questions) {
-		t.Fatalf("%d answers to %d questions", len(out), len(questions))
-	}
+	expect.MustEqual(t, "the answers", len(out), len(questions))
 	return out
 }
 
@@ -59,13 +57,10 @@ func TestEventRuler_Examples(t *testing.T) {
 	for i, got := range askRuler(t, questions) {
 		e := asked[i]
 		t.Run("SRC-03 "+e.name, func(t *testing.T) {
-			if got.Refused != "" || got.Failed != "" {
-				t.Fatalf("%s: refused %q, failed %q", e.pattern, got.Refused, got.Failed)
-			}
+			expect.MustEqual(t, e.pattern+": the refusal", got.Refused, "")
+			expect.MustEqual(t, e.pattern+": the failure", got.Failed, "")
 			for j, matches := range got.Matches {
-				if matches != (j < len(e.matches)) {
-					t.Errorf("%s: Event Ruler says %t for %s", e.pattern, matches, questions[i].Documents[j])
-				}
+				expect.Equal(t, e.pattern+": the answer of Event Ruler", matches, (j < len(e.matches)))
 			}
 		})
 	}
@@ -122,9 +117,8 @@ func TestEventRuler_Generated(t *testing.T) {
 	seed := uint64(1)
 	if text := os.Getenv(envSeed); text != "" {
 		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
+		seed, err = strconv.ParseUint(text, 10, 64)
+		expect.OK(t, err)
 	}
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 3))}
 	matched, compared, refused, unequal := 0, 0, 0, 0

@@ -65,9 +65,8 @@ func TestSelect(t *testing.T) {
 	})
 	t.Run("SRC-06 an unknown provider is refused, and the error lists the known ones", func(t *testing.T) {
 		_, err := ready.Select("github", "gitea")
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), `"gitea"`) || !strings.Contains(fault.Public(err), "github, linear") {
-			t.Errorf("%v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Invalid)
+		expect.Contains(t, "the public error", fault.Public(err), `"gitea"`, "github, linear")
 	})
 }
 
@@ -98,9 +97,8 @@ func TestWrite(t *testing.T) {
 		own := filepath.Join(dir, ready.ConfigFile)
 		expect.OK(t, os.WriteFile(own, []byte("keys: []\n"), 0o600))
 		err := ready.Write(dir, all[:1], false)
-		if !fault.Is(err, fault.Conflict) || !strings.Contains(fault.Public(err), own+" exists") || !strings.Contains(fault.Public(err), "--force") {
-			t.Errorf("%v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Conflict)
+		expect.Contains(t, "the public error", fault.Public(err), own+" exists", "--force")
 		expect.Error(t, "the other file", expect.ErrOf(os.Stat(filepath.Join(dir, ready.CatalogFile))))
 		if text, _ := os.ReadFile(own); string(text) != "keys: []\n" {
 			t.Errorf("the file is now %q", text)
@@ -176,18 +174,15 @@ func TestMembers(t *testing.T) {
 				expect.List(t, "the members that the mappings produce", slices.Sorted(maps.Keys(made[e.Name])), declared)
 				pointers := append(slices.Collect(maps.Values(e.Filters)), e.Redact...)
 				for _, pointer := range pointers {
-					if name := strings.Split(pointer, "/")[1]; !slices.Contains(declared, name) {
-						t.Errorf("a filter or redaction uses %s, which no event has", pointer)
-					}
+					expect.Has(t, "the declared members", declared, strings.Split(pointer, "/")[1])
 				}
 				for _, pointer := range e.Redact {
 					if slices.Contains(schema.Required, pointer[1:]) {
 						t.Errorf("%s is optional in the mapping but required by the schema", pointer)
 					}
 				}
-				if e.Title == "" || e.Description == "" {
-					t.Error("agents see no description of it")
-				}
+				expect.Differ(t, "the title", e.Title, "")
+				expect.Differ(t, "the description", e.Description, "")
 			})
 		}
 	}
@@ -256,9 +251,7 @@ func TestServer(t *testing.T) {
 				for end := time.Now().Add(patience); !slices.Contains(got, "mark") && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 					got = append(got, asks.poll(t)...)
 				}
-				if !slices.Equal(got, want) {
-					t.Errorf("got %v with %v, want %v", got, s.Arguments, want)
-				}
+				expect.List(t, "the events", got, want)
 				for name, o := range others {
 					if got := o.poll(t); len(got) > 0 {
 						t.Errorf("got %v though %s is not %v", got, name, o.arguments[name])

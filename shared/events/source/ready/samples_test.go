@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -150,9 +149,7 @@ func TestSamples(t *testing.T) {
 		}
 		for _, s := range c.Sources {
 			for i := range s.Events {
-				if !used[fmt.Sprint(s.Name, i+1)] {
-					t.Errorf("SRC-06: source %s, mapping %d has no sample", s.Name, i+1)
-				}
+				expect.True(t, fmt.Sprintf("SRC-06 the mapping %d of the source %s has a sample", i+1, s.Name), used[fmt.Sprint(s.Name, i+1)])
 			}
 		}
 	}
@@ -165,10 +162,8 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 	if src.From == source.HTTP {
 		raw = s.request(provider, now)
 	}
-	trials, err := ingest.Try(t.Context(), cat, src, raw, now, secret.FromEnvironment)
-	if err != nil || len(trials) != 1 {
-		t.Fatalf("%d events, %v", len(trials), err)
-	}
+	trials := expect.Value(ingest.Try(t.Context(), cat, src, raw, now, secret.FromEnvironment))(t)
+	expect.MustEqual(t, "the number of trials", len(trials), 1)
 	got := trials[0]
 	if got.Kind != ingest.Accepted || src.From == source.HTTP && got.Signature != "verified" {
 		t.Fatalf("%s, signature %s: %s %v", got.Kind, got.Signature, got.Reason, got.Faults)
@@ -179,9 +174,7 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 	if want := instant(t, s.Want.Time); !got.Time.Equal(want) {
 		t.Errorf("the time is %s, want %s", got.Time, want)
 	}
-	if want := document(t, s.Want.Data); !reflect.DeepEqual(decoded(t, got.Data), want) {
-		t.Errorf("the data is %s, want %v", got.Data, want)
-	}
+	expect.Deep(t, "the data", decoded(t, got.Data), document(t, s.Want.Data))
 	return got
 }
 
@@ -233,9 +226,7 @@ func TestSources(t *testing.T) {
 			}
 		}
 		for _, e := range cat.Entries() {
-			if !used[e.Name] {
-				t.Errorf("no source makes %s", e.Name)
-			}
+			expect.True(t, "a source makes "+e.Name, used[e.Name])
 		}
 	})
 	for _, p := range all {

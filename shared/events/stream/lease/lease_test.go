@@ -68,13 +68,9 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 			t.Fatal("lost although there was room")
 		}
 		third := take(t, k, alice)
-		if !lost(first) {
-			t.Error("the oldest was not superseded")
-		}
+		expect.True(t, "the oldest was superseded", lost(first))
 		for what, l := range map[string]*held{"second": second, "newest": third, "another workspace's": elsewhere} {
-			if isLost(l) {
-				t.Errorf("the %s was superseded", what)
-			}
+			expect.True(t, "the "+what+" stays", !isLost(l))
 		}
 		first.Release()
 		second.Release()
@@ -94,9 +90,7 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 		for range 5 {
 			all = append(all, take(t, k, auth.Principal{ID: "anonymous", Anonymous: true}))
 		}
-		if lost(all[0]) {
-			t.Error("superseded")
-		}
+		expect.True(t, "it is not superseded", !lost(all[0]))
 		for _, l := range all {
 			l.Release()
 		}
@@ -132,9 +126,8 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if len(open) != 8 || full != 12 {
-		t.Fatalf("%d open, %d refused; want 8 and 12", len(open), full)
-	}
+	expect.MustEqual(t, "the open streams", len(open), 8)
+	expect.MustEqual(t, "the refused streams", full, 12)
 	for _, l := range open[:3] { // the others' instance is killed
 		l.Release()
 	}
@@ -216,9 +209,7 @@ func TestAbandonedStreams(t *testing.T) {
 			abandon(t, fleet, alice)
 			expect.Equal(t, "the limit for the next stream of the fleet", fault.LimitOf(expect.ErrOf(fleet.Take(t.Context(), other, func() {}))), "streams")
 			time.Sleep(20 * time.Second)
-			if hasEnded(first) {
-				t.Error("another principal's stream has ended")
-			}
+			expect.True(t, "another principal's stream stays open", !hasEnded(first))
 		})
 	})
 }
@@ -242,9 +233,7 @@ func TestAnExpiredLeaseDoesNotHideOpenStreams(t *testing.T) {
 			abandon(t, fleet, alice)
 			abandon(t, fleet, alice)
 			time.Sleep(20 * time.Second)
-			if !hasEnded(first) {
-				t.Error("the oldest stream was not replaced")
-			}
+			expect.True(t, "the oldest stream was replaced", hasEnded(first))
 		})
 	})
 }
@@ -311,9 +300,7 @@ func TestLiveStreamsWinOverDeadOnes(t *testing.T) {
 				third := take(t, fleet, alice)
 				time.Sleep(time.Minute)
 				for name, h := range map[string]*held{"oldest": first, "second": second, "newest": third} {
-					if isLost(h) {
-						t.Errorf("the %s stream, which is still open, was superseded", name)
-					}
+					expect.True(t, "the "+name+" stream, which is still open, stays", !isLost(h))
 				}
 				fourth := take(t, fleet, alice)
 				time.Sleep(time.Minute)

@@ -44,9 +44,7 @@ func TestTargets(t *testing.T) {
 			}
 			_, _ = w.Write(body) // echoes the challenge
 		}))
-		if err := targets.Verify(t.Context(), srv.URL, "sub_1", key); err != nil {
-			t.Errorf("%s: %v", kind, err)
-		}
+		expect.OK(t, targets.Verify(t.Context(), srv.URL, "sub_1", key), kind)
 		srv.Close()
 	}
 	secret, key := targets.NewSecret(subscription.Standard)

@@ -72,14 +72,10 @@ func TestTheDocumentKeepsItsContract(t *testing.T) {
 	text := expect.Value(os.ReadFile(file))(t)
 	want := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, line := range want {
-		if !slices.Contains(got, line) {
-			t.Errorf("the document lacks %q, want it to stay: a break needs a new path, /admin/v2", line)
-		}
+		expect.Has(t, "the document's lines", got, line)
 	}
 	for _, line := range got {
-		if !slices.Contains(want, line) {
-			t.Errorf("the document has %q, want it in %s (go test ./shared/operate/admin/operations -update)", line, file)
-		}
+		expect.Has(t, file, want, line)
 	}
 }
 
@@ -88,13 +84,9 @@ func TestTheReferencePageHasEveryOperation(t *testing.T) {
 	text := string(expect.Value(os.ReadFile("../../../../docs/reference/admin-api.md"))(t))
 	for _, o := range All {
 		path, _, _ := strings.Cut(o.Path, "/{")
-		if !strings.Contains(text, path) {
-			t.Errorf("the page lacks the path %s of %s", o.Path, o.ID)
-		}
+		expect.Contains(t, "the page", text, path)
 		for _, p := range o.Query {
-			if !strings.Contains(text, p.Name) {
-				t.Errorf("the page lacks the parameter %s of %s", p.Name, o.ID)
-			}
+			expect.Contains(t, "the page", text, p.Name)
 		}
 	}
 }
@@ -103,9 +95,7 @@ func TestEveryOperationHasItsOwnIDAndPath(t *testing.T) {
 	seen := map[string]bool{}
 	for _, o := range All {
 		for _, name := range []string{o.ID, o.Method + " " + o.Path} {
-			if seen[name] {
-				t.Errorf("%s is declared twice, want once", name)
-			}
+			expect.True(t, name+" is declared once", !seen[name])
 			seen[name] = true
 		}
 	}

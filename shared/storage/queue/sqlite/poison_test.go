@@ -67,9 +67,7 @@ func TestAMessageThatKillsTheProcessBecomesADeadLetter(t *testing.T) {
 					t.Fatalf("got the exit code %d, want 0 or %d", code, exitedByPoison)
 				}
 			}
-			if deaths != poisonReceives {
-				t.Fatalf("the message killed %d processes, want %d", deaths, poisonReceives)
-			}
+			expect.MustEqual(t, "the killed processes", deaths, poisonReceives)
 			slices.Sort(handled)
 			expect.List(t, "the other messages", slices.Compact(handled), []string{"a", "b"})
 			q, end = start(t, path, store.Options{}, Options{})

@@ -253,14 +253,10 @@ func TestTheMemoryIsBounded(t *testing.T) {
 							group = append(group, body)
 						}
 					}
-					if !slices.IsSorted(group) {
-						t.Errorf("got group %d in the order %q, want it sorted", g, group)
-					}
+					expect.True(t, fmt.Sprintf("the group %d, %q, is in order", g, group), slices.IsSorted(group))
 				}
 				slices.Sort(got)
-				if !slices.Equal(got, want) {
-					t.Errorf("got %d messages, want %d, each once", len(got), len(want))
-				}
+				expect.List(t, "the messages", got, want)
 				mq.mu.Lock()
 				defer mq.mu.Unlock()
 				if mq.window.messages != 0 || mq.window.bytes != 0 || len(mq.window.ready.groups) != 0 || mq.window.depth() != (queue.Depth{}) {
@@ -346,12 +342,8 @@ func TestCloseWaitsForRunningHandlers(t *testing.T) {
 	})
 	<-running
 	<-running
-	if err := q.Close(); err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	if len(returned) != 2 {
-		t.Fatalf("got %d handlers that have returned, want 2", len(returned))
-	}
+	expect.OK(t, q.Close(), "Close")
+	expect.MustEqual(t, "the handlers that have returned", len(returned), 2)
 	for range 2 {
 		expect.OK(t, <-returned)
 	}

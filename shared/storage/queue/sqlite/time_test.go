@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -111,9 +110,7 @@ func TestTimes(t *testing.T) {
 			want := queue.DeadLetter{
 				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
 			}
-			if !reflect.DeepEqual(l, want) {
-				t.Errorf("AWS-07: got the dead letter %+v, want %+v", l, want)
-			}
+			expect.Deep(t, "AWS-07 the dead letter", l, want)
 		})
 	})
 	t.Run("a_call_keeps_its_messages_until_it_returns", func(t *testing.T) {
@@ -239,9 +236,7 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 				send(t, q, queue.Slow, text("before", time.Second))
 				time.Sleep(2 * time.Second)
 				stop()
-				if arrived["before"] != time.Second {
-					t.Fatalf("got the first message after %v, want 1s", arrived["before"])
-				}
+				expect.MustEqual(t, "the time of the first message after it", arrived["before"], time.Second)
 				send(t, q, queue.Slow, text("in memory", time.Second)) // becomes ready while there is no consumer
 				time.Sleep(2 * time.Second)
 				send(t, q, queue.Slow, text("waiting", 5*time.Second))

@@ -172,9 +172,7 @@ func TestDrain(t *testing.T) {
 		if n != 1 || !errors.Is(err, context.Canceled) {
 			t.Errorf("accepted %d messages, %v; want 1 and the end of the context", n, err)
 		}
-		if depth := expect.Value(q.depth(t.Context(), queue.Slow))(t); depth.InFlight != 0 {
-			t.Errorf("got %+v, want no message in flight", depth)
-		}
+		expect.Equal(t, "the messages in flight", expect.Value(q.depth(t.Context(), queue.Slow))(t).InFlight, 0)
 	})
 }
 
@@ -203,8 +201,7 @@ func redrive(t *testing.T, q *Queues, name queue.Name) {
 func moved(t *testing.T, q *Queues, name queue.Name) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
-		_, err := q.client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: aws.String(q.urls[name]), VisibilityTimeout: 1, WaitTimeSeconds: 1})
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(q.client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: aws.String(q.urls[name]), VisibilityTimeout: 1, WaitTimeSeconds: 1})))
 		if depth, err := q.depth(t.Context(), queue.Dead); err == nil && depth.Visible == 1 {
 			return
 		}
@@ -265,9 +262,7 @@ func TestAFunctionSetsTheBackOffOfFailedMessages(t *testing.T) {
 				event.Records[i].EventSourceARN = "arn:aws:sqs:us-east-1:0:" + string(queue.Slow)
 			}
 			_, err := f.queues().Lambda(func(context.Context, []queue.Message) ([]string, error) { return tt.failed, tt.err })(tt.ctx, event)
-			if !errors.Is(err, tt.err) {
-				t.Errorf("got %v, want %v", err, tt.err)
-			}
+			expect.Is(t, "the error", err, tt.err)
 			if len(f.hidden) != tt.asked || tt.asked > 0 && (slices.Min(f.hidden) < tt.least || slices.Max(f.hidden) > tt.most) {
 				t.Errorf("they come again after %v s, want %d after %d to %d s", f.hidden, tt.asked, tt.least, tt.most)
 			}

@@ -168,9 +168,8 @@ func TestSendGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				err := tt.fake.queues().Send(t.Context(), queue.Deliveries, outgoing(30, 1)...)
-				if err == nil || fault.KindOf(err) != tt.kind {
-					t.Errorf("got %v of kind %v, want %v", err, fault.KindOf(err), tt.kind)
-				}
+				expect.Error(t, "the error", err)
+				expect.Equal(t, "the kind of the error", fault.KindOf(err), tt.kind)
 			})
 		})
 	}
@@ -355,15 +354,11 @@ func FuzzBody(f *testing.F) {
 			}
 		}
 		if !json.Valid(body) {
-			if *e.MessageBody != string(body) {
-				t.Fatalf("%q became %q", body, *e.MessageBody)
-			}
+			expect.MustEqual(t, "the body", *e.MessageBody, string(body))
 			return
 		}
 		var got, want any
-		if err := json.Unmarshal([]byte(*e.MessageBody), &got); err != nil {
-			t.Fatalf("%q: %v", *e.MessageBody, err)
-		}
+		expect.OK(t, json.Unmarshal([]byte(*e.MessageBody), &got), *e.MessageBody)
 		expect.OK(t, json.Unmarshal(body, &want))
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("%q means something else than %q", *e.MessageBody, body)

@@ -167,9 +167,7 @@ func TestARefusedConditionWinsOverAConflictOfTransactions(t *testing.T) {
 	db.wire.answer("TransactWriteItems", http.StatusBadRequest, strings.Replace(
 		fmt.Sprintf(canceled, "ConditionalCheckFailed"), `"None"`, `"TransactionConflict"`, 1))
 	err := db.Write(t.Context(), store.Put(store.Item{Key: key}), store.Put(store.Item{Key: other}, store.Absent()))
-	if !errors.Is(err, store.ErrConflict) {
-		t.Errorf("got %v, want a conflict", err)
-	}
+	expect.Is(t, "the write", err, store.ErrConflict)
 }
 
 // unprocessed leaves the whole request undone.
@@ -249,9 +247,8 @@ func (a all) Do(req *http.Request) (*http.Response, error) {
 func TestAMissingTableIsAnErrorOfOurs(t *testing.T) {
 	db := New(open(t).client, func(table store.Table) string { return "none-" + string(table) })
 	_, err := db.Get(t.Context(), key)
-	if fault.KindOf(err) != fault.Internal || err == nil {
-		t.Errorf("got %v, want an internal error", err)
-	}
+	expect.Equal(t, "the kind of the error", fault.KindOf(err), fault.Internal)
+	expect.Error(t, "the error", err)
 }
 
 func TestRangesOverExpiredItemsAndBothBounds(t *testing.T) {
@@ -309,9 +306,7 @@ func TestWritesOutsideOfTheLimitsAreRefused(t *testing.T) {
 		})
 	}
 	write(t, db, large(10)...)
-	if err := db.WriteAll(t.Context(), large(60)...); err != nil {
-		t.Errorf("many large items without order: %v", err)
-	}
+	expect.OK(t, db.WriteAll(t.Context(), large(60)...), "many large items without order")
 	keys := make([]store.Key, 60)
 	for i, op := range large(60) {
 		keys[i] = op.Item.Key
@@ -339,9 +334,7 @@ func large(n int) []store.Op {
 
 func TestTablesAreMadeOnceAndExpireItems(t *testing.T) {
 	db := open(t)
-	if err := awslocal.CreateTables(t.Context(), db.client, db.name); err != nil {
-		t.Fatalf("a second time: %v", err)
-	}
+	expect.OK(t, awslocal.CreateTables(t.Context(), db.client, db.name), "a second time")
 	name := db.name(store.Log)
 	ttl := expect.Value(db.client.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name}))(t)
 	if d := ttl.TimeToLiveDescription; d.TimeToLiveStatus != types.TimeToLiveStatusEnabled || *d.AttributeName != "exp" {
@@ -422,9 +415,7 @@ func TestALostAnswerIsNoConflict(t *testing.T) {
 				write(t, db, tt.given)
 			}
 			db.wire.lose(tt.operation)
-			if err := db.Write(t.Context(), tt.when...); err != nil {
-				t.Errorf("the write failed: %v", err)
-			}
+			expect.OK(t, db.Write(t.Context(), tt.when...), "the write")
 			expect.AtMost(t, "the answers that were not lost", db.wire.left(), 0)
 			same(t, read(t, db, key), tt.want)
 		})
@@ -448,9 +439,7 @@ func TestALostAnswerBeforeAConflictOfTransactionsIsNoConflict(t *testing.T) {
 			write(t, db, store.Put(store.Item{Key: key, Version: 1, Counts: map[string]int64{"n": 5}}))
 			db.wire.lose(tt.operation)
 			db.wire.answer(tt.operation, http.StatusBadRequest, `{"__type":"TransactionConflictException"}`)
-			if err := db.Write(t.Context(), tt.when); err != nil {
-				t.Errorf("the write failed: %v", err)
-			}
+			expect.OK(t, db.Write(t.Context(), tt.when), "the write")
 			expect.Equal(t, "faults that did not happen", db.wire.left(), 0)
 			same(t, read(t, db, key), tt.want)
 		})
@@ -471,9 +460,7 @@ func TestALostAnswerDoesNotHideAConflict(t *testing.T) {
 			db := open(t)
 			write(t, db, store.Put(store.Item{Key: key, Version: 7, Counts: map[string]int64{"n": 2}}))
 			db.wire.lose(tt.operation)
-			if err := db.Write(t.Context(), tt.when); !errors.Is(err, store.ErrConflict) {
-				t.Errorf("got %v, want a conflict", err)
-			}
+			expect.Is(t, "the write", db.Write(t.Context(), tt.when), store.ErrConflict)
 		})
 	}
 }
@@ -484,9 +471,7 @@ func TestTheSameContentOfAnotherWriterIsAConflict(t *testing.T) {
 	op := store.Put(store.Item{Key: key, Value: []byte("same"), Version: 1}, store.Absent())
 	write(t, db, op)
 	db.wire.lose("PutItem")
-	if err := db.Write(t.Context(), op); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("got %v, want a conflict", err)
-	}
+	expect.Is(t, "the write", db.Write(t.Context(), op), store.ErrConflict)
 }
 
 // A count that is lowered twice would say that there is nothing where there is.

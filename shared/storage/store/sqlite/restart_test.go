@@ -22,10 +22,8 @@ import (
 
 func lastStamp(t *testing.T, db *DB) int64 {
 	t.Helper()
-	page, err := db.Query(context.Background(), store.Query{Table: store.Log, Partition: "p", Reverse: true, Limit: 1})
-	if err != nil || len(page.Items) != 1 {
-		t.Fatalf("%d items, %v", len(page.Items), err)
-	}
+	page := expect.Value(db.Query(context.Background(), store.Query{Table: store.Log, Partition: "p", Reverse: true, Limit: 1}))(t)
+	expect.MustEqual(t, "the number of items", len(page.Items), 1)
 	return expect.Value(strconv.ParseInt(page.Items[0].Sort, 10, 64))(t)
 }
 

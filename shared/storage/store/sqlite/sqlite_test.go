@@ -301,18 +301,14 @@ func TestSessionsAreCachedUntilTheirPartitionChanges(t *testing.T) {
 	}
 	put(one, "a")
 	get(one, "a")
-	if !cached(one) {
-		t.Error("got no cached item after a read, want it cached")
-	}
+	expect.True(t, "the item is cached after a read", cached(one))
 	put(other, "b")
 	get(other, "b")
 	if !cached(one) || cached(one, other) {
 		t.Error("want the item cached after a write to another partition, but not together with an item of that one")
 	}
 	put(next, "c")
-	if cached(one) {
-		t.Error("got a cached item after a write to its partition, want none")
-	}
+	expect.True(t, "the item is not cached after a write to its partition", !cached(one))
 	put(one, "d")
 	get(one, "d")
 }

@@ -219,9 +219,7 @@ func TestAFullDiskIsUnavailableAndPasses(t *testing.T) {
 	n := 0
 	for err := range failed {
 		n++
-		if Kind(err) != fault.Unavailable {
-			t.Fatalf("got %v of kind %v", err, Kind(err))
-		}
+		expect.MustEqual(t, "the kind of the error", Kind(err), fault.Unavailable)
 	}
 	if rows := number(t, e, "SELECT count(*) FROM n"); rows+int64(n) != 100 || n == 0 {
 		t.Errorf("%d writes failed, %d rows are there", n, rows)

@@ -72,14 +72,10 @@ func TestHealthFollowsTheLastWrite(t *testing.T) {
 	e := openTable(t)
 	pages := number(t, e, "PRAGMA page_count")
 	do(t, e, exec(fmt.Sprintf("PRAGMA max_page_count=%d", pages)))
-	if err := e.Health(); err != nil {
-		t.Fatalf("before: %v", err)
-	}
+	expect.OK(t, e.Health(), "before")
 	_ = e.Do(context.Background(), job{apply: func(*Tx) error { return errors.New("the job's own error") }})
 	_ = e.Do(context.Background(), exec("INSERT INTO nowhere VALUES (1)"))
-	if err := e.Health(); err != nil {
-		t.Fatalf("an error that is not the disk's: %v", err)
-	}
+	expect.OK(t, e.Health(), "an error that is not the disk's")
 	if err := e.Do(context.Background(), insert(1, strings.Repeat("x", 10_000))); err == nil {
 		t.Fatal("the disk is not full")
 	}
@@ -140,9 +136,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 					expect.Equal(t, "rows after a panic in a "+name, got, rows+1)
 					return err
 				})
-				if err != nil {
-					t.Errorf("after a panic in a %s: %v", name, err)
-				}
+				expect.OK(t, err, "after a panic in a", name)
 			}
 		})
 	}
@@ -280,9 +274,7 @@ func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 				time.Sleep(every / time.Duration(1+i%2*2))
 			}
 			all.Wait()
-			if got := e.Stats().Commits - before; got > n/2 {
-				t.Errorf("got %d commits for %d jobs, want at most %d", got, n, n/2)
-			}
+			expect.AtMost(t, "the commits", e.Stats().Commits-before, n/2)
 			expect.AtMost(t, "the time that a job waited", longest, 2*(spacing+enough*length))
 		})
 	})
@@ -301,9 +293,7 @@ func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if took := time.Since(start); took > rounds*length*3/2+20*spacing {
-				t.Errorf("got %v for %d jobs, want at most %v", took, clients*rounds, rounds*length*3/2+20*spacing)
-			}
+			expect.AtMost(t, "the time of the jobs", time.Since(start), rounds*length*3/2+20*spacing)
 		})
 	})
 }
@@ -451,9 +441,7 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 				return
 			}
 			expect.OK(t, tt.restore(path))
-			if err := e.Health(); err != nil {
-				t.Errorf("health got %v although the files are back", err)
-			}
+			expect.OK(t, e.Health(), "the health after the files are back")
 			do(t, e, insert(100_001, "kept, too"))
 			expect.OK(t, e.Close())
 		})
