@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,16 +82,12 @@ func open(t *testing.T, allowed ...string) *browser {
 			t.Errorf("OPS-11 the browser reports: %s", bad)
 		}
 		for _, asked := range b.asks {
-			if u, err := url.Parse(asked); err != nil || u.Scheme != "data" && !contains(b.allowed, u.Host) {
+			if u, err := url.Parse(asked); err != nil || u.Scheme != "data" && !slices.Contains(b.allowed, u.Host) {
 				t.Errorf("OPS-11 a request to another host: %s", asked)
 			}
 		}
 	})
 	return b
-}
-
-func contains(list []string, s string) bool {
-	return strings.Contains("\n"+strings.Join(list, "\n")+"\n", "\n"+s+"\n")
 }
 
 func (b *browser) observe(event any) {
@@ -233,6 +230,15 @@ func (b *browser) slash() {
 		_, err := chromedp.Call(b.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kind, Key: "/", Code: "Slash", Text: "/"})
 		expect.OK(b, err)
 	}
+}
+
+// signIn opens a page of the console, whose part of the URL begins with "#", and signs in as the operator.
+func (w *world) signIn(t *testing.T, page string) *browser {
+	t.Helper()
+	b := open(t, w.console())
+	b.visit(w.console() + page)
+	b.signIn("op")
+	return b
 }
 
 // signIn signs in with a key.

@@ -95,9 +95,7 @@ func TestPages(t *testing.T) {
 func TestLargeNumbers(t *testing.T) {
 	w := start(t, nil)
 	w.publishData(incident, "evt_large", map[string]any{"amounts": []json.Number{"9007199254740993", "1.50", "12345678901234567890.1"}})
-	b := open(t, w.console())
-	b.visit(w.console())
-	b.signIn("op")
+	b := w.signIn(t, "")
 	b.to("#/events/evt_large")
 	for _, number := range []string{"9007199254740993", "1.50", "12345678901234567890.1"} {
 		b.shows(number)

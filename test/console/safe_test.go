@@ -77,9 +77,7 @@ func TestKeyboard(t *testing.T) {
 func TestExpiredKey(t *testing.T) {
 	var o standalone.Options
 	w := start(t, func(given *standalone.Options) { o = *given })
-	b := open(t, w.console())
-	b.visit(w.console() + "#/subscriptions?state=active")
-	b.signIn("op")
+	b := w.signIn(t, "#/subscriptions?state=active")
 	o.Config = servertest.Config(t, callers("op2"), "")
 	expect.OK(t, w.s.Reload(t.Context(), o))
 	b.to("#/subscriptions?state=paused")
@@ -200,9 +198,7 @@ func TestManySubscriptions(t *testing.T) {
 	expect.OK(t, w.s.Shutdown(t.Context()))
 	multiply(t, filepath.Join(o.Data, "mcpevents.db"), sub, w.receiver.URL, many)
 	w.s = servertest.Start(t, o)
-	b := open(t, w.console())
-	b.visit(w.console())
-	b.signIn("op")
+	b := w.signIn(t, "")
 	b.shows("1,000+")
 	pages := func() time.Duration {
 		begun := time.Now()

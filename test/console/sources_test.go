@@ -58,9 +58,7 @@ func (w *world) publishFrom(source string) {
 func TestSourcesPage(t *testing.T) {
 	w := start(t, withSources(t))
 	w.publishFrom("builds")
-	b := open(t, w.console())
-	b.visit(w.console() + "#/sources")
-	b.signIn("op")
+	b := w.signIn(t, "#/sources")
 	b.shows("eventbridge")
 	b.click("tbody a", "builds")
 	b.shows("POST /sources/builds/{key}")
