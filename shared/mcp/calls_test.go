@@ -350,7 +350,7 @@ func TestAnswersInABatch(t *testing.T) {
 	const unknown = `{"jsonrpc":"2.0","id":"gw_other","result":{}}`
 	r := f.do("POST", alice, `[`+unknown+`,{"jsonrpc":"2.0","id":2,"method":"ping"}]`, session)
 	r.isPlain(t, "with a request", 200)
-	equal(t, "the responses", r.Body, `[{"jsonrpc":"2.0","id":2,"result":{}}]`)
+	expect.Deep(t, "the responses", r.Body, `[{"jsonrpc":"2.0","id":2,"result":{}}]`)
 	r = f.do("POST", alice, `[`+unknown+`,{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
 	r.isPlain(t, "without a request", 400, `{"jsonrpc":"2.0","error":{"code":-32600,`)
 	expect.Contains(t, "the end of the call", string(o.event().Data), `"action":"decline"`)
