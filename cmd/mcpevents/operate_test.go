@@ -113,7 +113,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"events list --name ci.build_finished":                    `evt_fine +ci\.build_finished +event://ci/build-finished`,
 			"events types":                                            `ci\.build_finished +event://ci/build-finished +push, `,
 			"subscriptions --uri " + buildFinished:                    id,
-			"backends":                                                `tools +https://tools.example/mcp +t_ +\{"tools":\{"deny":\["x"\]\}\}`, // GWN-25
+			"backends":                                                `tools +[a-z]+ +https://tools.example/mcp +t_ +\{"tools":\{"deny":\["x"\]\}\}`, // GWN-25
 			"switches list":                                           `^NAME +STATE +BY +AT +REASON +WAITING +OLDEST\n$`,
 			"subscriptions list --state paused --json":                `^\{"items":\[\]\}\n$`,
 			"subscriptions -o name":                                   `^` + id + `\n$`,

@@ -157,7 +157,7 @@ type Commands struct {
 	} `cmd:"" help:"See who did what."`
 	Backends struct {
 		Flags
-		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,url,prefix,rules,warnings" drop:"rules" help:"List the backends."`
+		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,state,url,prefix,rules,warnings" drop:"rules" help:"List the backends."`
 	} `cmd:"" help:"See the servers behind the gateway."`
 	Sources struct {
 		Flags
