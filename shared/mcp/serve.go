@@ -335,8 +335,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the responses in the same order. Only requests have responses. If the
-// batch has none, and one of its notifications and responses fails, the HTTP response is the first error (2025-03-26, Streamable HTTP).
+// serveParts calls serve for each message of a batch, and answers with the responses in the same order. Only requests have responses. If a
+// batch has no request, and one of its notifications or responses fails, the HTTP response is the first error (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))

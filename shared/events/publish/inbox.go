@@ -231,7 +231,7 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 }
 
 // OfBackends publishes the events that backends send. It applies no quota, because the callers already limit each backend
-// separately. With a common quota, the events of one backend could use up the quota, and those of the others would be
+// separately. With a common quota, the events of one backend could use it up, and the events of other backends would be
 // refused. Make it with [NewOfBackends].
 //
 // The catalog of this process may be seconds old. It may lack an event type that the relay has just stored, or still have the
