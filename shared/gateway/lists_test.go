@@ -239,6 +239,26 @@ func TestBackendComesBackWithAnotherRevision(t *testing.T) {
 	}
 }
 
+// The console checks every 30 seconds whether a backend responds.
+func TestCheckKeepsTheSession(t *testing.T) {
+	s, g := alone(t)
+	sees(t, g, sessionBased("s"), "t")
+	check := func(initialized int) {
+		t.Helper()
+		expect.OK(t, g.Followed(t.Context())[0].Check(t.Context()))
+		expect.Equal(t, "requests to initialize", len(s.received("initialize")), initialized)
+	}
+	check(1)
+	check(1)
+	s.forget() // as a backend that has restarted
+	check(2)
+	check(2)
+	s.Close()
+	if err := g.Followed(t.Context())[0].Check(t.Context()); err == nil {
+		t.Error("a backend that has ended responds")
+	}
+}
+
 // GWN-02: the gateway finds out the backend's revision, or uses the configured one.
 func TestRevisionIsFoundOut(t *testing.T) {
 	for _, c := range []struct {

@@ -209,7 +209,7 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 		}
 		asked.Go(func() {
 			*state = "ready"
-			if _, _, err := f.Ask(ctx); err != nil {
+			if err := f.Check(ctx); err != nil {
 				*state = "unreachable"
 			}
 		})

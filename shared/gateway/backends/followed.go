@@ -2,6 +2,7 @@ package backends
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -58,6 +59,19 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 		return api.Capabilities{}, "", err
 	}
 	return info.Capabilities, info.Version, nil
+}
+
+// Check returns an error unless the backend responds. At a session-based backend, it sends a ping in the gateway's own session, because a
+// new one for each check would cost the backend more. If that fails, the backend may have restarted, and Check asks it like Ask.
+func (f Followed) Check(ctx context.Context) error {
+	if info, _ := f.view.info.Peek(); info != nil && !info.Version.Stateless() {
+		request := upstream.Request{Version: info.Version, Session: info.session}
+		if _, err := f.own.Ask(ctx, request, "ping", json.RawMessage(`{}`)); err == nil {
+			return nil
+		}
+	}
+	_, _, err := f.Ask(ctx)
+	return err
 }
 
 // Info returns the backend's revision and capabilities, even if they are old. It asks the backend if they are unknown.
