@@ -185,9 +185,9 @@ func TestRulesAtTheCall(t *testing.T) {
 				}
 			}
 		}
-		if scopes := fault.DataOf(g.Call(t.Context(), api.Call{Client: statelessClient(ann), Kind: api.Tools, Name: "b_write_a", Method: "tools/call"})); fmt.Sprint(scopes) != "{[write]}" {
-			t.Errorf("got the data %v, want the missing scope", scopes)
-		}
+		err := g.Call(t.Context(), api.Call{Client: statelessClient(ann), Kind: api.Tools, Name: "b_write_a", Method: "tools/call"})
+		missing, _ := fault.DataOf(err).(auth.MissingScopes)
+		expect.List(t, "the missing scopes", missing.Scopes, []string{"write"})
 	})
 }
 
