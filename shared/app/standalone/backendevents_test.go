@@ -87,6 +87,20 @@ func ship(t *testing.T, backend *standalone.Server, order int, id, data string) 
 	})))
 }
 
+// startEndpoint starts an endpoint that accepts all webhooks, and returns its URL and the bodies that it gets.
+func startEndpoint(t *testing.T) (url string, bodies <-chan string) {
+	t.Helper()
+	posted := make(chan string, 100)
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !servertest.Echo(w, r) {
+			body, _ := io.ReadAll(r.Body)
+			posted <- string(body)
+		}
+	}))
+	t.Cleanup(endpoint.Close)
+	return endpoint.URL, posted
+}
+
 // received collects the events of a subscription.
 type received struct {
 	mu     sync.Mutex
@@ -161,16 +175,8 @@ func TestEventsOfABackend(t *testing.T) {
 		arguments := map[string]string{"order": "1"}
 		streamed := subscribe(t, alice, "push", "shop_order.shipped", arguments)
 		polled := subscribe(t, connect(t, gateway, "alice", "2025-11-25"), "poll", "shop_order.shipped", arguments)
-		posted := make(chan []byte, 10)
-		endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !servertest.Echo(w, r) {
-				var body json.RawMessage
-				_ = json.NewDecoder(r.Body).Decode(&body)
-				posted <- body
-			}
-		}))
-		defer endpoint.Close()
-		servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "shop_order.shipped", map[string]any{"order": "1"})
+		url, posted := startEndpoint(t)
+		servertest.SubscribeEvents(t, gateway.URL, "alice", url, "shop_order.shipped", map[string]any{"order": "1"})
 
 		ship(t, backend, 2, "other", `{"carrier":"DHL"}`) // matches no arguments
 		ship(t, backend, 1, "first", `{"carrier":"DHL"}`)
@@ -186,20 +192,16 @@ func TestEventsOfABackend(t *testing.T) {
 			expect.Equal(t, mode+": the name", r.events[0].Name, "shop_order.shipped")
 		}
 		for range 2 {
-			select {
-			case body := <-posted:
-				var got struct {
-					EventID string
-					Meta    struct {
-						Arguments map[string]string `json:"io.github.mcp-events/arguments"`
-					} `json:"_meta"`
-				}
-				expect.OK(t, json.Unmarshal(body, &got))
-				if got.EventID != streamed.events[0].ID && got.EventID != streamed.events[1].ID || got.Meta.Arguments["order"] != "1" {
-					t.Errorf("got the webhook %s, want an event of the stream with its arguments", body)
-				}
-			case <-time.After(servertest.Patience):
-				t.Fatal("a webhook is missing")
+			body := expect.Receive(t, "a webhook", posted)
+			var got struct {
+				EventID string
+				Meta    struct {
+					Arguments map[string]string `json:"io.github.mcp-events/arguments"`
+				} `json:"_meta"`
+			}
+			expect.OK(t, json.Unmarshal([]byte(body), &got))
+			if got.EventID != streamed.events[0].ID && got.EventID != streamed.events[1].ID || got.Meta.Arguments["order"] != "1" {
+				t.Errorf("got the webhook %s, want an event of the stream with its arguments", body)
 			}
 		}
 		if len(posted) > 0 {
@@ -237,15 +239,8 @@ func TestWhatABackendSends(t *testing.T) {
 		logged.Await(t, "an event that does not fit its schema", 1)
 	})
 	t.Run("GWN-22 truncated of the backend reaches a stream and a webhook as such", func(t *testing.T) {
-		gaps := make(chan string, 10)
-		endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !servertest.Echo(w, r) {
-				body, _ := io.ReadAll(r.Body)
-				gaps <- string(body)
-			}
-		}))
-		defer endpoint.Close()
-		servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "shop_order.shipped", map[string]any{"b": 1, "a": []int{2}})
+		url, gaps := startEndpoint(t)
+		servertest.SubscribeEvents(t, gateway.URL, "alice", url, "shop_order.shipped", map[string]any{"b": 1, "a": []int{2}})
 		backend.mu.Lock()
 		backend.first = `{"cursor":"c9","truncated":true}`
 		backend.mu.Unlock()

@@ -7,8 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -216,23 +214,15 @@ func TestAWantedCommandStarts(t *testing.T) {
 	gateway := startCommandGateway(t, path, "push", "2026-07-28", keep)
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "files_file.changed")
-	posted := make(chan string, 10)
-	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !servertest.Echo(w, r) {
-			var body struct{ Data json.RawMessage }
-			_ = json.NewDecoder(r.Body).Decode(&body)
-			posted <- string(body.Data)
-		}
-	}))
-	defer endpoint.Close()
-	servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "files_file.changed", map[string]any{})
+	url, posted := startEndpoint(t)
+	servertest.SubscribeEvents(t, gateway.URL, "alice", url, "files_file.changed", map[string]any{})
 	expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": "files_emit", "arguments": map[string]any{"data": map[string]int{"n": 1}}}, nil))
-	expect.Equal(t, "the webhook", expect.Receive(t, "the first webhook", posted), `{"n":1}`)
+	expect.Contains(t, "the webhook", expect.Receive(t, "the first webhook", posted), `"data":{"n":1}`)
 	_ = alice.Close()
 	servertest.End(t, gateway)
 	file := expect.Value(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
 	expect.OK(t, expect.ErrOf(file.WriteString(`{"n":2}`+"\n")))
 	expect.OK(t, file.Close())
 	startCommandGateway(t, path, "push", "2026-07-28", keep)
-	expect.Equal(t, "the webhook", expect.Receive(t, "the second webhook", posted), `{"n":2}`)
+	expect.Contains(t, "the webhook", expect.Receive(t, "the second webhook", posted), `"data":{"n":2}`)
 }
