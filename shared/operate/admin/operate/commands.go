@@ -24,6 +24,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of
@@ -527,11 +528,11 @@ func (c Client) resolveID(ctx context.Context, kind, text string) (string, error
 	}
 	var ids []string
 	for _, raw := range all.Items {
-		var object map[string]any
+		var object map[string]json.RawMessage // only the id, because arguments may have numbers beyond float64
 		if err := json.Unmarshal(raw, &object); err != nil {
 			return "", fault.Wrap(fault.Unavailable, err, "read an item")
 		}
-		id, _ := object[list.member].(string)
+		id, _ := jsonrpc.String(object[list.member])
 		fits := strings.HasPrefix(id, found[1]) && strings.HasSuffix(id, found[2]) && len(id) > len(found[1])+len(found[2])
 		if fits && !slices.Contains(ids, id) {
 			ids = append(ids, id)

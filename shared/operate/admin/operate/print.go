@@ -141,7 +141,9 @@ func shortID(text string) string {
 func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	for _, raw := range items {
 		var object map[string]any
-		if err := json.Unmarshal(raw, &object); err != nil {
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.UseNumber() // because a payload may have numbers beyond float64
+		if err := d.Decode(&object); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "read an item")
 		}
 		if text := formatCell(object[name]); text != "" {

@@ -112,10 +112,18 @@ func TestDocumentsForProgramsHaveExactTimes(t *testing.T) {
 	}
 }
 
+func TestNamesOfEventsWithLargeNumbers(t *testing.T) {
+	answers := map[string]string{"GET /admin/v1/events?limit=100": `{"items":[{"id":"evt_1","data":{"n":1e999999999999}}]}`}
+	out, _, err := runs(t, Terminal{}, answers, "events", "list", "-o", "name")
+	if want := "evt_1\n"; err != nil || out != want {
+		t.Errorf("OPS-10: got %q, %v, want %q", out, err, want)
+	}
+}
+
 func TestShortenedIDs(t *testing.T) {
 	const (
 		one, other = "sub_0198c1d27a447c3e9d115b6f0a8e2c47", "sub_0198ffffffffffffffffffffffff2c00"
-		all        = `{"items":[{"id":"` + one + `"},{"id":"` + other + `"}]}`
+		all        = `{"items":[{"id":"` + one + `"},{"id":"` + other + `","arguments":{"n":1e999}}]}`
 		attempts   = `{"items":[{"event":"evt_0198-2c47"},{"event":"order_7"},{"event":"evt_0198-2c47"}]}`
 		list       = "GET /admin/v1/subscriptions?limit=100"
 		newest     = "GET /admin/v1/deliveries?limit=100"
