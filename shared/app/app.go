@@ -47,7 +47,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/gateway"
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
@@ -318,7 +317,7 @@ type StreamOptions struct {
 	Feeds  *stream.Tails
 	Leases streams.Leases
 	// Backends and Conversation may be nil.
-	Backends     api.Gateway
+	Backends     mcp.Gateway
 	Conversation streams.Conversation
 	// Registrar and Deregistrar change subscriptions in this process. ForwardRegistrar and ForwardDeregistrar let another
 	// process do it.

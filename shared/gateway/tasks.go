@@ -222,7 +222,8 @@ type watch struct {
 	honored map[string]bool // by the backend's ids: the tasks that it sends notifications of
 }
 
-// WatchTasks implements [api.Gateway].
+// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and closes the
+// channel after the last state.
 func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error) {
 	if !translate.DeclaresTasks(c.Capabilities) {
 		return nil, nil, translate.MissingTasks()

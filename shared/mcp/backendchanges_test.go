@@ -269,7 +269,7 @@ func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 // fakeGateway has one backend "b", which every principal may see and which serves the resources in listed. It records the
 // subscriptions at the backend. A test may give the backend another name.
 type fakeGateway struct {
-	api.Gateway
+	Gateway
 	name   atomic.Pointer[string]
 	mu     sync.Mutex
 	listed map[string]bool

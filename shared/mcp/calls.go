@@ -19,7 +19,7 @@ import (
 
 // calls forwards requests, notifications and responses of clients to backends.
 type calls struct {
-	backends api.Gateway
+	backends Gateway
 	underWay *quota.Concurrency
 	left     func(*http.Request) // see [Options.Left]
 	catalogs method.Catalogs

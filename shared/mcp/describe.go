@@ -58,7 +58,7 @@ type description struct {
 	instructions string // how to use the event tools; empty without them
 	methods      method.Table
 	sessions     *session.Store
-	backends     api.Gateway
+	backends     Gateway
 	conversation streams.Conversation
 }
 

@@ -30,7 +30,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
@@ -77,7 +76,7 @@ type Options struct {
 	AnonymousWebhooks bool
 
 	// Gateway calls the backends. It is nil without backends.
-	Gateway api.Gateway
+	Gateway Gateway
 	// Dialect makes the handler of requests to /mcp/{workspace}, for example [NamedEvents]. It is optional.
 	Dialect func(*Endpoint) Dialect
 	// Conversation handles the messages of conversations. It is optional.
@@ -152,7 +151,7 @@ type Endpoint struct {
 	methods  method.Table
 	sessions *session.Store // nil without [Options.Sessions]
 	catalogs method.Catalogs
-	backends api.Gateway
+	backends Gateway
 	faults   method.Faults
 	replies  *method.Replies
 	about    *description
@@ -183,7 +182,7 @@ func New(o Options) (*Endpoint, error) {
 		faults: method.Faults{Logger: o.Logger, Metrics: o.Metrics},
 	}
 	if e.backends == nil {
-		e.backends = api.None{}
+		e.backends = noBackends{}
 	}
 	if o.Sessions != nil {
 		e.sessions = &session.Store{
@@ -204,7 +203,7 @@ func New(o Options) (*Endpoint, error) {
 		Targets: &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
 		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
 	}
-	e.session = &sessionMethods{e.streams, e.about}
+	e.session = &sessionMethods{e.streams, e.backends, e.about}
 	if o.Dialect != nil {
 		e.dialect = o.Dialect(e)
 	}

@@ -24,8 +24,9 @@ import (
 
 // sessionMethods serves initialize and the methods that change a session, and ends sessions.
 type sessionMethods struct {
-	streams *streams.Streams
-	about   *description
+	streams  *streams.Streams
+	backends Gateway
+	about    *description
 }
 
 // subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
@@ -54,7 +55,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	}
 	after := h.streams.Feeds.Log.Position()
 	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
-		if err := h.streams.Backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+		if err := h.backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
 			return method.Result{}, err
 		}
 	}
@@ -113,12 +114,12 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 		return method.Result{}, err
 	}
 	ofBackend := record != nil && record.Backend != ""
-	if record == nil && h.streams.Backends.Any(ctx) && !match.InCatalog(cat, uri) {
-		_, ofBackend, _ = h.streams.Backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
+	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
+		_, ofBackend, _ = h.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
 	}
 	switch {
 	case record != nil && ofBackend:
-		if err := h.streams.Backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
+		if err := h.backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
 			return method.Result{}, err
 		}
 	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
@@ -147,10 +148,10 @@ func sessionFault(err error) error {
 // unsubscribeAll ends a session's subscriptions at backends.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
-		if u.Backend == "" || h.streams.Backends == (api.None{}) {
+		if u.Backend == "" {
 			continue
 		}
-		if err := h.streams.Backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
+		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
 			h.streams.Faults.LogError(ctx, "backend subscription left to expire", err)
 		}
 	}
@@ -166,9 +167,6 @@ func atBackend(sess *session.Session, backend, uri string, until time.Time) api.
 
 // prolong extends a session's subscription at a backend when the store prolongs the session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
-	if e.backends == (api.None{}) {
-		return nil
-	}
 	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
 }
 
@@ -193,7 +191,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: c.Version, Dialect: c.Dialect,
 		Payloads: method.Declares(declared, spec.OwnExtension), Events: method.Declares(declared, spec.EventsExtension),
 	}
-	if h.streams.Backends != (api.None{}) {
+	if h.backends != (noBackends{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
 		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
 			s.Capabilities = method.CopyDeclaration(declared)
@@ -246,8 +244,8 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 // end ends a session and its stream, and also the sessions and subscriptions that it has at backends. client identifies the
 // session to the gateway.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
-	if h.streams.Backends.Any(ctx) {
-		if err := h.streams.Backends.End(ctx, client); err != nil {
+	if h.backends.Any(ctx) {
+		if err := h.backends.End(ctx, client); err != nil {
 			h.streams.Faults.LogError(ctx, "backend sessions left to expire", err)
 		}
 	}
@@ -284,8 +282,8 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.R
 	if err := h.streams.Sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
 		return method.Result{}, sessionFault(err)
 	}
-	if h.streams.Backends.Any(ctx) {
-		if err := h.streams.Backends.SetLevel(ctx, c.Client()); err != nil {
+	if h.backends.Any(ctx) {
+		if err := h.backends.SetLevel(ctx, c.Client()); err != nil {
 			return method.Result{}, err
 		}
 	}

@@ -7,7 +7,6 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -143,57 +142,3 @@ var (
 	// ErrRefused means that the backend answered with an error.
 	ErrRefused = errors.New("gateway: the backend refused a message of a conversation")
 )
-
-// Gateway gives clients access to the backends. Package gateway implements it.
-type Gateway interface {
-	// Any reports whether there are backends. The answer may change at any time.
-	Any(ctx context.Context) bool
-	// Backends returns the names of the backends that the principal may use.
-	Backends(ctx context.Context, p auth.Principal) []string
-	// Capabilities returns the union of the capabilities of the client's backends.
-	Capabilities(ctx context.Context, c Client) Capabilities
-	// StartCommands starts the client's backends that are commands and have not run yet, so that their event types become known.
-	StartCommands(ctx context.Context, c Client)
-	// List returns the combined list of the client's backends.
-	List(ctx context.Context, c Client, kind Kind) *List
-	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for
-	// it. A call then returns an error that names the scope. For [Extensions], Has reports whether the name is a method of an extension
-	// that a backend declares, even if several do.
-	Has(ctx context.Context, c Client, kind Kind, name string) bool
-
-	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
-	Call(ctx context.Context, c Call) error
-	// Answer sends the client's answer to a backend's request. The id is the one under which the client received the request.
-	Answer(ctx context.Context, c Client, id string, body json.RawMessage) error
-	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
-	Progress(ctx context.Context, c Client, body json.RawMessage) error
-	Cancel(ctx context.Context, c Client, body json.RawMessage) error
-	Notify(ctx context.Context, c Client, body json.RawMessage) error
-	// NotifyExtension forwards a notification of an extension to the backend that declares the extension. It drops other notifications.
-	NotifyExtension(ctx context.Context, c Client, method string, params json.RawMessage) error
-	// SetLevel sets the client's log level at the backends with which it has a session.
-	SetLevel(ctx context.Context, c Client) error
-	// End cancels the calls of the client's session, and ends its sessions with backends.
-	End(ctx context.Context, c Client) error
-
-	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and
-	// closes the channel after the last state. It returns an error if the client does not declare the tasks extension.
-	WatchTasks(ctx context.Context, c Client, ids []string) (watched []string, states <-chan *Task, err error)
-
-	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
-	// fault.Forbidden if the principal lacks a scope for the resource.
-	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error)
-	// Permits reports whether the principal may use the backend and, by the backend's rules, receive updates of the resource.
-	Permits(ctx context.Context, p auth.Principal, backend, uri string) bool
-	// Subscribe records or extends a subscription, and Unsubscribe removes it.
-	Subscribe(ctx context.Context, s Subscription) error
-	Unsubscribe(ctx context.Context, s Subscription) error
-}
-
-// None is the [Gateway] of an endpoint without backends. It implements only Any and Backends, and the other methods panic.
-// Before they call another method, callers must check that Any returns true, that Backends returns a name, or that their
-// gateway is not None.
-type None struct{ Gateway }
-
-func (None) Any(context.Context) bool                          { return false }
-func (None) Backends(context.Context, auth.Principal) []string { return nil }

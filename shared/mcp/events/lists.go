@@ -29,7 +29,7 @@ import (
 type Lists struct {
 	Catalogs      method.Catalogs
 	Subscriptions streams.Subscriptions
-	Backends      api.Gateway
+	Backends      Backends
 	Tools         Tools // may be nil
 	Methods       method.Table
 	PageSize      int
@@ -41,6 +41,16 @@ type Lists struct {
 }
 
 const maxListings = 256
+
+// Backends are the backends behind the gateway, as lists use them.
+type Backends interface {
+	// Any reports whether there are backends. The answer may change at any time.
+	Any(ctx context.Context) bool
+	// StartCommands starts the client's backends that are commands and have not run yet, so that their event types become known.
+	StartCommands(ctx context.Context, c api.Client)
+	// List returns the combined list of the client's backends.
+	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
+}
 
 // NewLists returns lists with the given dependencies.
 func NewLists(l Lists) *Lists {

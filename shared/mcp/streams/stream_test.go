@@ -16,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -46,6 +45,14 @@ func (a always) Authenticate(context.Context, http.Header) (auth.Principal, erro
 	return auth.Principal(a), nil
 }
 
+type backends = Backends
+
+// none stands for a gateway without backends.
+type none struct{ backends }
+
+func (none) Any(context.Context) bool                          { return false }
+func (none) Backends(context.Context, auth.Principal) []string { return nil }
+
 // newListen returns the open listen of alice for changes of the list of resources.
 func newListen(t *testing.T) (*Stream, *written) {
 	t.Helper()
@@ -57,7 +64,7 @@ func newListen(t *testing.T) (*Stream, *written) {
 	l := &listen{}
 	l.stream = &Stream{
 		Options:   Options{Framing: l, Gather: true},
-		Streams:   &Streams{Feeds: tails, Auth: always(alice), Backends: api.None{}, Timing: method.Timing{Heartbeat: time.Hour}},
+		Streams:   &Streams{Feeds: tails, Auth: always(alice), Backends: none{}, Timing: method.Timing{Heartbeat: time.Hour}},
 		Caller:    Caller{Principal: alice, checked: time.Now()},
 		interests: interests{resources: true}, subscriptionID: []byte("1"), out: sse.NewWriter(out, 0), wrote: time.Now(),
 	}

@@ -33,7 +33,7 @@ type Streams struct {
 	Auth         auth.Authenticator
 	Catalogs     method.Catalogs
 	Targets      *Targets
-	Backends     api.Gateway
+	Backends     Backends
 	Methods      method.Table
 	Sessions     *session.Store
 	Feeds        *stream.Tails
@@ -43,6 +43,27 @@ type Streams struct {
 	Timing       method.Timing
 	// MaxURIs limits the URIs of a stream, and MaxPatterns limits how many of them are parents and wildcards.
 	MaxURIs, MaxPatterns int
+}
+
+// Backends are the backends behind the gateway, as streams use them.
+type Backends interface {
+	// Any reports whether there are backends. The answer may change at any time.
+	Any(ctx context.Context) bool
+	// Backends returns the names of the backends that the principal may use.
+	Backends(ctx context.Context, p auth.Principal) []string
+	// Capabilities returns the union of the capabilities of the client's backends.
+	Capabilities(ctx context.Context, c api.Client) api.Capabilities
+	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and
+	// closes the channel after the last state. It returns an error if the client does not declare the tasks extension.
+	WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error)
+	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
+	// fault.Forbidden if the principal lacks a scope for the resource.
+	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error)
+	// Permits reports whether the principal may use the backend and, by the backend's rules, receive updates of the resource.
+	Permits(ctx context.Context, p auth.Principal, backend, uri string) bool
+	// Subscribe records or extends a subscription, and Unsubscribe removes it.
+	Subscribe(ctx context.Context, s api.Subscription) error
+	Unsubscribe(ctx context.Context, s api.Subscription) error
 }
 
 // Hold keeps the response of a request open as a stream until the stream ends. open makes the stream, which Hold
@@ -112,7 +133,7 @@ func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 // one of the client's webhook subscriptions, or for a resource of a backend.
 type Targets struct {
 	Subscriptions Subscriptions
-	Backends      api.Gateway
+	Backends      Backends
 }
 
 // Target is a URI that a stream is subscribed to, and where its messages come from.

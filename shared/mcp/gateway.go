@@ -1,0 +1,72 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/events"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Gateway gives clients access to the backends. Package gateway implements it.
+type Gateway interface {
+	streams.Backends
+	events.Backends
+	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for
+	// it. A call then returns an error that names the scope. For [api.Extensions], Has reports whether the name is a method of an
+	// extension that a backend declares, even if several do.
+	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
+	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
+	Call(ctx context.Context, c api.Call) error
+	// Answer sends the client's answer to a backend's request. The id is the one under which the client received the request.
+	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
+	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
+	Progress(ctx context.Context, c api.Client, body json.RawMessage) error
+	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
+	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
+	// NotifyExtension forwards a notification of an extension to the backend that declares the extension. It drops other notifications.
+	NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error
+	// SetLevel sets the client's log level at the backends with which it has a session.
+	SetLevel(ctx context.Context, c api.Client) error
+	// End cancels the calls of the client's session, and ends its sessions with backends.
+	End(ctx context.Context, c api.Client) error
+}
+
+// noBackends is the [Gateway] of an endpoint without backends.
+type noBackends struct{}
+
+func (noBackends) Any(context.Context) bool                                      { return false }
+func (noBackends) Backends(context.Context, auth.Principal) []string             { return nil }
+func (noBackends) Capabilities(context.Context, api.Client) (c api.Capabilities) { return c }
+func (noBackends) StartCommands(context.Context, api.Client)                     {}
+func (noBackends) List(context.Context, api.Client, api.Kind) *api.List          { return &api.List{} }
+
+func (noBackends) Has(context.Context, api.Client, api.Kind, string) bool            { return false }
+func (noBackends) Answer(context.Context, api.Client, string, json.RawMessage) error { return nil }
+func (noBackends) Progress(context.Context, api.Client, json.RawMessage) error       { return nil }
+func (noBackends) Cancel(context.Context, api.Client, json.RawMessage) error         { return nil }
+func (noBackends) Notify(context.Context, api.Client, json.RawMessage) error         { return nil }
+func (noBackends) SetLevel(context.Context, api.Client) error                        { return nil }
+func (noBackends) End(context.Context, api.Client) error                             { return nil }
+func (noBackends) Permits(context.Context, auth.Principal, string, string) bool      { return false }
+func (noBackends) Subscribe(context.Context, api.Subscription) error                 { return nil }
+func (noBackends) Unsubscribe(context.Context, api.Subscription) error               { return nil }
+
+func (noBackends) Call(_ context.Context, c api.Call) error {
+	return fault.New(fault.NotFound, "%s: there are no backends", c.Method)
+}
+
+func (noBackends) NotifyExtension(context.Context, api.Client, string, json.RawMessage) error {
+	return nil
+}
+
+func (noBackends) WatchTasks(context.Context, api.Client, []string) ([]string, <-chan *api.Task, error) {
+	return nil, nil, nil
+}
+
+func (noBackends) Subscribable(context.Context, auth.Principal, string) (string, bool, error) {
+	return "", false, nil
+}
