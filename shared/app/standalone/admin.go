@@ -127,25 +127,6 @@ func (s *Server) checkOperator(r *http.Request) error {
 	return nil
 }
 
-// readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
-// the keys, because the server does not start without them.
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	responder := httpjson.Responder{Log: s.core.Log}
-	responder.Serve(w, r, http.StatusOK, func() (any, error) {
-		if err := s.db.Engine().Health(); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "write the store")
-		}
-		if _, err := s.queues.Depth(r.Context(), queue.Events); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read the queues")
-		}
-		ready := map[string]string{"status": "ready"}
-		if s.refused.Load() { // the last settings are in use, so requests can still be served
-			ready["settings"] = "refused"
-		}
-		return ready, nil
-	})
-}
-
 // listenAdmin opens the listener of the admin API. It returns nil if the API has no address of its own.
 func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	if o.AdminAddr == "" {

@@ -13,12 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // connections is a listener with a limited number of connections.
@@ -328,40 +323,4 @@ func (b *timedBody) Read(p []byte) (int, error) {
 		b.received()
 	}
 	return n, err
-}
-
-// upstreamName is the name of the backend that [Options.Upstream] becomes, in logs, metrics and the admin API.
-const upstreamName = "upstream"
-
-// ownBackends returns the backend that [Options.Upstream] becomes, or none without Upstream. It is not in the configuration.
-func (s *Server) ownBackends() []api.Backend {
-	if s.upstream == nil {
-		return nil
-	}
-	return []api.Backend{{
-		Name: upstreamName, URL: inprocess.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion,
-	}}
-}
-
-// backendClient returns the HTTP client for all backends. It needs no network connection for requests to [Options.Upstream] and to backends
-// that are commands.
-func (s *Server) backendClient() *http.Client {
-	client := upstream.NewHTTP()
-	if s.upstream != nil {
-		client.Transport.(*http.Transport).RegisterProtocol(inprocess.Scheme, s.upstream)
-	}
-	client.Transport.(*http.Transport).RegisterProtocol(api.CommandScheme, s.commands)
-	return client
-}
-
-// checkNames refuses a configuration in which a backend has the same name as [Options.Upstream].
-func (s *Server) checkNames(c *config.Config) error {
-	for _, own := range s.ownBackends() {
-		for _, b := range c.Backends {
-			if b.Name == own.Name && b.Workspace == own.Workspace {
-				return fault.New(fault.Invalid, "backend %s: the program's own server has this name in workspace %s", b.Name, b.Workspace)
-			}
-		}
-	}
-	return nil
 }

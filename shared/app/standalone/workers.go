@@ -1,0 +1,65 @@
+package standalone
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+const (
+	attempts = 256 // concurrent first attempts
+	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the delivery moves to
+	// the slow lane.
+	attemptPatience = 2 * time.Second
+	slowAttempts    = 512 // concurrent attempts of the slow lane
+	slowPerEndpoint = 8   // of them for the same endpoint
+	// pageWorkers is the number of batches of page tasks that are handled concurrently. It is large because a batch may wait several
+	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
+	// that there are workers left for others.
+	pageWorkers, pagesPerGroup = 512, 128
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. attemptBytes limits the total size
+	// of the events in running attempts. Other messages stay in the database. Without these limits, large payloads would need
+	// much memory, because each payload is copied several times.
+	queueBytes   = 16 << 20
+	attemptBytes = 32 << 20
+	// savePositions is how often the periodic jobs save how far they have come. It is long, so that an idle server does not write to the
+	// disk.
+	savePositions = time.Hour
+	// replayEvery is how often replays continue. Each time, a replay schedules its deliveries for the next few seconds. The interval is
+	// short because canceling a replay does not stop the deliveries that are already scheduled.
+	replayEvery = 4 * time.Second
+	// callLogDelay is how long the log line of a call to a backend may be delayed, so that several lines are written together. If the
+	// process is killed, the delayed lines are lost.
+	callLogDelay = 100 * time.Millisecond
+)
+
+// run starts the workers. They stop at [Server.Shutdown], and not when ctx ends.
+func (s *Server) run(ctx context.Context, r roles) {
+	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})
+	s.work(ctx, queue.Deliveries, s.dispatcher.HandlePages, queue.ConsumeOptions{
+		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: queue.MaxReceives,
+	})
+	s.work(ctx, queue.Slow, s.dispatcher.HandleSingles, queue.ConsumeOptions{
+		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
+	})
+	s.work(ctx, queue.Inbox, r.publishing.Inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
+	s.work(ctx, queue.Dead, r.operations.FileMessages, queue.ConsumeOptions{})
+	s.workers.Go(func() {
+		periodic.Every(ctx, time.Minute, s.core.Log, r.jobs...)
+	})
+	s.workers.Go(func() {
+		periodic.Every(ctx, replayEvery, s.core.Log, periodic.Job{Name: "replays", Run: r.replays.Run})
+	})
+	s.workers.Go(func() { r.relay.Run(ctx) })
+}
+
+func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {
+	s.workers.Go(func() {
+		if err := s.queues.Consume(ctx, name, h, o); err != nil && ctx.Err() == nil {
+			s.core.Log.Error("worker stopped", "queue", name, "error", err)
+		}
+	})
+}
