@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -68,7 +69,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 			return err
 		}
 	}
-	ctx, end := x.watch(ctx)
+	ctx, end := x.watchForEnd(ctx)
 	defer end()
 	err = x.bridge.sendCall(ctx)
 	if x.outdated || info.Version.Stateless() && upstream.MayRefuseRevision(err) {
@@ -158,36 +159,41 @@ type asker interface {
 //	      │       waiting ──the backend is removed──▶ ended
 //	      └──cancelled while the session begins──▶ ended: the backend is not called
 type exchange struct {
-	bridge  bridge
-	asker   asker // nil if the backend is stateless
+	bridge bridge
+	asker  asker // nil if the backend is stateless
+
+	// The call and where it goes, which do not change.
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry       // the tool, prompt or resource
 	task    json.RawMessage      // the id of the task at the backend, if the call is about one
 	info    *backends.ServerInfo // about the backend
 	client  *upstream.Client
-	with    backendSession
-	mark    store.Key // where the store has the client's cancellation, if the client has a session
 
-	id        json.RawMessage // the request's id at the backend
-	token     json.RawMessage // the progress token at the backend, if it differs from the client's
-	answered  bool            // the backend has responded
-	responded bool            // the client has its response
-	gone      bool            // the client has disconnected
-	abandoned bool            // the call has ended without a response, and the backend does not know that yet
-	outdated  bool            // the backend's version or lists may have changed, so the next call must ask for them again
-	outcome   string          // the outcome according to the backend's response, or empty
-	questions questions       // the questions to the client
+	// The request at the backend, which inSession, withoutSession and roundsBridge set.
+	with  backendSession
+	id    json.RawMessage
+	token json.RawMessage // the progress token, if it differs from the client's
 
-	progress float64 // the greatest value so far
-	floor    float64 // the greatest value of earlier rounds
-	rounds   int     // completed rounds
+	// The backend's messages so far, which relay, handle and send record.
+	answered  bool    // the backend has responded
+	responded bool    // the client has its response
+	outdated  bool    // the backend's version or lists may have changed, so the next call must ask for them again
+	outcome   string  // the outcome according to the backend's response, or empty
+	progress  float64 // the greatest value so far
+	floor     float64 // the greatest value of earlier rounds, which progress must exceed
+
+	// The end without a response, see cancel.go.
+	mark      store.Key // where the store has the client's cancellation, if the client has a session
+	questions questions // the questions to the client
+	gone      bool      // the client has disconnected
+	abandoned bool      // the call has ended without a response, and the backend does not know that yet
 }
 
 // newExchange returns the exchange of a call, with the [bridge] for the revisions of the client and the backend.
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
-		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version},
+		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1),
 		id: upstream.FreshID(), // several clients without a session share one with the backend
 	}
 	if c.Session != "" {

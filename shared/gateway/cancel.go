@@ -97,9 +97,9 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return err
 }
 
-// watch returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
+// watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
 // client still has to answer a question. end stops the watch and waits for its goroutine.
-func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
+func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}
 	}

@@ -64,7 +64,6 @@ func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 		if err != nil || b.x.responded {
 			return err
 		}
-		b.x.rounds++
 		b.x.floor = b.x.progress
 	}
 	return b.x.callError(fmt.Errorf("gateway: the backend asks for input in more than %d rounds", maxRounds))

@@ -149,7 +149,7 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 		return m, false
 	}
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
-	if err == nil && x.rounds > 0 && value <= x.floor {
+	if err == nil && value <= x.floor {
 		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
 	}
 	x.progress = max(x.progress, value)

@@ -208,8 +208,8 @@ const (
 	dropTaskInput = "it asks for input that the client does not support"
 )
 
-// watch keeps a listen request for a client's tasks open at one backend.
-type watch struct {
+// taskListen keeps a listen request for a client's tasks open at one backend.
+type taskListen struct {
 	gateway *Gateway
 	client  api.Client
 	view    *backends.View
@@ -229,25 +229,25 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		return nil, nil, translate.MissingTasks()
 	}
 	out := make(chan *api.Task, maxStates)
-	watches := map[string]*watch{}
-	byID := map[string]*watch{} // by our ids
+	listens := map[string]*taskListen{}
+	byID := map[string]*taskListen{} // by our ids
 	for _, id := range ids {
 		v, own := g.findTask(ctx, c, id)
 		if v == nil || byID[id] != nil {
 			continue
 		}
 		server := v.Backend().ServerID()
-		w := watches[server]
-		if w == nil {
-			w = &watch{gateway: g, client: c, view: v, server: server, ids: map[string]string{}, states: out, acked: make(chan struct{})}
-			watches[server] = w
+		l := listens[server]
+		if l == nil {
+			l = &taskListen{gateway: g, client: c, view: v, server: server, ids: map[string]string{}, states: out, acked: make(chan struct{})}
+			listens[server] = l
 		}
 		name, _ := jsonrpc.String(own)
-		w.ids[name], w.own, byID[id] = id, append(w.own, own), w
+		l.ids[name], l.own, byID[id] = id, append(l.own, own), l
 	}
 	var running sync.WaitGroup
-	for _, w := range watches {
-		running.Go(func() { w.run(ctx) })
+	for _, l := range listens {
+		running.Go(func() { l.run(ctx) })
 	}
 	go func() {
 		running.Wait()
@@ -255,9 +255,9 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	}()
 	late := time.NewTimer(ackTime)
 	defer late.Stop()
-	for _, w := range watches {
+	for _, l := range listens {
 		select {
-		case <-w.acked:
+		case <-l.acked:
 		case <-late.C:
 			late.Reset(0) // the others have no time left either
 		case <-ctx.Done():
@@ -265,7 +265,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		}
 	}
 	for _, id := range ids {
-		if w := byID[id]; w != nil && w.isHonored(id) && !slices.Contains(watched, id) {
+		if l := byID[id]; l != nil && l.isHonored(id) && !slices.Contains(watched, id) {
 			watched = append(watched, id)
 		}
 	}
@@ -273,38 +273,38 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 }
 
 // isHonored reports whether the backend sends notifications of a task. Before the acknowledgment, isHonored assumes that it does.
-func (w *watch) isHonored(id string) bool {
+func (l *taskListen) isHonored(id string) bool {
 	select {
-	case <-w.acked:
+	case <-l.acked:
 	default:
 		return true
 	}
-	for own, ours := range w.ids {
+	for own, ours := range l.ids {
 		if ours == id {
-			return w.honored[own]
+			return l.honored[own]
 		}
 	}
 	return false
 }
 
 // run keeps a listen request open until ctx ends, or until the backend refuses it.
-func (w *watch) run(ctx context.Context) {
+func (l *taskListen) run(ctx context.Context) {
 	var ack sync.Once
 	acknowledge := func(honored map[string]bool) {
 		ack.Do(func() {
-			w.honored = honored
-			close(w.acked)
+			l.honored = honored
+			close(l.acked)
 		})
 	}
 	for wait, again := leastPause, false; ; wait, again = min(2*wait, mostPause), true {
 		began := time.Now()
-		err := w.listen(ctx, acknowledge, again)
+		err := l.listen(ctx, acknowledge, again)
 		if ctx.Err() != nil {
 			return
 		}
 		if isPermanent(err) {
 			acknowledge(nil) // has no effect if an earlier listen was acknowledged
-			w.gateway.options.Log.InfoContext(ctx, "backend does not notify of tasks", "backend", w.view.Backend().Name, "error", err)
+			l.gateway.options.Log.InfoContext(ctx, "backend does not notify of tasks", "backend", l.view.Backend().Name, "error", err)
 			return
 		}
 		if time.Since(began) > mostPause {
@@ -327,27 +327,27 @@ func isPermanent(err error) bool {
 }
 
 // params returns params that contain only the client's _meta.
-func (w *watch) params(version spec.Version) json.RawMessage {
-	info := w.client.Info
+func (l *taskListen) params(version spec.Version) json.RawMessage {
+	info := l.client.Info
 	if len(info) == 0 {
-		info = w.gateway.options.Server
+		info = l.gateway.options.Server
 	}
-	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: w.client.Capabilities})
+	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: l.client.Capabilities})
 }
 
 // listen sends a listen request and reads its stream to the end. If again is set, it also sends the current states, because the tasks may
 // have changed while no stream was open.
-func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
-	info, err := w.view.LoadInfo(ctx)
+func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
+	info, err := l.view.LoadInfo(ctx)
 	switch {
 	case info == nil:
 		return err
-	case !info.Version.Stateless() || !info.Tasks || !w.mayUseBackend(ctx):
+	case !info.Version.Stateless() || !info.Tasks || !l.mayUseBackend(ctx):
 		return errUnwatched
 	}
-	filter := jsonrpc.Encode(map[string]any{"taskIds": w.own})
-	x, err := w.view.Backend().ClientFor(w.client.Token).Post(ctx, upstream.Request{
-		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(w.params(info.Version), "notifications", filter)),
+	filter := jsonrpc.Encode(map[string]any{"taskIds": l.own})
+	x, err := l.view.Backend().ClientFor(l.client.Token).Post(ctx, upstream.Request{
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(l.params(info.Version), "notifications", filter)),
 		Version: info.Version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
 	})
 	if err != nil {
@@ -363,24 +363,24 @@ func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), a
 			return upstream.ErrAnswer
 		case m.Response():
 			return nil
-		case !w.mayUseBackend(ctx):
+		case !l.mayUseBackend(ctx):
 			return errUnwatched
 		case m.Method == spec.NoteAcknowledged:
 			acked = true
 			if acknowledge(readHonored(m)); again {
-				w.poll(ctx, info.Version)
+				l.poll(ctx, info.Version)
 			}
 		case m.Method == spec.NoteTasks:
-			w.send(ctx, jsonrpc.Member(withoutOwn(m).Raw, "params"))
+			l.send(ctx, jsonrpc.Member(withoutOwn(m).Raw, "params"))
 		default:
-			w.view.Backend().CountDrop(ctx, dropOutOfPlace)
+			l.view.Backend().CountDrop(ctx, dropOutOfPlace)
 		}
 	}
 }
 
 // mayUseBackend reports whether the client may still use the backend.
-func (w *watch) mayUseBackend(ctx context.Context) bool {
-	return w.gateway.FindByServer(ctx, w.client.Principal, w.server) != nil
+func (l *taskListen) mayUseBackend(ctx context.Context) bool {
+	return l.gateway.FindByServer(ctx, l.client.Principal, l.server) != nil
 }
 
 // readHonored returns the tasks in an acknowledgment.
@@ -395,34 +395,34 @@ func readHonored(m upstream.Message) map[string]bool {
 }
 
 // send sends a state of a task, with our id. It waits for a slow client.
-func (w *watch) send(ctx context.Context, state json.RawMessage) {
+func (l *taskListen) send(ctx context.Context, state json.RawMessage) {
 	own, _ := jsonrpc.String(jsonrpc.Member(state, "taskId"))
-	id, ok := w.ids[own]
+	id, ok := l.ids[own]
 	switch {
 	case !ok:
-		w.view.Backend().CountDrop(ctx, dropTask)
+		l.view.Backend().CountDrop(ctx, dropTask)
 		return
-	case len(translate.ListMissing(w.client.Capabilities, state)) > 0:
-		w.view.Backend().CountDrop(ctx, dropTaskInput)
+	case len(translate.ListMissing(l.client.Capabilities, state)) > 0:
+		l.view.Backend().CountDrop(ctx, dropTaskInput)
 		return
 	}
 	select {
-	case w.states <- &api.Task{Backend: w.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
+	case l.states <- &api.Task{Backend: l.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
 	case <-ctx.Done():
 	}
 }
 
 // poll sends the current states of the tasks.
-func (w *watch) poll(ctx context.Context, version spec.Version) {
-	for _, own := range w.own {
+func (l *taskListen) poll(ctx context.Context, version spec.Version) {
+	for _, own := range l.own {
 		name, _ := jsonrpc.String(own)
-		result, err := w.view.Backend().ClientFor(w.client.Token).Ask(ctx, upstream.Request{
+		result, err := l.view.Backend().ClientFor(l.client.Token).Ask(ctx, upstream.Request{
 			Version: version, Header: http.Header{spec.HeaderName: {spec.EncodeHeader(name)}},
-		}, spec.MethodTasksGet, jsonrpc.Insert(w.params(version), "taskId", own))
+		}, spec.MethodTasksGet, jsonrpc.Insert(l.params(version), "taskId", own))
 		if err != nil || jsonrpc.Member(result, "taskId") == nil {
 			continue // the client learns it when it asks
 		}
 		result, _ = translate.WithoutOwn(result)
-		w.send(ctx, jsonrpc.Without(result, func(name string) bool { return name == "resultType" }))
+		l.send(ctx, jsonrpc.Without(result, func(name string) bool { return name == "resultType" }))
 	}
 }
