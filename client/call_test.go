@@ -51,6 +51,26 @@ func TestCallDoesNotChangeItsParams(t *testing.T) {
 	}
 }
 
+// The gateway reads the events of backends with this package, so a panic would end the whole server.
+func TestCallSkipsMalformedEventsOfAStream(t *testing.T) {
+	for _, malformed := range []string{`{"`, `{"jsonrpc":"2.0","id":1,"result":{"`, `{"jsonrpc":"2.0","result":{},"id":"`, `{`, `"`, `[`, `nul`, "\xff"} {
+		for name, rest := range map[string]string{"alone": "", "before the response": "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n"} {
+			t.Run(malformed+" "+name, func(t *testing.T) {
+				c := expect.Value(newClient("http://server.test", Options{Revision: "2026-07-28", HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+					body := io.NopCloser(strings.NewReader("data: " + malformed + "\n\n" + rest))
+					return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: body, Request: r}, nil
+				})}}))(t)
+				err := c.Call(t.Context(), spec.MethodToolsList, nil, nil)
+				if rest != "" {
+					expect.OK(t, err)
+					return
+				}
+				expect.Is(t, "the error", err, ErrUnavailable)
+			})
+		}
+	}
+}
+
 func TestCallRefusesParamsThatAreNotJSON(t *testing.T) {
 	c := dial(t, &scripted{}, "2026-07-28")
 	for name, value := range map[string]any{"NaN": math.NaN(), "malformed JSON": json.RawMessage("{"), "a channel": make(chan int)} {

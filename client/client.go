@@ -359,13 +359,16 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// lastMessage returns the response at the end of a stream.
+// lastMessage returns the response at the end of a stream. It skips malformed messages.
 func lastMessage(stream []byte) ([]byte, error) {
 	r := sse.NewReader(strings.NewReader(string(stream)), httpcall.MaxAnswer)
 	for {
 		e, err := r.Next()
 		if err != nil {
 			return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")
+		}
+		if !json.Valid(e.Data) {
+			continue
 		}
 		if m, bad := jsonrpc.Decode(e.Data); bad == nil && m.Kind == jsonrpc.Response {
 			return e.Data, nil
