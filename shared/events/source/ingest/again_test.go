@@ -179,6 +179,19 @@ func TestRetriedDeadLetters(t *testing.T) {
 	})
 }
 
+// AWS-07: a message that is not JSON becomes a dead letter. A panic would repeat with the message, and hold up the others in the inbox.
+func TestMalformedMessagesOfTheInbox(t *testing.T) {
+	for _, body := range []string{`{"`, `{"retry":"`, `{"retry":1,"`, `{"retry":{}`, `{`, `"`, `[`} {
+		t.Run("AWS-07 "+body, func(t *testing.T) {
+			f := newFixture(t)
+			f.read(t, body)
+			letter, content := f.letter(t, 0)
+			expect.Equal(t, "the content of the dead letter", content, body)
+			expect.Contains(t, "the reason", letter.Reason, "is not valid JSON")
+		})
+	}
+}
+
 func TestEachSourceOfABus(t *testing.T) {
 	f := newFixture(t)
 	other := f.Sources.(sources)[3]

@@ -50,7 +50,7 @@ const maxUnpacked = 3 * publish.MaxBody
 
 // isRetry reports whether a message in the inbox is a [retry], and not a CloudEvent with an attribute of that name.
 func isRetry(body []byte) bool {
-	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
+	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
 // deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
