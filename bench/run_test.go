@@ -264,9 +264,8 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 		for links, size := range map[int][2]int{0: {700, 1100}, 95: {19_000, 22_000}} {
 			v := values{id: "e1", n: 7}
 			body := parseTemplate(pullRequest(links)).append(nil, v)
-			if len(body) < size[0] || len(body) > size[1] {
-				t.Errorf("%d bytes", len(body))
-			}
+			expect.AtLeast(t, "the bytes, at least", len(body), size[0])
+			expect.AtMost(t, "the bytes, at most", len(body), size[1])
 			doc := expect.Value(source.ReadRequest(&http.Request{Header: http.Header{"X-Github-Event": {"pull_request"}, "X-Github-Delivery": {"e1"}}, URL: &url.URL{}}, body, nil))(t)
 			e, err := cfg.Sources[0].Map(doc)
 			if want := string(parseTemplate(sourceData).append(nil, v)); err != nil || e.ID != "e1" || e.Variables["n"] != "0" || string(e.Data) != want {

@@ -62,9 +62,8 @@ func TestCloseEndsInTimeAlthoughTheServerIsSilent(t *testing.T) {
 			t.Errorf("Subscription.Close: got %v after %v, want no error after %v", err, time.Since(began), drainTime)
 		}
 		began = time.Now()
-		if err := c.Close(); err == nil || time.Since(began) != drainTime {
-			t.Errorf("Client.Close: got %v after %v, want an error after %v", err, time.Since(began), drainTime)
-		}
+		expect.Error(t, "the error of Close", c.Close())
+		expect.Equal(t, "the time of Close", time.Since(began), drainTime)
 	})
 }
 
@@ -113,9 +112,8 @@ func TestAStoreThatHangsEndsTheSubscription(t *testing.T) {
 		began := time.Now()
 		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: ignore, Store: &hungStore{}}))(t)
 		<-sub.Done()
-		if err := sub.Err(); !errors.Is(err, ErrUnavailable) || time.Since(began) != saveTimeout {
-			t.Errorf("got %v after %v, want ErrUnavailable after %v", err, time.Since(began), saveTimeout)
-		}
+		expect.Is(t, "the error", sub.Err(), ErrUnavailable)
+		expect.Equal(t, "the time", time.Since(began), saveTimeout)
 	})
 }
 
@@ -136,9 +134,8 @@ func TestAStoreThatHangsDelaysTheEndOnlyOnce(t *testing.T) {
 				for _, cursor := range []string{"c1", "c2", "c3"} {
 					f.saveSafe(cursor)
 				}
-				if took := time.Since(began); took != tc.want || f.cursors.savedCursor() != "" {
-					t.Errorf("saved the cursor %q after %v, want no cursor after %v", f.cursors.savedCursor(), took, tc.want)
-				}
+				expect.Equal(t, "the time", time.Since(began), tc.want)
+				expect.Equal(t, "the saved cursor", f.cursors.savedCursor(), "")
 			})
 		})
 	}

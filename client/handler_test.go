@@ -356,9 +356,8 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 		for n := 1; n <= 4; n++ {
 			different[s.secret(t, n)] = true
 		}
-		if len(different) != 3 || s.secret(t, 2) != s.secret(t, 3) {
-			t.Errorf("got %d different secrets in 4 requests, want 3 because the third request repeats the failed one", len(different))
-		}
+		expect.Equal(t, "the number of different secrets", len(different), 3)
+		expect.Equal(t, "the third secret, which repeats the second", s.secret(t, 2), s.secret(t, 3))
 		expect.Equal(t, "the bytes of a secret", len(expect.Value(base64.StdEncoding.DecodeString(strings.TrimPrefix(s.secret(t, 4), "whsec_")))(t)), 32)
 		for n := 3; n <= 4; n++ {
 			id := fmt.Sprint("e", n)
@@ -422,9 +421,8 @@ func TestAWebhookThatTakesLongIsHandledOnce(t *testing.T) {
 		again <- status
 	}()
 	close(release)
-	if status := <-again; status != 204 || len(entered) != 0 {
-		t.Errorf("RCH-01 the second attempt was answered with %d, after %d more calls", status, len(entered))
-	}
+	expect.Equal(t, "RCH-01 the answer to the second attempt", <-again, 204)
+	expect.Equal(t, "RCH-01 the further calls", len(entered), 0)
 	p.ends()
 }
 

@@ -63,12 +63,10 @@ func TestTheCommandsForLocalStackFitItsFiles(t *testing.T) {
 	base, added := compose("compose.yaml"), compose("deploy.yaml")
 	t.Run("AWS-14 the page names the version and the address of LocalStack", func(t *testing.T) {
 		_, version, _ := strings.Cut(base.Image, ":")
-		if version == "" || !strings.Contains(text, "LocalStack](https://localstack.cloud) "+version+".") {
-			t.Errorf("the page does not name LocalStack %s", version)
-		}
-		if want := []string{"127.0.0.1:4566:4566"}; !slices.Equal(base.Ports, want) || !strings.Contains(text, "by default http://127.0.0.1:4566") {
-			t.Errorf("LocalStack is at %q, want %q as on the page", base.Ports, want)
-		}
+		expect.Differ(t, "the version of LocalStack", version, "")
+		expect.Contains(t, "the page", text, "LocalStack](https://localstack.cloud) "+version+".")
+		expect.List(t, "the ports", base.Ports, []string{"127.0.0.1:4566:4566"})
+		expect.Contains(t, "the page", text, "by default http://127.0.0.1:4566")
 	})
 	t.Run("AWS-14 LocalStack has every service of the template, and Docker for its functions", func(t *testing.T) {
 		services := strings.Split(added.Environment["SERVICES"], ",")

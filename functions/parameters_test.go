@@ -275,9 +275,8 @@ func TestRulesOfParameters(t *testing.T) {
 	} {
 		t.Run("AWS-02 "+name, func(t *testing.T) {
 			got := strings.Join(broken(t, d, tc.parameters), "; ")
-			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
-				t.Errorf("got %q, want %q in it", got, tc.want)
-			}
+			expect.Equal(t, "the absence of a fault", (got == ""), (tc.want == ""))
+			expect.Contains(t, "the fault", got, tc.want)
 		})
 	}
 }

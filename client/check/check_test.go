@@ -115,9 +115,8 @@ func checkWritten(t *testing.T, report *check.Report) {
 			skipped++
 		}
 	}
-	if skipped != suite.Skipped || skipped != report.NotTestable+report.Failed {
-		t.Errorf("%d cases are skipped, want %d as the suite says and %d as the report says", skipped, suite.Skipped, report.NotTestable+report.Failed)
-	}
+	expect.Equal(t, "the skipped cases and those of the suite", skipped, suite.Skipped)
+	expect.Equal(t, "the skipped cases and those of the report", skipped, report.NotTestable+report.Failed)
 }
 
 func TestAServerOfTheFinalProfileHoldsAllRules(t *testing.T) {

@@ -39,9 +39,8 @@ func testCompletion(t *testing.T, bin string) {
 	expect.OK(t, os.WriteFile(awkward, b, 0o755))
 	const script = `complete() { COMP_LINE="mcpevents deadl" COMP_POINT=15 bash -c "$4"; }; eval "$("$0" completion bash)"`
 	out, err := exec.CommandContext(t.Context(), "bash", "-c", script, awkward).CombinedOutput()
-	if err != nil || string(out) != "deadletters\n" {
-		t.Errorf("got %s, %v, want deadletters", out, err)
-	}
+	expect.OK(t, err)
+	expect.Equal(t, "the output", string(out), "deadletters\n")
 }
 
 func testInterruptedReplay(t *testing.T, bin string) {

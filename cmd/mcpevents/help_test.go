@@ -99,9 +99,8 @@ func TestAnInterruptedCommandIsNotDone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if code := report(&out, tt.err); code != exitInterrupted || out.String() != tt.says {
-				t.Errorf("got exit code %d and %q, want %d and %q", code, out.String(), exitInterrupted, tt.says)
-			}
+			expect.Equal(t, "the exit code", report(&out, tt.err), exitInterrupted)
+			expect.Equal(t, "the output", out.String(), tt.says)
 		})
 	}
 }
@@ -167,9 +166,8 @@ func TestAnEmptyAddressIsRefused(t *testing.T) {
 	t.Setenv("MCPEVENTS_ADDR", "")
 	var out, errs bytes.Buffer
 	code := run([]string{"serve", "--data", ":memory:", "--catalog", "../../catalog.yaml"}, nil, &out, &errs)
-	if code != exitRefused || !strings.Contains(errs.String(), "--addr is empty: give HOST:PORT") {
-		t.Errorf("got exit code %d and %q, want %d and the reason", code, errs.String(), exitRefused)
-	}
+	expect.Equal(t, "the exit code", code, exitRefused)
+	expect.Contains(t, "the error", errs.String(), "--addr is empty: give HOST:PORT")
 }
 
 // hanging is a server whose shutdown takes longer than allowed.

@@ -185,9 +185,8 @@ func TestOperatorsCommands(t *testing.T) {
 		if out := o.says("notes"); !regexp.MustCompile(`(?m)^ORIGIN +TEXT +BY +AT\n` + origin + ` +their team knows +op +20\d\d-`).MatchString(out) {
 			t.Error(out)
 		}
-		if out := o.says("notes", "clear", origin); out != "Done.\n" || len(o.items("notes")) != 0 {
-			t.Error(out)
-		}
+		expect.Equal(t, "the output", o.says("notes", "clear", origin), "Done.\n")
+		expect.Equal(t, "the number of notes", len(o.items("notes")), 0)
 	})
 	t.Run("OPS-04 WHK-13 OPS-10 dead letters are replayed and retried", func(t *testing.T) {
 		before := o.arrived.Load()

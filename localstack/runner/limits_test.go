@@ -108,9 +108,8 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 				}
 				expect.OK(t, json.Unmarshal([]byte(call(t, stack, query+start+"}")), &page))
 				seen, pages = seen+len(page.Items), pages+1
-				if len(page.Items) != page.Count || len(page.Items) > 4 {
-					t.Errorf("a page of %d items of 300 KiB, counted as %d", len(page.Items), page.Count)
-				}
+				expect.Equal(t, "the number of items", len(page.Items), page.Count)
+				expect.AtMost(t, "the items of a page", len(page.Items), 4)
 				if page.LastEvaluatedKey == nil || pages > 5 {
 					break
 				}

@@ -267,9 +267,8 @@ func TestUpdate(t *testing.T) {
 		for range 2 {
 			update(t, stack, map[string]string{"Provider": "arn"})
 			url := stack.Outputs()["Managed"]
-			if url == "" || url != stack.FunctionURL("Managed") {
-				t.Errorf("the function's URL is %q, and the output %q", stack.FunctionURL("Managed"), url)
-			}
+			expect.Differ(t, "URL", url, "")
+			expect.Equal(t, "URL of the function", url, stack.FunctionURL("Managed"))
 			expect.Equal(t, "the concurrent requests of a process", variable(t, stack, "Managed", "AWS_LAMBDA_MAX_CONCURRENCY"), "2")
 			expect.Equal(t, "the function whose policies it has", variable(t, stack, "Managed", "AWS_SESSION_TOKEN"), "Coloured")
 			gone := process(t, stack, "Managed")

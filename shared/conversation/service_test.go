@@ -280,9 +280,8 @@ func TestAnonymousCallersCannotConsent(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.consent("fast") // as if it had been allowed before
 		expect.OK(t, expect.ErrOf(r.sayAs(anonymous, UserMessage)))
-		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), anonymous).Any() != allowed {
-			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), anonymous))
-		}
+		expect.Equal(t, "the call of the provider", r.calls("fast") == 1, allowed)
+		expect.Equal(t, "the offers", r.Offers(t.Context(), anonymous).Any(), allowed)
 	}
 }
 
@@ -452,9 +451,8 @@ func TestABackendIsPreparedAfterTheResponse(t *testing.T) {
 			r.consent("notes")
 			for range 2 {
 				began := time.Now()
-				if got := r.say(); got.Text != "" || time.Since(began) != 500*time.Millisecond {
-					t.Errorf("after %v got %q", time.Since(began), got.Text)
-				}
+				expect.Equal(t, "the text", r.say().Text, "")
+				expect.Equal(t, "the time", time.Since(began), 500*time.Millisecond)
 			}
 			time.Sleep(b.takes)
 			synctest.Wait()

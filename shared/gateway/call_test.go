@@ -435,9 +435,8 @@ func TestLongProgressTokensAreRejected(t *testing.T) {
 	}
 	expect.Equal(t, "calls of the backend", len(s.received("tools/call")), 0)
 	o := called(t, g, someone(v2025), ","+meta(jsonrpc.MaxID))
-	if want := `{"content":[{"type":"text","text":"-32602"}]}`; string(o.result(t)) != want || len(o.before) != 0 {
-		t.Errorf("got %s after %d messages, want %s and no question", o.result(t), len(o.before), want)
-	}
+	expect.Equal(t, "the result", string(o.result(t)), `{"content":[{"type":"text","text":"-32602"}]}`)
+	expect.Equal(t, "the number of messages before it", len(o.before), 0)
 }
 
 // GWN-09: clients report progress with the requests of backends, for example with sampling. It reaches the backend that asked,

@@ -97,9 +97,8 @@ func TestErrorOfACallIsItsAnswer(t *testing.T) {
 				}
 			})
 			text, err := call(t, g, sessionBased("s"), "t")
-			if err != nil || !strings.Contains(text, c.message) {
-				t.Errorf("got %s, %v, want the backend's error", text, err)
-			}
+			expect.OK(t, err)
+			expect.Contains(t, "the error", text, c.message)
 			expect.Equal(t, "calls", calls, 1)
 		})
 	}
@@ -650,9 +649,8 @@ func TestAnInputRequiredIsNotDelayed(t *testing.T) {
 		sees(t, g, client, "t")
 		began := time.Now()
 		text, err := call(t, g, client, "t")
-		if err != nil || !strings.Contains(text, "input_required") {
-			t.Errorf("the client got %s, %v, want to be asked", text, err)
-		}
+		expect.OK(t, err)
+		expect.Contains(t, "the result", text, "input_required")
 		expect.AtMost(t, "the time until the client was asked", time.Since(began), 100*time.Millisecond)
 	})
 }

@@ -42,9 +42,8 @@ func TestUserMessageReachesABackend(t *testing.T) {
 			}
 			for range 2 {
 				got, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said))
-				if err != nil || string(got) != `{"context":"known"}` {
-					t.Fatalf("got %s, %v", got, err)
-				}
+				expect.OK(t, err)
+				expect.MustEqual(t, "the result", string(got), `{"context":"known"}`)
 			}
 			calls := b.received(userMessage)
 			expect.MustEqual(t, "the messages", len(calls), 2)

@@ -98,9 +98,8 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 				expect.Contains(t, "the client's message", x.next(t).text, `"level":"info"`)
 			}
 			expect.Equal(t, "the client", x.next(t).text, progress(`"progressToken":1,`))
-			if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` || len(x.messages) > 0 {
-				t.Errorf("the client got %s, and %d more", m.text, len(x.messages))
-			}
+			expect.Equal(t, "the message", x.next(t).text, `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}`)
+			expect.Equal(t, "the number of further messages", len(x.messages), 0)
 		})
 		expect.OK(t, expect.ErrOf(call(t, g, sessionBased(fmt.Sprint("s", i)), "good_t")))
 	}
@@ -176,9 +175,8 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 					want[reason] = int64(each * len(texts))
 				}
 			}
-			if got := l.until(t, s); len(got) > 0 || s.open() != 1 {
-				t.Errorf("announced %q, with %d streams", got, s.open())
-			}
+			expect.Len(t, "the announcements", l.until(t, s), 0)
+			expect.Equal(t, "the open streams", s.open(), 1)
 			expect.Map(t, "the counts", g.DroppedCounts()["default/b"], want)
 		})
 	}

@@ -43,9 +43,8 @@ func TestBackendsAreReplaced(t *testing.T) {
 		expect.Error(t, "a tool of the removed backend", expect.ErrOf(call(t, g, sessionBased("s"), "t")))
 		expect.Eventually(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
-		if g.Replace(t.Context(), nil); g.Any(t.Context()) {
-			t.Error("Any reports true without backends, want false")
-		}
+		g.Replace(t.Context(), nil)
+		expect.True(t, "the absence of backends", !g.Any(t.Context()))
 		expect.Eventually(t, "no one listens to the other one", func() bool { return two.open() == 0 })
 	})
 }
@@ -307,9 +306,8 @@ func TestViewsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := s.alive(); n != maxViews || s.made != maxViews+20 {
-		t.Errorf("%d of %d sessions are open, want %d of %d", n, s.made, maxViews, maxViews+20)
-	}
+	expect.Equal(t, "the open sessions", s.alive(), maxViews)
+	expect.Equal(t, "the sessions", s.made, maxViews+20)
 }
 
 // GWN-19, GWN-04: the relay does not follow a backend without credentials of the operator, and clients cannot subscribe to its

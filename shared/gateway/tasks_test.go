@@ -261,9 +261,8 @@ func TestRelatedTasks(t *testing.T) {
 	x := start(t, g, c, "t", "1", `{"name":"t","_meta":{"progressToken":"p"}}`)
 	expect.OK(t, x.end(t))
 	for _, text := range []string{x.next(t).text, x.next(t).text} {
-		if want := `{"taskId":"` + id + `","x":1}`; !strings.Contains(text, want) || strings.Contains(text, "secret") {
-			t.Errorf("got %s, want %s in it", text, want)
-		}
+		expect.Contains(t, "the state", text, `{"taskId":"`+id+`","x":1}`)
+		expect.Lacks(t, "the state without a secret", text, "secret")
 	}
 }
 

@@ -111,9 +111,8 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				}
 				close(c.answer)
 				e := expect.Value(sse.NewReader(lines, 1<<20).Next())(t)
-				if rest, err := io.ReadAll(lines); err != nil || strings.TrimSpace(string(rest)) != "" || !strings.Contains(string(e.Data), `"content":[]`) {
-					t.Errorf("got %s and then %q (%v), want the result and nothing more", e.Data, rest, err)
-				}
+				expect.Equal(t, "the rest of the stream", strings.TrimSpace(string(expect.Value(io.ReadAll(lines))(t))), "")
+				expect.Contains(t, "the result", string(e.Data), `"content":[]`)
 			})
 		}
 		for client, req := range callRequests(f, "application/json") {

@@ -201,9 +201,8 @@ func TestStreamClock(t *testing.T) {
 		}
 		b.cancel()
 		time.Sleep(time.Second)
-		if got := held(); got != [2]int64{} || strings.Contains(b.text(), `"result"`) {
-			t.Errorf("a second later got the streams and tails %v, and %s; want none and no result", got, b.text())
-		}
+		expect.Equal(t, "the streams and tails", held(), [2]int64{})
+		expect.Lacks(t, "the stream without a result", b.text(), `"result"`)
 	})
 	for v, ends := range map[spec.Version]bool{spec.V20251125: true, spec.V20250618: false} {
 		t.Run("SES-03_whether_a_session's_stream_ends_with_an_id_and_retry_at_"+string(v), func(t *testing.T) {
@@ -457,9 +456,8 @@ func TestCredentialsOfWatchedTasks(t *testing.T) {
 			expect.Equal(t, "states", states(), 10)
 			b.caller.say(tc.now, tc.err)
 			time.Sleep(time.Minute)
-			if n := states(); n > 10+15 || b.finished() != tc.ends {
-				t.Errorf("got %d states, and the end %v, want 25 at most and %v", n, b.finished(), tc.ends)
-			}
+			expect.AtMost(t, "the states", states(), 10+15)
+			expect.Equal(t, "the end of the stream", b.finished(), tc.ends)
 		})
 	}
 }
@@ -502,9 +500,8 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 		b.giveUpOrder(false)
 		b.f.publish(deploy, `{"n":1}`)
 		got, _ := b.events()
-		if !slices.Equal(got.data(), []string{`{"n":1}`}) || b.took > time.Minute+10*time.Second {
-			t.Errorf("after %v the wait returned %v, want the event within ten seconds of its publication", b.took, got.data())
-		}
+		expect.List(t, "the events", got.data(), []string{`{"n":1}`})
+		expect.AtMost(t, "the time", b.took, time.Minute+10*time.Second)
 	})
 
 	waitIn(t, "RCH-04 wait_for_event that ends right after the change, and the next call", several, time.Hour, aWait(false, 0, `,"seconds":12`), func(t *testing.T, b *bubbled) {

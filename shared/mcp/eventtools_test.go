@@ -234,9 +234,8 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 			}
 			more, after = got.More, fmt.Sprintf("%q", got.EventTypes[len(got.EventTypes)-1].Name)
 		}
-		if n != 100 || calls != 2 {
-			t.Errorf("got %d types in %d calls, want 100 in 2", n, calls)
-		}
+		expect.Equal(t, "the types", n, 100)
+		expect.Equal(t, "the calls", calls, 2)
 	})
 	run(t, "RCH-04 what is lost is a gap", withEventTools, func(t *testing.T, f *fixture) {
 		sub := f.tool(t, alice, "subscribe", `{"name":"ci.deploy"}`)

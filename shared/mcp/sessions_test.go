@@ -281,9 +281,8 @@ func TestInitialize(t *testing.T) {
 	}
 	t.Run("SES-01_without_a_version", func(t *testing.T) {
 		r := f.do("POST", alice, rpcText("1", spec.MethodInitialize, ""))
-		if r.fails(t, "initialize", -32602, ""); r.Header.Get(spec.HeaderSession) != "" {
-			t.Errorf("got %v, want no session", r.Header)
-		}
+		r.fails(t, "initialize", -32602, "")
+		expect.Equal(t, "the session", r.Header.Get(spec.HeaderSession), "")
 	})
 	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
 		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)

@@ -51,9 +51,8 @@ func TestAStreamResumesAtAnotherInstance(t *testing.T) {
 				lost := round * 2 // the number of events at the end of the round that the client misses
 				read(10 - lost)
 				for range 2 { // The second resume starts after the first message of the first resumed stream.
-					if at = at.instance(); strings.HasPrefix(c.resume(at).says(), "gap") {
-						t.Error("the resumed stream begins with a gap")
-					}
+					at = at.instance()
+					expect.True(t, "the resumed stream has no gap", !strings.HasPrefix(c.resume(at).says(), "gap"))
 				}
 				read(lost)
 			}
@@ -218,9 +217,8 @@ func TestTheIDOfTheRequestIsOnEveryMessage(t *testing.T) {
 					string(p.Params.Data) != string(ev.Data) || p.Params.Timestamp != ev.Timestamp() {
 					t.Errorf("got %+v, want the event %+v", p, ev)
 				}
-				if got := string(p.Params.Meta[spec.MetaSubscription]); got != id || len(p.Params.Meta) != 3 {
-					t.Errorf("_meta is %v, want the id %s and the members of EVX-24", p.Params.Meta, id)
-				}
+				expect.Equal(t, "the subscription id", string(p.Params.Meta[spec.MetaSubscription]), id)
+				expect.Len(t, "the members of _meta", p.Params.Meta, 3)
 			}
 		})
 	}
@@ -250,9 +248,8 @@ func TestHeadersOfStreams(t *testing.T) {
 	t.Run("SSE-01 no Connection header in HTTP/2", func(t *testing.T) {
 		h := http.Header{}
 		streamHeaders(h, &http.Request{ProtoMajor: 2})
-		if h.Get("Connection") != "" || h.Get("Content-Type") != sse.ContentType {
-			t.Errorf("got %v, want a Content-Type and no Connection", h)
-		}
+		expect.Equal(t, "the header Connection", h.Get("Connection"), "")
+		expect.Equal(t, "the header Content-Type", h.Get("Content-Type"), sse.ContentType)
 	})
 }
 

@@ -295,9 +295,8 @@ func TestSourcesPage(t *testing.T) {
 		var audit, events struct{ Items []any }
 		w.api("GET", "audit", "", &audit)
 		w.api("GET", "events?name=ci.build_finished", "", &events)
-		if len(audit.Items) != 0 || len(events.Items) != 3 {
-			t.Errorf("SRC-01 trying left %d entries and %d events", len(audit.Items), len(events.Items))
-		}
+		expect.Equal(t, "SRC-01 the number of entries of the trail", len(audit.Items), 0)
+		expect.Equal(t, "SRC-01 the number of events", len(events.Items), 3)
 	})
 	t.Run("OPS-11 OPS-04 what did not fit is among the dead letters", func(t *testing.T) {
 		w.listed("dead-letters?queue=inbox", 2)

@@ -90,9 +90,8 @@ func TestBill(t *testing.T) {
 		}
 		// A status of each sixteenth, and the budget of ten dispatchers in 17 minutes.
 		statuses := (1e6/16 + 10*60*17) * 0.625e-6
-		if million < statuses || million > statuses+1e6/3000*10e-6+2*pages*(3*0.40e-6/10+0.125e-6) {
-			t.Errorf("a million costs $%v", million)
-		}
+		expect.AtLeast(t, "the dollars of a million, at least", million, statuses)
+		expect.AtMost(t, "the dollars of a million, at most", million, statuses+1e6/3000*10e-6+2*pages*(3*0.40e-6/10+0.125e-6))
 	})
 }
 

@@ -159,9 +159,8 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		const left = letters - 1
 		var count struct{ Count int }
 		o.call("POST", "replays", `{"select":{"subscription":"`+id+`"},"dryRun":true}`, http.StatusOK, &count)
-		if count.Count != left || len(o.list("dead-letters")) != left {
-			t.Errorf("got %+v", count)
-		}
+		expect.Equal(t, "the count", count.Count, left)
+		expect.Equal(t, "the number of dead letters", len(o.list("dead-letters")), left)
 		type job struct {
 			ID, State                string
 			Total, Replayed, Skipped int
@@ -244,9 +243,8 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		if q := overview.Quotas; len(q) == 0 || q[0].Name != "subscriptions" || q[0].Max < 1000 || q[0].Used != 0 {
 			t.Errorf("OPS-15: got %v", q)
 		}
-		if overview.Subscriptions["active"] != 0 || len(o.list("backends")) != 0 {
-			t.Errorf("got %v", overview)
-		}
+		expect.Equal(t, "the active subscriptions", overview.Subscriptions["active"], 0)
+		expect.Equal(t, "the number of backends", len(o.list("backends")), 0)
 	})
 }
 

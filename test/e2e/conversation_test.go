@@ -136,9 +136,8 @@ func TestConversation(t *testing.T) {
 		s.Consent(t, "bob", "PUT", "/memory", nil)
 		var r contextResult
 		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b2", "content": marker + " hang"}, &r)
-		if strings.Contains(r.Context, "Context from memory (Long-term memory):\n> You") || !strings.Contains(r.Context, "Context from notes") {
-			t.Errorf("got %q, want the context from notes only", r.Context)
-		}
+		expect.Lacks(t, "the context", r.Context, "Context from memory (Long-term memory):\n> You")
+		expect.Contains(t, "the context", r.Context, "Context from notes")
 		told := func() bool { // a process's output arrives slightly later
 			return strings.Contains(s.Output(), "provider context missing") && strings.Contains(s.Output(), "timeout")
 		}
@@ -250,9 +249,8 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		var r contextResult
 		stateless.Call(t, "conversation/userMessage", said("m0"), &r)
 		sessionBased.Call(t, "conversation/userMessage", said("m0"), &r)
-		if r.Context != "" || len(memory.messages())+len(notes.messages()) != 0 {
-			t.Errorf("got %+v, and %d messages were sent", r, len(memory.messages())+len(notes.messages()))
-		}
+		expect.Equal(t, "the context", r.Context, "")
+		expect.Equal(t, "the number of messages", len(memory.messages())+len(notes.messages()), 0)
 		var list consentList
 		if status := s.Consent(t, "alice", "GET", "", &list); status != 200 || len(list.Providers) != 4 {
 			t.Fatalf("got %d, %+v", status, list)
@@ -361,9 +359,8 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			}
 		}
 		hook.Wait(t, 2)
-		if len(auditor.Updates()) != 2 || len(curious.Updates()) != 0 {
-			t.Errorf("the auditor has %d events, the unauthorized caller %d", len(auditor.Updates()), len(curious.Updates()))
-		}
+		expect.Equal(t, "the number of events of the auditor", len(auditor.Updates()), 2)
+		expect.Equal(t, "the number of events of an unauthorized caller", len(curious.Updates()), 0)
 	})
 
 	t.Run("CNV-06 a revocation takes effect immediately", func(t *testing.T) {

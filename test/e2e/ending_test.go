@@ -108,9 +108,8 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 	})
 	t.Run("EVX-13 it is retried like an event, with the same id", func(t *testing.T) {
 		got := events["locked"].WaitAttempts(t, 2)
-		if got[0].ID() != got[1].ID() || string(got[0].Body) != string(got[1].Body) {
-			t.Errorf("%s %s, then %s %s", got[0].ID(), got[0].Body, got[1].ID(), got[1].Body)
-		}
+		expect.Equal(t, "the id", got[0].ID(), got[1].ID())
+		expect.Equal(t, "the body", string(got[0].Body), string(got[1].Body))
 	})
 	t.Run("EVX-17 a subscription of SEP-1803 is disabled, and its owner is notified", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "both notifications", func() bool {

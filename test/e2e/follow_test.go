@@ -172,9 +172,8 @@ func following(t *testing.T, s *harness.Target) {
 		expect.List(t, "the events of one repository", once(one.wait(t, 12)), want)
 		got := once(all.wait(t, 24))
 		slices.Sort(got)
-		if len(got) != 24 || len(slices.Compact(got)) != 24 {
-			t.Errorf("all repositories: got %v", got)
-		}
+		expect.Len(t, "the events", got, 24)
+		expect.Equal(t, "the number of different events", len(slices.Compact(got)), 24)
 		for _, f := range []*follower{one, all} {
 			if p := f.poll(t, nil); len(p.Events) > 0 && s.Name == "stand-alone" {
 				t.Errorf("then %+v", p)

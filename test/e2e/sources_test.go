@@ -242,8 +242,7 @@ func TestSourcesAfterACrash(t *testing.T) {
 		wantAccepted(t, github(t, s, "github", "last", pullBody("opened", "crash", n+1)), "last")
 		ids := eventIDs(poller.wait(t, n+1))
 		slices.Sort(ids)
-		if len(ids) != n+1 || len(slices.Compact(ids)) != n+1 {
-			t.Errorf("got %v", ids)
-		}
+		expect.Len(t, "the events", ids, n+1)
+		expect.Equal(t, "the number of different events", len(slices.Compact(ids)), n+1)
 	})
 }

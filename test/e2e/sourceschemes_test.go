@@ -126,9 +126,8 @@ func TestSourceSchemes(t *testing.T) {
 	t.Run("SRC-04 each event arrived once", func(t *testing.T) {
 		ids := eventIDs(s.poller.wait(t, len(s.taken)))
 		slices.Sort(ids)
-		if len(ids) != len(s.taken) || len(slices.Compact(ids)) != len(s.taken) {
-			t.Errorf("%d events of %d ids", len(ids), len(s.taken))
-		}
+		expect.Equal(t, "the number of events", len(ids), len(s.taken))
+		expect.Equal(t, "the number of different events", len(slices.Compact(ids)), len(s.taken))
 	})
 	t.Run("SRC-02 the log contains no secrets", func(t *testing.T) {
 		log := s.Output()

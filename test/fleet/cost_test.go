@@ -87,8 +87,7 @@ func TestBench(t *testing.T) {
 		expect.OK(t, expect.ErrOf(time.ParseDuration(f[6])), line)
 	}
 	for _, figure := range []string{"last stream: median", "events of a backend, one at a time, 20\n", "20 idle sessions of 2025-11-25"} {
-		if lines != 6 || !strings.Contains(string(out), figure) {
-			t.Errorf("it printed %s, want %q and six lines of clients", out, figure)
-		}
+		expect.Equal(t, "the lines", lines, 6)
+		expect.Contains(t, "the output", string(out), figure)
 	}
 }

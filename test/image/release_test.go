@@ -145,9 +145,8 @@ func TestTheNotesOfARelease(t *testing.T) {
 	}
 	t.Run("RCH-10 they are the section of the version, short, with links that work elsewhere", func(t *testing.T) {
 		text := expect.Value(notes("v0.1.0"))(t)
-		if !strings.Contains(text, "The first release.") || strings.Contains(text, "\n## ") {
-			t.Errorf("got\n%s\nwant the section 0.1.0", text)
-		}
+		expect.Contains(t, "the section", text, "The first release.")
+		expect.Lacks(t, "the section", text, "\n## ")
 		expect.AtMost(t, "the number of words, which one reads in a minute", len(strings.Fields(text)), 300)
 		for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(text, -1) {
 			path, ok := strings.CutPrefix(link[1], "https://github.com/mcp-events/mcpevents/blob/v0.1.0/")
@@ -158,9 +157,8 @@ func TestTheNotesOfARelease(t *testing.T) {
 	})
 	t.Run("a release candidate has the notes of its version", func(t *testing.T) {
 		text, err := notes("v0.1.0-rc.1")
-		if err != nil || !strings.Contains(text, "The first release.") || !strings.Contains(text, "/blob/v0.1.0-rc.1/") {
-			t.Errorf("got %v and\n%s", err, text)
-		}
+		expect.OK(t, err)
+		expect.Contains(t, "the section", text, "The first release.", "/blob/v0.1.0-rc.1/")
 	})
 	t.Run("the version of the code has a section, and is the same in the template and the image", func(t *testing.T) {
 		expect.OK(t, expect.ErrOf(notes("v"+app.Version)), "the section of CHANGELOG.md for", app.Version)

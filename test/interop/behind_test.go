@@ -101,9 +101,8 @@ func behindTheGateway(t *testing.T, s *theirs) {
 	for i := range 2 {
 		ids[next(replayed, fmt.Sprintf("replayed event %d", i+1)).ID]++
 	}
-	if len(ids) != 3 || ids[first.ID] != 3 {
-		t.Errorf("got the events %v, want three in each mode and two of them again", ids)
-	}
+	expect.Len(t, "the events", ids, 3)
+	expect.Equal(t, "the arrivals of the first event", ids[first.ID], 3)
 	for mode, events := range streams {
 		if len(events) > 0 {
 			t.Errorf("%s: got a further event %+v", mode, <-events)

@@ -92,9 +92,8 @@ func TestReferenceServersAsCommands(t *testing.T) {
 			names = append(names, name)
 		}
 		slices.Sort(names)
-		if got := strings.Join(names, " "); got != "A_TOKEN HOME LEVEL PATH" || env["A_TOKEN"] != "t0ken" {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the names", strings.Join(names, " "), "A_TOKEN HOME LEVEL PATH")
+		expect.Equal(t, "the token", env["A_TOKEN"], "t0ken")
 		expect.Lacks(t, "the log", s.Output(), "t0ken")
 	})
 	t.Run("GWN-26 progress and roots pass, and each session has a process of its own", func(t *testing.T) {

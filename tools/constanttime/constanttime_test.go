@@ -152,9 +152,8 @@ func TestComparisons(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := comparisons(map[string]any{"x.go": "package x; " + tt.code})
-			if err != nil || len(got) != tt.want {
-				t.Errorf("got %q, %v, want %d places", got, err, tt.want)
-			}
+			expect.OK(t, err)
+			expect.Len(t, "the places", got, tt.want)
 		})
 	}
 }

@@ -128,9 +128,8 @@ func TestResponses(t *testing.T) {
 			resp := expect.Value(http.Post(serve(t, tc.mode, tc.answer), "application/json", strings.NewReader("{}")))(t)
 			defer resp.Body.Close()
 			b := expect.Value(io.ReadAll(resp.Body))(t)
-			if resp.StatusCode != tc.status || string(b) != tc.body {
-				t.Errorf("got %d %q, want %d %q", resp.StatusCode, b, tc.status, tc.body)
-			}
+			expect.Equal(t, "the status", resp.StatusCode, tc.status)
+			expect.Equal(t, "the body", string(b), tc.body)
 			for k, want := range tc.wantHeader {
 				expect.Equal(t, "the header "+k, resp.Header.Get(k), want)
 			}

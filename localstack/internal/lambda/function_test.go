@@ -180,16 +180,14 @@ func TestABinaryThatDoesNotStart(t *testing.T) {
 	t.Run("exits before it asks for an invocation", func(t *testing.T) {
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_EXIT_EARLY": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
-		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "Runtime.ExitError") {
-			t.Errorf("got %q %s", r.FunctionError, got)
-		}
+		expect.Differ(t, "the function error", r.FunctionError, "")
+		expect.Contains(t, "the body", body(t, r), "Runtime.ExitError")
 	})
 	t.Run("reports an error during its start", func(t *testing.T) {
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_INIT_ERROR": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
-		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "no configuration") {
-			t.Errorf("got %q %s", r.FunctionError, got)
-		}
+		expect.Differ(t, "the function error", r.FunctionError, "")
+		expect.Contains(t, "the body", body(t, r), "no configuration")
 	})
 	t.Run("never asks for an invocation", func(t *testing.T) {
 		f := start(t, lambda.Config{InitTimeout: 300 * time.Millisecond, Env: map[string]string{"TESTFN_INIT_HANGS": "1"}})

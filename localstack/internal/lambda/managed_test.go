@@ -66,9 +66,8 @@ func TestManagedInstancesShareTheInvocations(t *testing.T) {
 		t.Fatal("there was no process to kill")
 	}
 	expect.Eventually(t, "the process is gone", func() bool { return f.Live() == 2 })
-	if body(t, invoke(t, f, testfn.Call{Do: "pid"})); f.Live() != 3 {
-		t.Errorf("%d processes, want three again", f.Live())
-	}
+	body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+	expect.Equal(t, "the processes", f.Live(), 3)
 }
 
 func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {

@@ -185,9 +185,8 @@ func TestEventsOfABackend(t *testing.T) {
 			r.await(t, func() bool { return len(r.events) == 2 })
 		}
 		for mode, r := range map[string]*received{"push": streamed, "poll": polled} {
-			if got := string(r.events[0].Data) + string(r.events[1].Data); got != `{"carrier":"DHL"}{"carrier":"UPS"}` || r.gaps != 0 {
-				t.Errorf("%s: got %s and %d gaps", mode, got, r.gaps)
-			}
+			expect.Equal(t, "the events", string(r.events[0].Data)+string(r.events[1].Data), `{"carrier":"DHL"}{"carrier":"UPS"}`)
+			expect.Equal(t, "the gaps", r.gaps, 0)
 			expect.Equal(t, mode+": the ID", r.events[0].ID, streamed.events[0].ID)
 			expect.Equal(t, mode+": the name", r.events[0].Name, "shop_order.shipped")
 		}
@@ -415,9 +414,8 @@ func TestABackendForCallersHasNoState(t *testing.T) {
 	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	got := string(expect.Value(io.ReadAll(resp.Body))(t))
 	expect.OK(t, resp.Body.Close())
-	if !strings.Contains(got, `"name":"private"`) || strings.Contains(got, `"state"`) {
-		t.Errorf("got %s, want the backend without a state", got)
-	}
+	expect.Contains(t, "the name", got, `"name":"private"`)
+	expect.Lacks(t, "the state", got, `"state"`)
 	expect.AtMost(t, "the requests without a token", len(asked), 0)
 }
 

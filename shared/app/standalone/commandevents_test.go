@@ -201,9 +201,8 @@ func TestAHostileCommand(t *testing.T) {
 		expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": tool, "arguments": map[string]any{"data": map[string]int{"n": i + 1}}}, nil))
 		streamed.await(t, func() bool { return len(streamed.events) > i })
 	}
-	if got := fmt.Sprintf("%s %s", streamed.events[0].Data, streamed.events[1].Data); got != `{"n":1} {"n":2}` || streamed.gaps != 0 {
-		t.Errorf("got %s and %d gaps", got, streamed.gaps)
-	}
+	expect.Equal(t, "the events", fmt.Sprintf("%s %s", streamed.events[0].Data, streamed.events[1].Data), `{"n":1} {"n":2}`)
+	expect.Equal(t, "the gaps", streamed.gaps, 0)
 }
 
 // TestAWantedCommandStarts: GWN-26. After a restart of the server, a command whose events a webhook subscription wants starts although no

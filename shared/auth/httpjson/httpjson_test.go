@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // AUT-03, AUT-06, AUT-07: a refusal has the status of its kind and tells the caller how to react, but hides internal errors.
@@ -47,9 +48,8 @@ func TestRefusals(t *testing.T) {
 			if name, value, _ := strings.Cut(tc.header, ": "); tc.header != "" && w.Header().Get(name) != value {
 				t.Errorf("got the headers %v, want %s", w.Header(), tc.header)
 			}
-			if (log.Len() > 0) != (tc.log != "") || !strings.Contains(log.String(), tc.log) {
-				t.Errorf("got the log %q, want %q in it", log.String(), tc.log)
-			}
+			expect.Equal(t, "the presence of a log", (log.Len() > 0), (tc.log != ""))
+			expect.Contains(t, "the log", log.String(), tc.log)
 		})
 	}
 }

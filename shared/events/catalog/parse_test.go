@@ -54,16 +54,14 @@ func TestParseReadsAllMembers(t *testing.T) {
 	c := parse(t, sample)
 	expect.MustEqual(t, "the number of entries", len(c.Entries()), 3)
 	pr, ci := c.ByName("github.pull_request"), c.ByName("ci.build_finished")
-	if c.Entries()[0] != pr || c.Entries()[1] != ci {
-		t.Error("entries are not in the order of the file")
-	}
+	expect.Equal(t, "the first entry", c.Entries()[0], pr)
+	expect.Equal(t, "the second entry", c.Entries()[1], ci)
 	if pr.Fixed() || pr.URI != "" || pr.URITemplate != "event://github/{owner}/{repo}/pull_request" {
 		t.Errorf("got URI %q, template %q", pr.URI, pr.URITemplate)
 	}
 	expect.Equal(t, "the variables", strings.Join(pr.Variables(), " "), "owner repo")
-	if pr.WebhookType != "github.pull_request" || ci.WebhookType != "ci.finished" {
-		t.Errorf("got webhook types %q, %q", pr.WebhookType, ci.WebhookType)
-	}
+	expect.Equal(t, "the type of pull requests", pr.WebhookType, "github.pull_request")
+	expect.Equal(t, "the type of builds", ci.WebhookType, "ci.finished")
 	if !pr.PushAllowed() || !pr.PollAllowed() || !pr.WebhookAllowed() || ci.WebhookAllowed() || !ci.PushAllowed() {
 		t.Errorf("got delivery %v, %v", pr.Delivery, ci.Delivery)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"slices"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -30,9 +29,8 @@ func TestCursor(t *testing.T) {
 	}
 	for _, c := range []Cursor{{}, {At: 1}, {At: 1 << 60, Sent: []uint64{7, 1 << 63}}, {At: 5, Sent: many}} {
 		got := expect.Value(s.Open("default", s.Seal("default", c)))(t)
-		if want := c.Sent[:min(len(c.Sent), MaxSent)]; got.At != c.At || !slices.Equal(got.Sent, want) {
-			t.Errorf("got %+v, want %+v", got, c)
-		}
+		expect.Equal(t, "the position", got.At, c.At)
+		expect.List(t, "the sent events", got.Sent, c.Sent[:min(len(c.Sent), MaxSent)])
 	}
 	t.Run("EVX-07 with positions of partitions", func(t *testing.T) {
 		c := Cursor{At: 5, Given: 9, Last: 3, Sent: many[:MaxSent]}
@@ -136,9 +134,8 @@ func TestReadingAParentWithLargeEvents(t *testing.T) {
 	for _, e := range latest {
 		size += len(e.Data)
 	}
-	if size > LatestBytes || size < LatestBytes-len(payload) {
-		t.Errorf("AUT-06 it returns %d bytes, want as many as fit into %d", size, LatestBytes)
-	}
+	expect.AtMost(t, "AUT-06 the bytes, at most", size, LatestBytes)
+	expect.AtLeast(t, "AUT-06 the bytes, at least", size, LatestBytes-len(payload))
 	expect.Equal(t, "the URI of the newest event", latest[len(latest)-1].URI, "event://large/49")
 	expect.AtMost(t, "AUT-06 the bytes that it held while it read", m.largest-before, 8*LatestBytes)
 }

@@ -176,9 +176,8 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if len(out) != len(in) || len(accepted) != len(in) {
-			t.Fatalf("%d events became %d", len(in), len(out))
-		}
+		expect.MustEqual(t, "the number of events", len(out), len(in))
+		expect.MustEqual(t, "the number of accepted events", len(accepted), len(in))
 		for i, m := range out {
 			var e event.Event
 			if err := json.Unmarshal(m.Body, &e); err != nil || e.ID != accepted[i].ID || !event.ValidID(e.ID) || strings.HasPrefix(e.ID, "msg_") || len(m.Body) > queue.MaxBody {

@@ -465,9 +465,8 @@ func TestReseal(t *testing.T) {
 		}
 		visits := 0
 		f.resealAll("new:", func(Binding) { visits++ })
-		if n := len(f.subscribers(build)); visits != 1 || n != 0 {
-			t.Errorf("got %d visits and %d subscribers, want 1 and 0", visits, n)
-		}
+		expect.Equal(t, "the visits", visits, 1)
+		expect.Equal(t, "the number of subscribers", len(f.subscribers(build)), 0)
 	})
 	t.Run("given a secret that cannot be sealed again, then the error is returned and the position stays", func(t *testing.T) {
 		f := newFixture(t, Options{})

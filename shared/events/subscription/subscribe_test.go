@@ -101,9 +101,8 @@ func TestSubscribe(t *testing.T) {
 		}
 		f.clock = got.RefreshBefore
 		n, err := f.Sweep(t.Context())
-		if err != nil || n != 1 {
-			t.Fatalf("swept %d: %v", n, err)
-		}
+		expect.OK(t, err)
+		expect.MustEqual(t, "the swept subscriptions", n, 1)
 		expect.Equal(t, "subscribers that are left", len(f.subscribers(key)), 0)
 	})
 	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {

@@ -73,9 +73,8 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if n := len(f.subscribers(build)); won.Load() != sum || n != int(sum) {
-			t.Errorf("%d were registered, there are %d", won.Load(), n)
-		}
+		expect.Equal(t, "the registrations", won.Load(), sum)
+		expect.Equal(t, "the number of subscribers", len(f.subscribers(build)), int(sum))
 		used(t, f, sum)
 		found, _, err := f.Select(t.Context(), "default", Choice{}, "", 100)
 		expect.OK(t, err)
@@ -238,15 +237,13 @@ func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 	}
 	f.clock = until
 	n, err := f.Sweep(t.Context())
-	if err != nil || n != all-2 {
-		t.Errorf("AWS-16: swept %d of %d, %v", n, all-2, err)
-	}
+	expect.OK(t, err)
+	expect.Equal(t, "AWS-16 the swept subscriptions", n, all-2)
 	slices.Sort(aside)
 	expect.List(t, "the items that were set aside", aside, slices.Sorted(slices.Values([]string{entry.Sort, record.Sort})))
 	f.clock = f.clock.Add(time.Minute)
-	if n, err := f.Sweep(t.Context()); err != nil || n != 0 || len(aside) != 2 {
-		t.Errorf("the next round met them again: swept %d, set aside %d, %v", n, len(aside), err)
-	}
+	expect.Equal(t, "the swept subscriptions of the next round", expect.Value(f.Sweep(t.Context()))(t), 0)
+	expect.Equal(t, "the number of subscriptions put aside", len(aside), 2)
 }
 
 // FuzzOriginOf compares the fast path of OriginOf with [url.Parse].

@@ -152,9 +152,8 @@ func TestGuard_Rebinding(t *testing.T) {
 			// A new sender has no kept connection to the previously checked address.
 			expect.Equal(t, later, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook).Category, Blocked)
 		}
-		if all := seen.take(); len(all) > 0 || served.Load() != 1 {
-			t.Errorf("connected to %v, served %d", all, served.Load())
-		}
+		expect.Len(t, "the connections", seen.take(), 0)
+		expect.Equal(t, "the served requests", served.Load(), 1)
 	})
 	t.Run("SRF-01 of several addresses only the allowed ones are tried", func(t *testing.T) {
 		answer.Store([]netip.Addr{

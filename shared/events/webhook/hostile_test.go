@@ -138,9 +138,8 @@ func TestSend_DoesNotDecompress(t *testing.T) {
 		_, _ = io.WriteString(w, bomb)
 	})
 	o := open(t, Options{}).Send(t.Context(), request(srv.URL))
-	if o.Category != "" || accept.Load() != "" {
-		t.Errorf("SRF-04 got %+v, Accept-Encoding %q", o, accept.Load())
-	}
+	expect.Equal(t, "SRF-04 the category", o.Category, "")
+	expect.Equal(t, "SRF-04 the header Accept-Encoding", accept.Load(), "")
 }
 
 // TestSend_ReadsAtMostTheBound: SRF-04. The sender stops reading at the limit.

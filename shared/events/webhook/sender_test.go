@@ -270,9 +270,8 @@ func TestSend_Failures(t *testing.T) {
 	t.Run("dns_error", func(t *testing.T) {
 		names := newNameServer(t, func(string) []netip.Addr { return nil })
 		o := open(t, Options{Guard: &Guard{Resolver: names.resolver()}}).Send(t.Context(), request("https://nowhere.example"))
-		if o.Category != DNSError || o.Category.ToPublished() != ConnectionRefused {
-			t.Errorf("got %+v", o)
-		}
+		expect.Equal(t, "the category", o.Category, DNSError)
+		expect.Equal(t, "the published category", o.Category.ToPublished(), ConnectionRefused)
 		for _, name := range names.names() {
 			expect.Equal(t, "the looked up name", name, "nowhere.example.")
 		}
@@ -320,9 +319,8 @@ func TestSend_NoProxyFromTheEnvironment(t *testing.T) {
 	guard := here(t)
 	target := "http://hooks.example.net:" + strconv.Itoa(int(portOf(t, srv.URL)))
 	o := open(t, Options{Guard: guard}).Send(t.Context(), request(target))
-	if o.Status != 200 || proxied.Load() != 0 {
-		t.Errorf("SRF-04 got %+v, %d requests at the proxy", o, proxied.Load())
-	}
+	expect.Equal(t, "SRF-04 the status", o.Status, 200)
+	expect.Equal(t, "SRF-04 the requests at the proxy", proxied.Load(), 0)
 }
 
 // certificate returns a self-signed certificate, and a pool that trusts it.

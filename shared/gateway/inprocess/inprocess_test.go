@@ -150,9 +150,8 @@ func TestAPanicOfTheHandlerIsItsOwn(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	}))(t)
 	text, err := io.ReadAll(resp.Body)
-	if string(text) != "half" || !errors.Is(err, errAborted) {
-		t.Errorf("got %q, %v", text, err)
-	}
+	expect.Equal(t, "the text", string(text), "half")
+	expect.Is(t, "the error", err, errAborted)
 }
 
 func TestWaitIsForHandlers(t *testing.T) {

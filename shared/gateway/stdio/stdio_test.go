@@ -356,9 +356,8 @@ func TestFailures(t *testing.T) {
 		if n := strings.Count(text, "backend wrote"); n < stderrBurst || n > stderrBurst+50 {
 			t.Errorf("%d lines, want about %d", n, stderrBurst)
 		}
-		if len(text) > 400<<10 || !strings.Contains(text, "line 0 yyy") {
-			t.Errorf("the log has %d bytes", len(text))
-		}
+		expect.AtMost(t, "the length of the log", len(text), 400<<10)
+		expect.Contains(t, "the log", text, "line 0 yyy")
 	})
 	t.Run("GWN-26 a call whose messages are not read does not hold up others", func(t *testing.T) {
 		f := newFixture(t, "modern")
@@ -470,9 +469,8 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 		answer := jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`{"action":"accept"}`))
 		expect.OK(t, f.client.Send(t.Context(), upstream.Request{Body: answer, Version: spec.V20251125, Session: session}))
 		text, err := textOf(x.Result(t.Context()))
-		if err != nil || text != `{"action":"accept"}` {
-			t.Errorf("got %s, %v", text, err)
-		}
+		expect.OK(t, err)
+		expect.Equal(t, "the answer", text, `{"action":"accept"}`)
 	})
 	t.Run("GWN-26 a question that went to the wrong call moves to the other one when that call is answered", func(t *testing.T) {
 		f := newFixture(t, "legacy")

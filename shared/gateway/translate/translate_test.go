@@ -70,9 +70,8 @@ func TestErrorCodes(t *testing.T) {
 					return fmt.Sprintf(`{"jsonrpc":"2.0","id":7,"error":{"code":%d,"message":"m","data":%s,"x":1e3}}`, code, tt.data)
 				}
 				got, had := w.Error(tt.method, json.RawMessage(response(tt.code)))
-				if string(got) != response(want) || had != tt.code {
-					t.Errorf("got %s and %d, want %s and %d", got, had, response(want), tt.code)
-				}
+				expect.Equal(t, "the response", string(got), response(want))
+				expect.Equal(t, "the code", had, tt.code)
 			})
 		})
 	}
@@ -257,9 +256,8 @@ func TestWithoutOwn(t *testing.T) {
 				want = tt.in
 			}
 			out, dropped := WithoutOwn(json.RawMessage(tt.in))
-			if string(out) != want || dropped != (tt.want != "") {
-				t.Errorf("got %s, dropped %t, want %s", out, dropped, want)
-			}
+			expect.Equal(t, "the response", string(out), want)
+			expect.Equal(t, "the drop", dropped, (tt.want != ""))
 		})
 	}
 }

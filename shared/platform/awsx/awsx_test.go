@@ -93,9 +93,8 @@ func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 	t.Setenv(EnvEndpoint+"_SQS", "http://127.0.0.1:1")
 	send(t, cfg, "hello")
 	put(t, cfg)
-	if all.requests != 1 || own.requests != 1 {
-		t.Errorf("got %d requests to the common endpoint and %d to that of SQS, want one each", all.requests, own.requests)
-	}
+	expect.Equal(t, "the requests to the common endpoint", all.requests, 1)
+	expect.Equal(t, "the requests to the endpoint of SQS", own.requests, 1)
 }
 
 func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
@@ -222,9 +221,8 @@ func TestSilentConnections(t *testing.T) {
 				cfg, requests := silent(t)
 				began := time.Now()
 				err := tc.call(ctx, cfg)
-				if err == nil || *requests != 2 {
-					t.Errorf("got %v after %d requests, want an error after 2", err, *requests)
-				}
+				expect.Error(t, "the error", err)
+				expect.Equal(t, "the requests", *requests, 2)
 				expect.AtMost(t, "the time that it took", time.Since(began), tc.most)
 				synctest.Wait()
 			})

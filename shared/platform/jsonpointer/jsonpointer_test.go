@@ -21,9 +21,8 @@ func TestPointers(t *testing.T) {
 		"/ ": 7.0, "/m~0n": 8.0, "/foo/2": nil, "/foo/-1": nil, "/foo/-": nil, "/foo/00": nil, "/foo/+1": nil, "/foo/0/0": nil, "/bar": nil,
 	} {
 		p, err := Parse(pointer)
-		if err != nil || p.String() != pointer {
-			t.Errorf("got %q, %v, want %q", p, err, pointer)
-		}
+		expect.OK(t, err)
+		expect.Equal(t, "the pointer", p.String(), pointer)
 		if got, ok := p.ValueIn(doc); ok != (want != nil) || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: got %v, %v, want %v", pointer, got, ok, want)
 		}

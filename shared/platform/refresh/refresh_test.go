@@ -202,9 +202,8 @@ func TestGivenTheCallerLeavesItsLoadContinuesForTheOthers(t *testing.T) {
 		leave()
 		running.Wait()
 		expect.Fault(t, "the caller that left", first.err, fault.Unavailable, "wait for the number")
-		if want := (result{1, nil, 3 * time.Second}); *second != want || s.loads != 1 {
-			t.Errorf("the other got %+v after %d loads, want %+v after 1", *second, s.loads, want)
-		}
+		expect.Equal(t, "the second result", *second, (result{1, nil, 3 * time.Second}))
+		expect.Equal(t, "the loads", s.loads, 1)
 	})
 }
 
@@ -215,13 +214,11 @@ func TestGivenAHangingSourceTheNextCallersDoNotWait(t *testing.T) {
 		v := number(s)
 		for range 2 {
 			began := time.Now()
-			if _, err := v.Get(t.Context()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 8*time.Second {
-				t.Errorf("got %v after %v, want the timeout after 8s", err, time.Since(began))
-			}
+			expect.Is(t, "the error", expect.ErrOf(v.Get(t.Context())), context.DeadlineExceeded)
+			expect.Equal(t, "the time", time.Since(began), 8*time.Second)
 			time.Sleep(8*time.Second - 1)
-			if _, err := v.Get(t.Context()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 16*time.Second-1 {
-				t.Errorf("during the pause: got %v after %v, want the same error and no wait", err, time.Since(began))
-			}
+			expect.Is(t, "the error", expect.ErrOf(v.Get(t.Context())), context.DeadlineExceeded)
+			expect.Equal(t, "the time", time.Since(began), 16*time.Second-1)
 			time.Sleep(time.Nanosecond)
 		}
 	})
@@ -277,9 +274,8 @@ func TestGivenQuickFailuresOnlySlowOnesPause(t *testing.T) {
 				v := refresh.New(refresh.Options{Proportional: true, Quick: 2 * time.Second}, s.load)
 				_, _ = v.Within(t.Context(), time.Minute)
 				expect.Equal(t, "Pauses", v.IsPausing(), tc.pauses)
-				if _, err := v.Within(t.Context(), time.Minute); !errors.Is(err, errDown) || s.loads != tc.loads {
-					t.Errorf("the second call got %v after %d loads, want %v after %d", err, s.loads, errDown, tc.loads)
-				}
+				expect.Is(t, "the error", expect.ErrOf(v.Within(t.Context(), time.Minute)), errDown)
+				expect.Equal(t, "the loads", s.loads, tc.loads)
 			})
 		})
 	}

@@ -225,9 +225,8 @@ func TestVerify_Signed(t *testing.T) {
 				return expect.Value(v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at))(t)
 			}
 			first := signed("{}", s.secrets[0], at)
-			if (first != "") != s.bodySigned || first != signed("{}", s.secrets[1], at) {
-				t.Errorf("got %q, and %q by another secret", first, signed("{}", s.secrets[1], at))
-			}
+			expect.Equal(t, "the signature of the body", (first != ""), s.bodySigned)
+			expect.Equal(t, "the signature by another secret", first, signed("{}", s.secrets[1], at))
 			if other := signed("[]", s.secrets[0], at); s.bodySigned && other == first {
 				t.Error("another body has the same hash")
 			}

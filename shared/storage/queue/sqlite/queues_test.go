@@ -366,9 +366,8 @@ func TestCloseDoesNotWaitForever(t *testing.T) {
 		})
 		<-running
 		start := time.Now()
-		if err := q.Close(); !fault.Is(err, fault.Unavailable) || time.Since(start) != closeTime {
-			t.Errorf("got %v after %v, want an error of kind unavailable after %v", err, time.Since(start), closeTime)
-		}
+		expect.Fault(t, "the error of Close", q.Close(), fault.Unavailable)
+		expect.Equal(t, "the time of Close", time.Since(start), closeTime)
 		expect.OK(t, db.Close())
 		stop() // the handler returns after the file was closed
 	})

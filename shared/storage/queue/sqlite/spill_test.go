@@ -292,9 +292,8 @@ func TestForwardedMessages(t *testing.T) {
 			n := rowsOf(t, q, queue.Deliveries)
 			mq.mu.Lock()
 			defer mq.mu.Unlock()
-			if n != 0 || len(mq.window.early) != 0 {
-				t.Errorf("got %d rows and %d early rows in the end, want none", n, len(mq.window.early))
-			}
+			expect.Equal(t, "the rows", n, 0)
+			expect.Equal(t, "the number of early rows", len(mq.window.early), 0)
 		})
 	})
 }

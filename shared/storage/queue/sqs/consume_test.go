@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -169,9 +168,8 @@ func TestDrain(t *testing.T) {
 			cancel()
 			return nil, nil
 		})
-		if n != 1 || !errors.Is(err, context.Canceled) {
-			t.Errorf("accepted %d messages, %v; want 1 and the end of the context", n, err)
-		}
+		expect.Equal(t, "the accepted messages", n, 1)
+		expect.Is(t, "the error", err, context.Canceled)
 		expect.Equal(t, "the messages in flight", expect.Value(q.depth(t.Context(), queue.Slow))(t).InFlight, 0)
 	})
 }
@@ -304,9 +302,8 @@ func TestAFunctionReportsFailedMessages(t *testing.T) {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
 			text, err := json.Marshal(got)
-			if err != nil || strings.Contains(string(text), "null") {
-				t.Errorf("marshals as %s, %v", text, err)
-			}
+			expect.OK(t, err)
+			expect.Lacks(t, "the response", string(text), "null")
 		})
 	}
 }
