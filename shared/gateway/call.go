@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -455,14 +457,24 @@ func (q question) key() store.Key {
 // withdraw forwards the backend's cancellation of a request to the client, with the id under which the client knows the request. If the
 // client answers it anyway, [Gateway.Answer] treats the request as unknown.
 func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
-	for _, q := range b.asked {
-		if jsonrpc.SameID(q.theirs, id) {
-			b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
-			params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
-			return b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
-		}
+	i := findQuestion(b.asked, func(q question) json.RawMessage { return q.theirs }, id)
+	if i < 0 {
+		return b.x.dropMisplaced(ctx)
 	}
-	return b.x.dropMisplaced(ctx)
+	q := b.asked[i]
+	b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
+	params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
+	return b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+}
+
+// findQuestion returns the index of the question with an id, or -1. It looks for the exact id first, because [jsonrpc.SameID] cannot
+// distinguish all numbers beyond 2^53.
+func findQuestion[Q any](questions []Q, idOf func(Q) json.RawMessage, id json.RawMessage) int {
+	i := slices.IndexFunc(questions, func(q Q) bool { return bytes.Equal(idOf(q), id) })
+	if i < 0 {
+		i = slices.IndexFunc(questions, func(q Q) bool { return jsonrpc.SameID(idOf(q), id) })
+	}
+	return i
 }
 
 func (b *sessionBridge) respond(m upstream.Message) error {

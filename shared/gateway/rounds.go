@@ -200,7 +200,7 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 // withdraw removes a pending elicitation that the backend has cancelled. Without pending elicitations, the call continues. If it has already
 // been cancelled at the backend, the client must answer the last elicitation, so that the gateway can repeat the call.
 func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
-	i := slices.IndexFunc(b.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
+	i := findQuestion(b.pending, func(m upstream.Message) json.RawMessage { return m.ID }, id)
 	if i < 0 || len(b.pending) == 1 && !b.gather.Stop() {
 		return nil
 	}

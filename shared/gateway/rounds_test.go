@@ -135,6 +135,14 @@ func TestMissingInputIsAskedForAgain(t *testing.T) {
 	}
 }
 
+// GWN-17: as doubles, these ids would be equal.
+func TestWithdrawnQuestionWithALargeID(t *testing.T) {
+	const one, other = "9007199254740993", "9007199254740992"
+	b := &roundsBridge{pending: []upstream.Message{{ID: json.RawMessage(other)}, {ID: json.RawMessage(one)}}}
+	expect.OK(t, b.withdraw(t.Context(), json.RawMessage(one), upstream.Message{}))
+	expect.Equal(t, "the question that is left", string(b.pending[0].ID), other)
+}
+
 // GWN-17: a requestState is sealed, whether the gateway or the backend made it. Only the same principal can return it, unchanged
 // and with the same request. Otherwise, or if inputResponses is no object, the backend is not called.
 func TestRequestStateIsForItsRequestAlone(t *testing.T) {
