@@ -278,11 +278,18 @@ type claims struct {
 	keys   *issuerKeys // the keys with which the token was verified
 }
 
+// maxExpiry is the end of the year 9999, the last time that RFC 3339 can express, in seconds since 1970. An exp in milliseconds is later, and
+// would make a token valid forever.
+const maxExpiry = 253402300799
+
 // validate returns the reason why this server refuses a token although its signature is valid, or "" if it accepts the token. The issuer
 // need not be checked again, because the token was verified with the issuer's key.
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
+	}
+	if *c.Expiry > maxExpiry {
+		return "its exp is after the year 9999, so it is probably in milliseconds; exp must be in seconds"
 	}
 	if use := c.stringClaim("token_use"); use != "" && use != "access" {
 		return "it is not an access token"

@@ -137,6 +137,7 @@ func TestBadTokens(t *testing.T) {
 	for what, token := range map[string]string{
 		"expired":                             p.Token("alice", "", claims{"exp": time.Now().Add(-31 * time.Second).Unix()}),
 		"without an end":                      p.Token("alice", "", claims{"exp": nil}),
+		"an end in milliseconds":              p.Token("alice", "", claims{"exp": time.Now().Add(time.Hour).UnixMilli()}),
 		"an end that is no number":            p.Token("alice", "", claims{"exp": "tomorrow"}),
 		"not yet valid":                       p.Token("alice", "", claims{"nbf": time.Now().Add(time.Minute).Unix()}),
 		"issued in the future":                p.Token("alice", "", claims{"iat": time.Now().Add(time.Minute).Unix()}),
