@@ -50,6 +50,9 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	}
 	dir := filepath.Dir(file)
 	copied, err := os.CreateTemp(dir, ".mcpevents-*.db") // mode 0600
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Invalid, "the directory %s does not exist (create it first)", dir)
+	}
 	if err != nil {
 		return err
 	}

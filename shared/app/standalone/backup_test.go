@@ -67,6 +67,7 @@ func TestBackup(t *testing.T) {
 			want string
 		}{
 			{"a backup over a file", func() error { return Backup(t.Context(), settings.Data, file, nil) }, fault.Invalid, "exists already"},
+			{"into no directory", func() error { return Backup(t.Context(), settings.Data, filepath.Join(dir, "no", "b"), nil) }, fault.Invalid, "the directory " + filepath.Join(dir, "no") + " does not exist"},
 			{"of no server", func() error { return Backup(t.Context(), dir, filepath.Join(dir, "b"), nil) }, fault.Invalid, databaseName},
 			{"interrupted", func() error { return Backup(interrupted, settings.Data, filepath.Join(dir, "b"), nil) }, fault.Unavailable, "no file was written"},
 			{"over a server", func() error { return Restore(t.Context(), file, settings.Data, nil) }, fault.Conflict, "is there already"},
