@@ -17,7 +17,8 @@ import (
 )
 
 // Leases limit the open streams of each principal, and of all principals and instances together. If a newer stream replaces
-// the stream of a lease, superseded is called. Package shared/events/stream/lease implements them.
+// the stream of a lease, superseded is called. An error means that no further stream can be opened now. Package
+// shared/events/stream/lease implements them.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
@@ -72,14 +73,13 @@ func (a *Admission) Close(ctx context.Context) error {
 // token expires, when a newer stream replaces this one, or when the endpoint closes. The caller calls leave when the stream
 // has ended.
 //
-// If no further stream can be opened now, Admit answers the request itself and returns a nil leave. It returns only errors of
-// kind fault.Exhausted, which the leases may return.
-func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func(), err error) {
+// If no further stream can be opened now, Admit answers the request itself and returns a nil leave.
+func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func()) {
 	out, ok := a.enter()
 	if !ok {
 		a.faults.Metrics.LimitReached(quota.Streams)
 		answerFull(w, c.Msg.ID)
-		return nil, nil, nil
+		return nil, nil
 	}
 	age, aged := a.maxAge, errAge
 	if deadline, ok := r.Context().Deadline(); ok {
@@ -100,7 +100,7 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 		out()
 	}
 	if a.leases == nil {
-		return ctx, end, nil
+		return ctx, end
 	}
 	release, err := a.leases.Take(ctx, c.Principal, func() {
 		a.faults.Metrics.LimitReached(quota.Streams)
@@ -108,20 +108,17 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 	})
 	if err != nil {
 		end()
-		if fault.Is(err, fault.Exhausted) {
-			return nil, nil, err
-		}
 		a.faults.Metrics.LimitReached(fault.LimitOf(err))
 		if fault.LimitOf(err) == "" {
 			a.faults.LogError(r.Context(), "stream lease failed", err)
 		}
 		answerFull(w, c.Msg.ID)
-		return nil, nil, nil
+		return nil, nil
 	}
 	return ctx, func() {
 		a.cleanUp(release)
 		end()
-	}, nil
+	}
 }
 
 // endTime is how long each client may take to read the last messages when the endpoint closes. It is short so that a client

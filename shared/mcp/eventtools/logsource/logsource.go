@@ -251,19 +251,16 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 // wait waits for events after the call has read the whole log. It counts as an open stream until it returns.
 func (h *source) wait(r *reading) error {
 	c := h.call
-	ctx, leave, err := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
+	ctx, leave := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
 	if leave == nil {
-		if err == nil {
-			c.Answer.Stop()
-			err = errAnswered
-		}
-		return err
+		c.Answer.Stop()
+		return errAnswered
 	}
 	defer leave()
 	limited, cancel := context.WithTimeout(ctx, r.query.Wait)
 	defer cancel()
 	c.Answer.Wait()
-	err = h.await(limited, r)
+	err := h.await(limited, r)
 	switch {
 	case !r.out.Empty(): // if err is lasting, the next call returns it
 		return nil
