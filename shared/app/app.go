@@ -238,7 +238,7 @@ type PublishingOptions struct {
 // NewPublishing returns the publish role.
 func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
-	documents, events := newIntake(c, service), publish.NewOfBackends(service)
+	documents, events := newDocuments(c, service), publish.NewOfBackends(service)
 	if o.Dropped == nil {
 		drops := &metric.Tally{Name: gateway.MetricDropped, Text: "backend messages dropped", Log: c.Log}
 		o.Dropped = func(ctx context.Context, workspace, backend, reason string) {
@@ -249,7 +249,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 		Service: service,
 		Handler: &publish.Handler{Service: service, Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, Log: c.Log},
 		Sources: &ingest.Handler{
-			Intake: documents, Secrets: o.Secrets, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Guard: c.Guard,
+			Documents: documents, Secrets: o.Secrets, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Guard: c.Guard,
 			Limited: func(limit string) { c.Metrics.LimitReached(limit) },
 			Backends: &ingest.Backends{
 				Intake: intake.Intake{Demand: c.Demand, Publish: events.Publish, Gap: events.Gap}, Hooks: NewHooks(c, o.Key), Dropped: o.Dropped,
@@ -262,7 +262,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 // NewInbox returns the handler of the inbox queue for a process that does not publish anything else.
 func NewInbox(c *Core) *publish.Inbox {
 	service := newPublisher(c)
-	return newInbox(c, newIntake(c, service), service)
+	return newInbox(c, newDocuments(c, service), service)
 }
 
 func newPublisher(c *Core) *publish.Service {
@@ -271,14 +271,14 @@ func newPublisher(c *Core) *publish.Service {
 	}
 }
 
-func newInbox(c *Core, documents ingest.Intake, service *publish.Service) *publish.Inbox {
-	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: documents}, Log: c.Log}
+func newInbox(c *Core, documents ingest.Documents, service *publish.Service) *publish.Inbox {
+	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Documents: documents}, Log: c.Log}
 }
 
-// newIntake returns the part that turns a source's requests (POST /sources/{name}) and its messages in the inbox queue into
+// newDocuments returns the part that turns a source's requests (POST /sources/{name}) and its messages in the inbox queue into
 // events.
-func newIntake(c *Core, service *publish.Service) ingest.Intake {
-	return ingest.Intake{
+func newDocuments(c *Core, service *publish.Service) ingest.Documents {
+	return ingest.Documents{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
 		Recorder: ingest.NewOutcomeLog(c.DB, c.Limits.DeliveryLog, c.Metrics, c.Log), Metrics: c.Metrics, Log: c.Log,
 	}

@@ -23,7 +23,7 @@ import (
 //
 // Bus handles a message for each source independently. If one source cannot turn it into an event, the message becomes a dead letter in
 // that source's workspace, and the other sources still get their events.
-type Bus struct{ Intake }
+type Bus struct{ Documents }
 
 // Read returns the events that a message becomes. known is true if the message is the envelope of a known service or a retried dead letter.
 // An error concerns the whole message, not one source.

@@ -57,9 +57,9 @@ type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Intake is what Handler and Bus have in common. Both must use the same publisher and the same [Seen], so that a request becomes one event
-// even if an operator retries its dead letter and the provider sends it again.
-type Intake struct {
+// Documents publishes the documents of providers, for Handler and Bus. Both must use the same publisher and the same [Seen], so that a
+// request becomes one event even if an operator retries its dead letter and the provider sends it again.
+type Documents struct {
 	Sources   Sources
 	Catalogs  catalog.Source
 	Publisher Publisher
@@ -75,12 +75,12 @@ type Intake struct {
 	Log *slog.Logger
 }
 
-func (in *Intake) log() *slog.Logger { return cmp.Or(in.Log, slog.Default()) }
+func (d *Documents) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-func (in *Intake) now() time.Time { return periodic.Clock(in.Now)() }
+func (d *Documents) now() time.Time { return periodic.Clock(d.Now)() }
 
-func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
-	all, err := in.Sources.Sources(ctx)
+func (d *Documents) sources(ctx context.Context) ([]source.Source, error) {
+	all, err := d.Sources.Sources(ctx)
 	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
 
@@ -90,7 +90,7 @@ func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 // form as the errors of POST /events. Requests are checked in this order: Host and Origin, source, method, size, signature, encoding,
 // quota, JSON, mapping, event.
 type Handler struct {
-	Intake
+	Documents
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Rate limits the requests to each source. Nil means no quota.
 	Rate *quota.Rate
@@ -257,7 +257,7 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 
 // accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also fills o as far as
 // it knows the event, even if the event is refused.
-func (in *Intake) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
+func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
 		o.Kind = Unmatched
@@ -268,14 +268,14 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, ident id
 		event.ID = ident.body
 	}
 	o.Name, o.ID = event.Name, event.ID
-	input, _, err := in.toInput(ctx, s, event)
+	input, _, err := d.toInput(ctx, s, event)
 	if err != nil {
 		return nil, err
 	}
 	o.URI = input.URI
 	keys := ident.acceptedKeys(s, event.ID)
 	last := len(keys) - 1
-	end, err := in.Seen.reserve(ctx, now, keys[last], input)
+	end, err := d.Seen.reserve(ctx, now, keys[last], input)
 	if err != nil {
 		return nil, err
 	}
@@ -283,34 +283,34 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, ident id
 	if end != nil {
 		defer func() { end(added) }()
 	}
-	all, err := in.Seen.findAccepted(ctx, now, keys)
+	all, err := d.Seen.findAccepted(ctx, now, keys)
 	if err != nil {
 		return nil, err
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID = Duplicate, known.ID
 		if added = all[last] == nil; added { // a replay may carry another id, so remember what was signed only if it is new, and not the id, which the replay may have made up
-			in.remember(ctx, s, now, keys[last:], *known)
+			d.remember(ctx, s, now, keys[last:], *known)
 		}
 		return []publish.Accepted{*known}, nil
 	}
 	if end == nil {
 		return nil, fault.New(fault.Unavailable, "the same request is being accepted under another id; try again")
 	}
-	accepted, err := in.Publisher.Accept(ctx, principalOf(s), []publish.Input{input})
+	accepted, err := d.Publisher.Accept(ctx, principalOf(s), []publish.Input{input})
 	if err != nil {
 		return nil, toUnprocessable(err)
 	}
 	o.Kind, o.ID, added = Accepted, accepted[0].ID, true
-	in.remember(ctx, s, now, keys, accepted[0])
+	d.remember(ctx, s, now, keys, accepted[0])
 	return accepted, nil
 }
 
 // remember records the keys of a published event or a dead-lettered document. If this fails, the same request may be published or
 // dead-lettered twice, but it is not lost.
-func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
-	if err := in.Seen.Add(ctx, now, keys, accepted); err != nil {
-		in.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
+func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
+	if err := d.Seen.Add(ctx, now, keys, accepted); err != nil {
+		d.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
 	}
 }
 
@@ -336,8 +336,8 @@ func isUnfit(err error) bool {
 }
 
 // toInput looks up the event's type in the catalog of the source's workspace and expands its URI.
-func (in *Intake) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
-	cat, err := in.Catalogs.Catalog(ctx, s.Workspace)
+func (d *Documents) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
+	cat, err := d.Catalogs.Catalog(ctx, s.Workspace)
 	if err != nil {
 		return publish.Input{}, nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
 	}

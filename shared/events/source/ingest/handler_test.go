@@ -114,15 +114,15 @@ func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[str
 	f.close = func() { _ = db.Close() }
 	catalogs := catalog.NewStatic(cat)
 	service := &publish.Service{Catalog: catalogs, Queue: f, Now: clock}
-	intake := ingest.Intake{
+	documents := ingest.Documents{
 		Sources: sources(cfg.Sources), Catalogs: catalogs, Publisher: service, Seen: ingest.NewSeen(db), Queue: f, Recorder: f, Now: clock,
 	}
 	f.Handler = &ingest.Handler{
-		Intake:  intake,
-		Guard:   auth.NewGuard(nil, nil, nil),
-		Secrets: func(_ context.Context, v secret.Value) (string, error) { return secrets[v.String()], nil },
+		Documents: documents,
+		Guard:     auth.NewGuard(nil, nil, nil),
+		Secrets:   func(_ context.Context, v secret.Value) (string, error) { return secrets[v.String()], nil },
 	}
-	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}}
+	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{Documents: documents}}
 	return f, cat, cfg.Sources
 }
 

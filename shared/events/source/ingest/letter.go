@@ -56,25 +56,25 @@ func isRetry(body []byte) bool {
 // deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
 // sends repeatedly is dead-lettered only once, but a retried one (again) that still does not become a valid event is
 // dead-lettered again. Id is the event's id, or "" if it is not known.
-func (in *Intake) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
+func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
 		ident.body, id = bodyID(body), ""
 	}
 	keys := ident.unfitKeys(s, id)
 	if !again {
-		if known, err := in.Seen.findAccepted(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
+		if known, err := d.Seen.findAccepted(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
 			return err
 		}
 	}
 	m := queue.Message{Outgoing: queue.Outgoing{Body: body}, Sent: now}
 	out := queue.NewDeadLetter(queue.Inbox, m, "source "+s.Name+": "+fault.Public(why), faultsOf(why), now)
-	if err := in.Queue.Send(ctx, queue.Dead, out); err != nil {
+	if err := d.Queue.Send(ctx, queue.Dead, out); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "dead-letter a document")
 	}
-	in.Metrics.DeadLettered(string(queue.Inbox), 1)
-	in.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
-	in.remember(ctx, s, now, keys, publish.Accepted{})
+	d.Metrics.DeadLettered(string(queue.Inbox), 1)
+	d.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
+	d.remember(ctx, s, now, keys, publish.Accepted{})
 	return nil
 }
 
