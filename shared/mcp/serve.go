@@ -158,7 +158,7 @@ func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	}
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
-	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate")
+	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate, Retry-After")
 	h.Set("Vary", "Origin")
 }
 
@@ -166,7 +166,7 @@ func answerPreflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
-		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
+		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name, Traceparent, Tracestate")
 	// Clients repeat tool arguments in headers such as Mcp-Param-Region. The names depend on the backends' tools and are not
 	// known here, so preflight allows every requested header with this prefix.
 	for name := range method.MediaTypes(r.Header.Values("Access-Control-Request-Headers")) {

@@ -62,6 +62,9 @@ func TestOrigins(t *testing.T) {
 			if got := r.Header.Get("Access-Control-Allow-Origin"); r.Status != status || status == 200 && got != origin {
 				t.Errorf("%s: got status %d for the origin %q, want %d", origin, r.Status, got, status)
 			}
+			if status == 200 && origin != "" {
+				expect.Contains(t, "the headers that a page may read", r.Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id", "Retry-After")
+			}
 		}
 	})
 	t.Run("AUT-06_another_host", func(t *testing.T) {
@@ -73,7 +76,7 @@ func TestOrigins(t *testing.T) {
 		r := f.do("OPTIONS", "", "", "Origin: https://app.example", "Access-Control-Request-Headers: content-type,mcp-param-region,x-other")
 		r.isPlain(t, "preflight", 204)
 		allowed := strings.Join(r.Header.Values("Access-Control-Allow-Headers"), ", ")
-		expect.Contains(t, "the allowed headers", allowed, "Mcp-Session-Id", "mcp-param-region")
+		expect.Contains(t, "the allowed headers", allowed, "Mcp-Session-Id", "mcp-param-region", "Traceparent")
 		expect.Lacks(t, "the allowed headers", allowed, "x-other")
 		f.do("OPTIONS", "", "", "Origin: https://evil.example").isPlain(t, "evil.example", 403)
 	})
