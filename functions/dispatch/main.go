@@ -28,10 +28,10 @@ const (
 	// patience is how long a page waits for the endpoint's response before the delivery moves to the slow lane. When
 	// the batch is done, Lambda freezes the process, so dispatch then cancels the attempt and the slow lane repeats it.
 	patience = 3 * time.Second
-	// hurry replaces patience while batches quickly follow each other. The page then waits only for hurry, or for as long as
+	// minWait replaces patience while batches quickly follow each other. The page then waits only for minWait, or for as long as
 	// the endpoint usually takes to answer if that is longer. A slower attempt continues in the background until patience is
 	// over. That works because Lambda freezes the process only briefly between these batches.
-	hurry = 100 * time.Millisecond
+	minWait = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.
 	slowAnswer = time.Second
@@ -53,7 +53,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		Sender: webhooks.NewSender(p.Core, webhooks.SenderOptions{}), Opener: opener, Cursors: tokens.Get,
 		Options: delivery.Options{
 			Concurrency: concurrency, Detached: concurrency, Patience: patience,
-			SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
+			SlowAnswer: slowAnswer, MinWait: minWait, SlowLaneDelay: state.EarlyMessage,
 		},
 	})
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {

@@ -46,7 +46,7 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 // firstAttempt is a first attempt whose POST has begun.
 type firstAttempt struct {
 	d     *Dispatcher
-	slot  *lane.Slot
+	slot  *lane.FastSlot
 	del   *state.Delivery
 	sub   *subscription.Subscriber
 	event *event.Event
@@ -59,7 +59,7 @@ type firstAttempt struct {
 
 // attemptFirst sends an event to one subscriber for the first time, and reports the records to write once. It releases the slot.
 //
-// A hanging endpoint must not hold up the page, so the page waits only for [lane.Slot.Patience]. Then attemptFirst moves the delivery to the
+// A hanging endpoint must not hold up the page, so the page waits only for [lane.FastSlot.Wait]. Then attemptFirst moves the delivery to the
 // slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
 // delivery as due at the time by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process
 // dies, the stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst cancels
@@ -69,7 +69,7 @@ type firstAttempt struct {
 // take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
 // It reports [errMaybeEnded] if the subscription may have ended since it was read.
-func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time, report func([]store.Op, error)) {
+func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
 	case !s.Start(ctx, sub.Target.URL):
@@ -87,8 +87,8 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 		unlink: context.AfterFunc(ctx, cancel), cancel: cancel, answer: make(chan webhook.Outcome, 1),
 	}
 	inTime := func() bool { return true }
-	if s.Patience > 0 {
-		inTime = time.AfterFunc(cmp.Or(s.Usual, s.Patience), func() {
+	if s.Wait > 0 {
+		inTime = time.AfterFunc(cmp.Or(s.Usual, s.Wait), func() {
 			defer reportPanic(s, report)
 			report(f.outlast(ctx))
 		}).Stop
@@ -104,21 +104,21 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 }
 
 // reportPanic turns a panic of a first attempt into an error of its subscriber. Otherwise the panic would end the process.
-func reportPanic(s *lane.Slot, report func([]store.Op, error)) {
+func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	if p := recover(); p != nil {
 		s.Done(lane.Unused)
 		report(nil, fault.FromPanic(p))
 	}
 }
 
-// outlast handles an attempt that takes longer than the slot's Usual or, without it, Patience. It returns what [Dispatcher.attemptFirst]
+// outlast handles an attempt that takes longer than the slot's Usual or, without it, Wait. It returns what [Dispatcher.attemptFirst]
 // reports, and releases the slot.
 func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
 	defer func() { s.Done(out) }()
 	defer f.unlink()
-	if f.awaitPatience(ctx, &out) {
+	if f.awaitAfterUsual(ctx, &out) {
 		return f.record(ctx, out)
 	}
 	switch detached := s.Detach(); {
@@ -129,7 +129,7 @@ func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 			f.d.attempts.Go(func() { f.finish(context.WithoutCancel(ctx), detached) })
 			return nil, nil
 		}
-		s = detached
+		defer func() { detached.Done(out) }()
 	case s.Rest > 0 && await(f.answer, &out, s.Rest):
 		return f.record(ctx, out)
 	default:
@@ -143,14 +143,14 @@ func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	return f.record(ctx, out)
 }
 
-// awaitPatience waits for the rest of Patience, and reports whether the answer arrived. It does not wait if a process has found that the
-// endpoint hangs.
-func (f *firstAttempt) awaitPatience(ctx context.Context, out *webhook.Outcome) bool {
+// awaitAfterUsual waits for the part of Wait after Usual, and reports whether the answer arrived. It does not wait if a process has found
+// that the endpoint hangs.
+func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome) bool {
 	s := f.slot
-	if s.Usual == 0 || s.Usual == s.Patience {
+	if s.Usual == 0 || s.Usual == s.Wait {
 		return false // there is no rest
 	}
-	return !s.HasWarning(ctx) && await(f.answer, out, s.Patience-s.Usual)
+	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
 
 // record ends the POST and records its outcome.
@@ -168,11 +168,11 @@ func growStack() {
 	runtime.KeepAlive(&space)
 }
 
-// await waits for an outcome and reports whether it arrived in time. A patience of 0 means no limit.
-func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Duration) bool {
+// await waits for an outcome and reports whether it arrived in time. A limit of 0 means no limit.
+func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Duration) bool {
 	var over <-chan time.Time
-	if patience > 0 {
-		timer := time.NewTimer(patience)
+	if limit > 0 {
+		timer := time.NewTimer(limit)
 		defer timer.Stop()
 		over = timer.C
 	}
@@ -186,8 +186,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Du
 
 // storeDetached stores the delivery of a detached attempt, due when the attempt must have ended, and reports whether that succeeded. The
 // outcome replaces the stored delivery.
-func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state.Delivery, e *event.Event) bool {
-	left := s.Patience + s.Rest
+func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
+	left := s.HangsAfter + s.Rest
 	if left == 0 {
 		left = max(d.Options.Timeout, d.Options.EventsTimeout)
 	}
@@ -195,11 +195,11 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state
 	return err == nil && whose == state.Mine
 }
 
-// finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the Patience and Rest of its new
+// finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the HangsAfter and Rest of its new
 // slot. If there is no outcome, the stored delivery remains, and the slow lane repeats the attempt.
-func (f *firstAttempt) finish(ctx context.Context, s *lane.Slot) {
+func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	var out webhook.Outcome
-	if !await(f.answer, &out, s.Patience) {
+	if !await(f.answer, &out, s.HangsAfter) {
 		s.Hang(ctx)
 		if !await(f.answer, &out, s.Rest) {
 			f.cancel()

@@ -72,18 +72,18 @@ type Options struct {
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches quickly follow
+	// MinWait is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches quickly follow
 	// each other, a page is "in a hurry": it stops waiting for an attempt that takes longer than the endpoint usually takes to answer, and
-	// longer than Hurry, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
+	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
-	Hurry time.Duration
+	MinWait time.Duration
 	// SlowLaneDelay is the minimum delay of the queue message of a delivery that moves to the slow lane without a first attempt (0). If
 	// it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery, and not afterwards, so
 	// that the page waits for less time.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
 	// canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda function, an attempt can
-	// continue only if another batch follows soon. So there, Detached must be 0 unless Hurry is set.
+	// continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
@@ -181,7 +181,7 @@ func NewDispatcher(c Config) *Dispatcher {
 	})
 	d.lanes = lane.New(c.DB, lane.Limits{
 		Attempts: o.Concurrency, PerEndpoint: max(1, min(maxPerEndpoint, o.Concurrency/4)), Detached: o.Detached,
-		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry, Rate: o.EndpointRate,
+		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, MinWait: o.MinWait, Rate: o.EndpointRate,
 	}, d.now)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d

@@ -410,7 +410,7 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 			d.DB = hooked{DB: d.DB, query: func() error { panic("a defect") }}
 		}, time.Now().Add(-time.Minute), someEvents(1, 60)...)
 		call := lane.Call{Endpoint: task.EndpointID(subs[0].Target.URL), URL: subs[0].Target.URL}
-		if _, verdict := d.lanes.Reserve(t.Context(), call, lane.Patience{}); verdict != lane.Granted {
+		if _, verdict := d.lanes.Reserve(t.Context(), call, lane.PageWait{}); verdict != lane.Granted {
 			t.Errorf("got the verdict %d for another attempt, want a slot", verdict)
 		}
 	})

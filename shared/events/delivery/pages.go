@@ -311,7 +311,7 @@ func (b *batches) end() {
 }
 
 // busyFor is the time within which the last three batches must have ended for the process to count as busy. A busy process probably gets
-// another batch soon, so its pages are in a hurry; see [Options.Hurry].
+// another batch soon, so its pages are in a hurry; see [Options.MinWait].
 const busyFor = time.Second
 
 func (b *batches) busy(now time.Time) bool {
@@ -320,17 +320,17 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// patienceOf returns how long a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of time.
+// pageWaitOf returns how long a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of time.
 // Otherwise the page would be canceled, and redelivered from the beginning.
-func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
+func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	now := time.Now()
-	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold), Hurry: d.batches.busy(now)}
+	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
 	if end, ok := ctx.Deadline(); ok {
 		left := end.Sub(now)
 		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
-		p.Busy, p.Others = periodic.Earlier(p.Busy, last), periodic.Earlier(p.Others, last)
+		wait.IfBusy, wait.IfFull = periodic.Earlier(wait.IfBusy, last), periodic.Earlier(wait.IfFull, last)
 	}
-	return p
+	return wait
 }
 
 // followUps copies what the new tasks inherit from the task that they were split from.
@@ -370,7 +370,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 		out.subscribers[id] = true
 	}
 	p.Payloads = match.NewPayloads(p.Events)
-	wait := d.patienceOf(ctx)
+	wait := d.pageWaitOf(ctx)
 	for i := range subs {
 		sub := &subs[i]
 		if p.done[sub.ID] {
@@ -398,7 +398,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 
 // serve sends the events of a page to one subscriber. It returns the records to write and the tasks for the events that were not sent.
 // After a panic, another page task repeats all events for this subscriber.
-func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) (notes []store.Op, left []task.Page) {
+func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.PageWait) (notes []store.Op, left []task.Page) {
 	err := func() (err error) {
 		defer fault.Recovered(&err)
 		v := d.visit(ctx, t, sub, read, wait)

@@ -400,8 +400,8 @@ func (r *rig) process() (*fanout.Fanout, *Dispatcher, *retry.Job) {
 		d.Options.SlowLaneDelay = state.EarlyMessage // as on AWS
 		const url = "https://hooks.example.com/a"
 		for v := lane.Granted; v == lane.Granted; {
-			var s *lane.Slot
-			if s, v = d.lanes.Reserve(r.t.Context(), lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+			var s *lane.FastSlot
+			if s, v = d.lanes.Reserve(r.t.Context(), lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.PageWait{}); v == lane.Granted {
 				s.Start(r.t.Context(), url)
 				s.Done(webhook.Outcome{Category: webhook.HTTP5xx, Status: 500})
 			}

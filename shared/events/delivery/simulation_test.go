@@ -749,7 +749,7 @@ func TestTheRateOfAnEndpoint(t *testing.T) {
 			go func() {
 				for time.Now().Before(stop) {
 					ctx := context.WithoutCancel(w.t.Context())
-					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.PageWait{}); v == lane.Granted {
 						s.Start(ctx, url)
 						s.Done(lane.Unused)
 					}

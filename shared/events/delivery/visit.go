@@ -27,9 +27,9 @@ type visit struct {
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
 	right review.Right
-	call  lane.Call     // without the size of the event
-	wait  lane.Patience // for slots
-	sent  bool          // at least one attempt was started
+	call  lane.Call // without the size of the event
+	wait  lane.PageWait
+	sent  bool // at least one attempt was started
 
 	attempts sync.WaitGroup // and hand-overs
 
@@ -67,9 +67,9 @@ const (
 // verdict is the decision about one event for one subscriber.
 type verdict struct {
 	action action
-	slot   *lane.Slot    // of an attempt in the fast lane, which releases it
-	paused switches.Name // the switch of a pause
-	due    time.Time     // of a postponed delivery
+	slot   *lane.FastSlot // of an attempt in the fast lane, which releases it
+	paused switches.Name  // the switch of a pause
+	due    time.Time      // of a postponed delivery
 }
 
 // judge decides whether a subscriber gets an event now. It is the common part of [visit.judge] and [single.judge].
@@ -111,9 +111,9 @@ func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Deliv
 
 // visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If an error ends it early, all
 // remaining events that match the subscription count as failed.
-func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) *visit {
+func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.PageWait) *visit {
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
-		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since, Hurry: wait.Hurry,
+		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,
 	}}
 	v.sendEvents(ctx)
 	slices.Sort(v.left)
@@ -199,7 +199,7 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 }
 
 // startAttempt makes the first attempt for an event in another goroutine, which records the result.
-func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.Slot) {
+func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
 	sub, e, read := v.sub, &v.task.Events[i], v.read // another event may replace v.sub
 	v.attempts.Add(1)
 	report := func(notes []store.Op, err error) {

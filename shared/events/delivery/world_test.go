@@ -206,7 +206,7 @@ func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Se
 
 // functionOptions returns the options of the dispatch function.
 func functionOptions() Options {
-	return Options{Concurrency: 128, Patience: 3 * time.Second, SlowAnswer: time.Second, Hurry: 100 * time.Millisecond, Detached: 128, SlowLaneDelay: state.EarlyMessage}
+	return Options{Concurrency: 128, Patience: 3 * time.Second, SlowAnswer: time.Second, MinWait: 100 * time.Millisecond, Detached: 128, SlowLaneDelay: state.EarlyMessage}
 }
 
 // oneOrigin returns endpoints of one origin, because all callbacks of ChatGPT have the same origin.

@@ -22,7 +22,7 @@ import (
 //	 in time        a late success                 502, 503, 504     then one probe
 //
 // Each process learns from the outcomes of its own attempts, because sharing every outcome would cost more than a few failures per process.
-// On AWS, processes tell each other only which endpoints hang; see [Slot.Hang].
+// On AWS, processes tell each other only which endpoints hang; see [FastSlot.Hang].
 type endpointState struct {
 	id     string
 	origin *originState // nil until its URL is known
@@ -254,11 +254,11 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
 	case !e.proven:
-		return 2 * l.limits.Hurry
+		return 2 * l.limits.MinWait
 	case e.hanging > 0:
-		return max(t.mean+t.spread, l.limits.Hurry/10)
+		return max(t.mean+t.spread, l.limits.MinWait/10)
 	}
-	return max(t.mean+4*t.spread, l.limits.Hurry)
+	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
 // pause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures that
@@ -359,7 +359,7 @@ func (l *Lanes) CountFailing() (n Failing) {
 // separately that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other
 // processes read the mark in two cases:
 //
-//   - An attempt takes longer than [Slot.Usual]. If the endpoint has a mark, the page stops waiting for the attempt.
+//   - An attempt takes longer than [FastSlot.Usual]. If the endpoint has a mark, the page stops waiting for the attempt.
 //   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed the
 //     mark and serve as probes, so the page makes none.
 //
@@ -378,25 +378,33 @@ const slowLaneProbes = 2 * time.Minute
 
 // Hang records that the endpoint hangs, because the slot's attempt has had no answer for so long. In all processes, first attempts then
 // take the slow lane.
-func (s *Slot) Hang(ctx context.Context) {
-	l := s.lanes
-	if s.Usual == 0 {
-		return // Detach has recorded it
+func (s *FastSlot) Hang(ctx context.Context) {
+	if s.Usual > 0 { // otherwise Detach has recorded it
+		s.recordHang(ctx, s.hung, s.warned)
 	}
+}
+
+// Hang is like [FastSlot.Hang].
+func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
+
+// recordHang records that the endpoint hangs, and writes its mark. again says that the previous attempt hung, too, and warned that the
+// endpoint has a mark already.
+func (s *slot) recordHang(ctx context.Context, again, warned bool) {
+	l := s.lanes
 	l.mu.Lock()
-	s.e.noteHang(s.hung, l.now())
+	s.e.noteHang(again, l.now())
 	until := s.e.slowUntil
 	l.grantFast(s.e)
 	l.mu.Unlock()
-	if !s.warned {
-		l.markHanging(ctx, s.Endpoint, until)
+	if !warned {
+		l.markHanging(ctx, s.call.Endpoint, until)
 	}
 }
 
 // Warn tells other processes that an attempt in the slow lane hangs.
-func (s *Slot) Warn(ctx context.Context) {
-	if l := s.lanes; l.limits.Hurry > 0 {
-		l.markHanging(ctx, s.Endpoint, l.now().Add(slowLaneProbes))
+func (s *SlowSlot) Warn(ctx context.Context) {
+	if l := s.lanes; l.limits.MinWait > 0 {
+		l.markHanging(ctx, s.call.Endpoint, l.now().Add(slowLaneProbes))
 	}
 }
 
@@ -417,8 +425,8 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 
 // HasWarning reports whether a process has found that the endpoint hangs. It reads the endpoint's mark from the store, so callers use it only
 // after an attempt has taken longer than usual.
-func (s *Slot) HasWarning(ctx context.Context) bool {
-	s.warned = s.lanes.readMark(ctx, s.Endpoint) != nil
+func (s *FastSlot) HasWarning(ctx context.Context) bool {
+	s.warned = s.lanes.readMark(ctx, s.call.Endpoint) != nil
 	return s.warned
 }
 

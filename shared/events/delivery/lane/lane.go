@@ -9,7 +9,8 @@
 // waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only for as long as the endpoint usually takes
 // to answer, for example 100 ms. A slower attempt is detached from the page. It continues in the background, while the process handles the
 // next batches, until Patience is over. A page that is not in a hurry waits for the full Patience, because Lambda may freeze the process
-// after the batch, and with it the attempt. See [Call.Hurry], [Slot.Usual] and [Slot.Rest].
+// after the batch, and with it the attempt. See [PageWait], [FastSlot] and
+// [DetachedSlot].
 package lane
 
 import (
@@ -26,13 +27,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Lanes are the fast and the slow lane of a process. Every attempt holds a [Slot], from [Lanes.Reserve] or [Lanes.ReserveSlow] until
-// [Slot.Done]. A slot also counts the bytes of the attempt's bodies, so that memory is bounded even if payloads are large.
+// Lanes are the fast and the slow lane of a process. Every attempt holds a slot from [Lanes.Reserve] or [Lanes.ReserveSlow] until
+// the slot's Done. A slot also counts the bytes of the attempt's bodies, so that memory is bounded even if payloads are large.
 //
 // The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. The same holds for all
-// unhurried endpoints together, i.e. endpoints that need over [unhurriedAnswer] for an answer. Waiting attempts are served in turn: the
-// principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in which their
-// events were queued.
+// endpoints together that are not quick, i.e. that need [quickAnswer] or longer for an answer, or may hang. Waiting attempts are served in
+// turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in
+// which their events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -57,25 +58,25 @@ type Lanes struct {
 type Limits struct {
 	Attempts    int   // concurrent attempts in the fast lane
 	PerEndpoint int   // how many of them may be to one endpoint
-	Detached    int   // attempts that continue after their page has stopped waiting for them; see [Slot.Detach]
+	Detached    int   // attempts that continue after their page has stopped waiting for them; see [FastSlot.Detach]
 	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
 	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
 	// Patience is how long an attempt may keep a slot of the fast lane without an answer. 0 means until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for example 100 ms.
+	// MinWait is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for example 100 ms.
 	// While another attempt to the endpoint hangs, the minimum is a tenth of it. 0 means that pages are never in a hurry; see the package
 	// comment.
-	Hurry time.Duration
+	MinWait time.Duration
 }
 
 const (
 	// unproven limits the concurrent attempts to an endpoint that has never answered with success, because it may hang.
 	unproven = 8
-	// An endpoint whose last answer took unhurriedAnswer or longer counts as unhurried. Unhurried endpoints, and endpoints that may hang,
+	// An endpoint whose last answer took quickAnswer or longer is not quick. Endpoints that are not quick, and endpoints that may hang,
 	// together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
-	unhurriedAnswer = 200 * time.Millisecond
+	quickAnswer = 200 * time.Millisecond
 	// maxWaiters is the number of attempts per slot of the fast lane that may wait. If more wait, only principals with less than the
 	// average number of waiting attempts may add one.
 	maxWaiters = 16
@@ -86,7 +87,7 @@ func New(db store.DB, limits Limits, now func() time.Time) *Lanes {
 	l := &Lanes{limits: limits, rate: endpointRates{db: db, limit: limits.Rate, now: now}, now: now, waiting: map[string]int{}}
 	all := usage{slots: limits.Attempts, bytes: limits.Bytes / 2}
 	l.pools[quickPool].limit = all
-	l.pools[unhurriedPool].limit = usage{slots: max(1, all.slots*3/4), bytes: max(1, all.bytes*3/4)}
+	l.pools[otherPool].limit = usage{slots: max(1, all.slots*3/4), bytes: max(1, all.bytes*3/4)}
 	return l
 }
 
@@ -118,11 +119,10 @@ type Call struct {
 	Principal string // the principal's id and workspace
 	Bytes     int64  // the size of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
-	// Hurry is set if the page is in a hurry, because the process probably gets another batch soon. The page then waits only for [Slot.Usual],
-	// the time that the endpoint usually takes to answer, and a slower attempt continues without the page until [Limits.Patience] is over.
-	// Hurry has no effect until the endpoint has answered an attempt with success, because its usual time is not known before.
-	Hurry bool
 }
+
+// bytesHeld returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
+func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
 type Verdict int
@@ -136,18 +136,20 @@ const (
 	TooLate
 )
 
-// Patience is how long a page waits for slots.
-type Patience struct {
-	// Busy is the time until which the page waits if its endpoint has as many attempts under way as allowed. Others is the time until which
-	// it waits if only other endpoints' attempts use up the slots.
-	Busy, Others time.Time
-	// Hurry is [Call.Hurry] of the page's attempts.
-	Hurry bool
+// PageWait says how long the page of a first attempt waits.
+type PageWait struct {
+	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
+	// until which it waits if only other endpoints' attempts use up the slots.
+	IfBusy, IfFull time.Time
+	// InHurry is set if the process probably gets another batch soon. The page then waits only for [FastSlot.Usual], the time that the
+	// endpoint usually takes to answer, and a slower attempt continues without the page until [Limits.Patience] is over. InHurry has no effect
+	// until the endpoint has answered an attempt with success, because its usual time is not known before.
+	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as p says. The verdict is SlowLane if earlier deliveries wait for the
-// endpoint's rate limit, because a first attempt must not overtake them.
-func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict) {
+// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The verdict is SlowLane if earlier deliveries wait
+// for the endpoint's rate limit, because a first attempt must not overtake them.
+func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
 	}
@@ -158,7 +160,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 		return nil, SlowLane
 	}
 	probe := e.startProbe(l.now())
-	if probe && e.silent && l.limits.Hurry > 0 {
+	if probe && e.silent && l.limits.MinWait > 0 {
 		l.mu.Unlock()
 		if l.spareProbe(ctx, e) {
 			return nil, SlowLane
@@ -166,7 +168,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 		l.mu.Lock()
 	}
 	if pool := l.poolOf(e); len(e.flows) == 0 && len(pool.ring) == 0 && !l.full(e, c.Bytes) && l.fits(pool, c.Bytes) {
-		s := l.take(e, pool, c)
+		s := l.take(e, pool, c, wait.InHurry)
 		l.mu.Unlock()
 		return s, Granted
 	}
@@ -174,11 +176,11 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 		l.mu.Unlock()
 		return nil, TooLate
 	}
-	w := &waiter{call: c, probe: probe, ready: make(chan struct{})}
+	w := &waiter{call: c, hurry: wait.InHurry, probe: probe, ready: make(chan struct{})}
 	l.enqueue(e, w)
 	l.mu.Unlock()
 
-	until := p.Busy
+	until := wait.IfBusy
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	for ended := false; ; {
@@ -196,9 +198,9 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 			return w.slot, w.Verdict
 		default:
 		}
-		if !ended && until.Before(p.Others) && !l.full(e, c.Bytes) {
+		if !ended && until.Before(wait.IfFull) && !l.full(e, c.Bytes) {
 			l.mu.Unlock()
-			until = p.Others
+			until = wait.IfFull
 			timer.Reset(time.Until(until))
 			continue
 		}
@@ -222,132 +224,107 @@ func (l *Lanes) fits(p *pool, bytes int64) bool {
 }
 
 func (l *Lanes) poolOf(e *endpointState) *pool {
-	if e.took >= unhurriedAnswer || !e.proven || e.silent {
-		return &l.pools[unhurriedPool]
+	if e.took >= quickAnswer || !e.proven || e.silent {
+		return &l.pools[otherPool]
 	}
 	return &l.pools[quickPool]
 }
 
-func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
+func (l *Lanes) take(e *endpointState, p *pool, c Call, inHurry bool) *FastSlot {
 	e.fast++
 	e.fastBytes += c.Bytes
 	l.fast.add(c.Bytes)
 	p.used.add(c.Bytes)
-	s := &Slot{lanes: l, e: e, Call: c, kind: fastSlot, pool: p, hung: e.silent, Patience: l.limits.Patience}
+	s := &FastSlot{slot: slot{lanes: l, e: e, call: c}, pool: p, hung: e.silent, Wait: l.limits.Patience}
 	if s.hung { // a probe of a hanging endpoint must not hold up its page for long, and the slow lane serves the endpoint meanwhile
-		s.Patience = min(s.Patience, l.limits.SlowAnswer/2)
+		s.Wait = min(s.Wait, l.limits.SlowAnswer/2)
 	}
-	if l.limits.Hurry > 0 {
-		s.Usual = min(l.usualLimit(e), s.Patience)
+	if l.limits.MinWait > 0 {
+		s.Usual = min(l.usualLimit(e), s.Wait)
 	}
-	if s.Usual > 0 && c.Hurry && e.proven {
-		s.Patience = s.Usual
-		s.Rest = l.limits.Patience - s.Patience
+	if s.Usual > 0 && inHurry && e.proven {
+		s.Wait = s.Usual
+		s.Rest = l.limits.Patience - s.Wait
 	}
 	return s
 }
 
-// Slot is the permission to make one attempt.
-type Slot struct {
-	lanes *Lanes
-	e     *endpointState
-	Call
-	kind   slotKind
-	pool   *pool // only for the fast lane
-	Waited bool  // whether the attempt waited for the slot
-	// Patience is how long the page waits for an answer. 0 means until the attempt ends. In the slot of a detached attempt, which no page
-	// waits for, Patience is the time after which the attempt counts as hanging.
-	Patience time.Duration
-	// Rest is the time that an attempt still has after Patience. It is 0 unless the page is in a hurry. For example, if the page waits for
+// slot is the common part of all slots.
+type slot struct {
+	lanes    *Lanes
+	e        *endpointState
+	call     Call
+	released bool
+}
+
+// Start reports whether the endpoint's rate limit allows the attempt now. It must be called right before the POST. url is the endpoint's
+// URL, which a slot of the slow lane does not have before.
+func (s *slot) Start(ctx context.Context, url string) bool {
+	if !s.lanes.rate.allow(ctx, s.call.Endpoint) {
+		return false
+	}
+	s.call.URL = url
+	return true
+}
+
+// record records the outcome of the slot's attempt. The caller holds the lock.
+func (s *slot) record(out webhook.Outcome) {
+	if s.call.URL != "" {
+		s.lanes.record(s.call.Endpoint, s.call.URL, out, s.lanes.now())
+	}
+}
+
+// Unused is the outcome for [FastSlot.Done] and [SlowSlot.Done] if no attempt was made.
+var Unused = webhook.Outcome{Category: webhook.Aborted}
+
+// FastSlot is the permission to make a first attempt, for which a page waits.
+//
+//	0 ─────▶ Usual ─────▶ Wait ─────▶ Wait + Rest
+//	           │            │             └ the attempt is canceled
+//	           │            └ the page detaches the attempt, or waits for it if that is not possible
+//	           └ the page stops waiting if a process has found that the endpoint hangs
+type FastSlot struct {
+	slot
+	pool   *pool
+	Waited bool // whether the attempt waited for the slot
+	// Wait is how long the page waits for an answer before it calls [FastSlot.Detach]. 0 means until the attempt ends.
+	Wait time.Duration
+	// Rest is the time that the attempt still has after Wait. It is 0 unless the page is in a hurry. For example, if the page waits for
 	// 100 ms of the 3 s in [Limits.Patience], Rest is 2.9 s.
 	Rest time.Duration
-	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 if [Limits.Hurry] is 0. A page in a hurry waits only this
-	// long. Other pages then call [Slot.HasWarning], which tells them whether to wait any longer.
+	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 if [Limits.MinWait] is 0. A page in a hurry waits only
+	// this long. Other pages then call [FastSlot.HasWarning], which tells them whether to wait any longer.
 	Usual  time.Duration
 	hung   bool // the endpoint did not answer the last attempt in time
 	warned bool // another process knows that
-	// doubtful is true for an attempt in the slow lane that may hang. It counts as a hanging attempt for the limit of memory.
-	doubtful bool
-	origin   *originState // set if the slot counts for the origin's limits
 }
 
-type slotKind int
-
-const (
-	noSlot slotKind = iota
-	fastSlot
-	slowSlot
-	hangingSlot
-)
-
-// Unused is the outcome for [Slot.Done] if no attempt was made.
-var Unused = webhook.Outcome{Category: webhook.Aborted}
-
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
-func (s *Slot) Done(out webhook.Outcome) {
+func (s *FastSlot) Done(out webhook.Outcome) {
 	l := s.lanes
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.kind == noSlot {
+	if s.released {
 		return
 	}
-	kind, now := s.kind, l.now()
 	s.release()
-	if s.URL != "" {
-		l.record(s.Endpoint, s.URL, out, now)
-	}
-	if kind == slowSlot {
-		l.grantSlow(s.e, now)
-	}
+	s.record(out)
 	l.grantFast(s.e)
 }
 
 // release frees what the slot uses of all limits. The caller holds the lock.
-func (s *Slot) release() {
-	l, e := s.lanes, s.e
-	switch s.kind {
-	case fastSlot:
-		e.fast--
-		e.fastBytes -= s.Bytes
-		l.fast.remove(s.Bytes)
-		s.pool.used.remove(s.Bytes)
-	case slowSlot:
-		e.slow--
-		e.slowBytes -= s.bytesHeld()
-		if s.doubtful {
-			l.hangingBytes.release(s.Principal, s.bytesHeld())
-		} else {
-			l.slowBytes.release(s.Principal, s.bytesHeld())
-		}
-		if s.origin != nil {
-			s.origin.doubtful.release(s.Principal)
-		}
-	case hangingSlot:
-		e.hanging--
-		l.detached--
-		l.hangingBytes.release(s.Principal, s.bytesHeld())
-		s.origin.hanging.release(s.Principal)
-	}
-	s.kind = noSlot
-}
-
-// bytesHeld returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
-func (s *Slot) bytesHeld() int64 { return 2 * s.Bytes }
-
-// Start reports whether the endpoint's rate limit allows the attempt now. It must be called right before the POST. url is the endpoint's
-// URL, which a slot of the slow lane does not have before.
-func (s *Slot) Start(ctx context.Context, url string) bool {
-	if !s.lanes.rate.allow(ctx, s.Endpoint) {
-		return false
-	}
-	s.URL = url
-	return true
+func (s *FastSlot) release() {
+	s.released = true
+	s.e.fast--
+	s.e.fastBytes -= s.call.Bytes
+	s.lanes.fast.remove(s.call.Bytes)
+	s.pool.used.remove(s.call.Bytes)
 }
 
 // Detach lets an attempt continue after its page has stopped waiting for it. It releases the slot and returns another one, which the caller
 // releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits for the
-// slot's Rest after all. If there is still no answer, the caller calls [Slot.Hang], cancels the attempt and releases the slot.
-func (s *Slot) Detach() *Slot {
+// slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases the slot.
+func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,32 +332,58 @@ func (s *Slot) Detach() *Slot {
 		e.noteHang(s.hung, l.now())
 	}
 	may := (s.Rest > 0 || s.Usual == 0) && l.detached < l.limits.Detached && e.hanging < maxHanging &&
-		l.hangingBytes.fits(s.Principal, s.bytesHeld(), l.limits.Bytes/4) && e.origin.hanging.take(s.Principal, maxOriginHanging)
-	var detached *Slot
+		l.hangingBytes.fits(s.call.Principal, s.call.bytesHeld(), l.limits.Bytes/4) && e.origin.hanging.take(s.call.Principal, maxOriginHanging)
+	var detached *DetachedSlot
 	if may {
 		s.release()
-		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin, hung: s.hung, warned: s.warned}
+		detached = &DetachedSlot{slot: slot{lanes: l, e: e, call: s.call}, origin: e.origin, hung: s.hung, warned: s.warned}
 		if s.Rest > 0 {
-			detached.Usual = s.Usual
-			detached.Patience = max(1, l.limits.SlowAnswer-s.Patience)
-			detached.Rest = max(1, s.Rest-detached.Patience)
+			detached.HangsAfter = max(1, l.limits.SlowAnswer-s.Wait)
+			detached.Rest = max(1, s.Rest-detached.HangsAfter)
 		}
 		e.hanging++
 		l.detached++
-		l.hangingBytes.add(s.Principal, s.bytesHeld())
+		l.hangingBytes.add(s.call.Principal, s.call.bytesHeld())
 	}
 	l.grantFast(e)
 	return detached
+}
+
+// DetachedSlot is the permission to continue a first attempt for which its page no longer waits.
+type DetachedSlot struct {
+	slot
+	origin *originState
+	// HangsAfter is the time after which the attempt counts as hanging, and the caller calls [DetachedSlot.Hang]. Rest is the time that the
+	// attempt still has after that. Both are 0 if the attempt may continue until it ends.
+	HangsAfter, Rest time.Duration
+	hung, warned     bool // as in [FastSlot]
+}
+
+// Done releases the slot and records its attempt's outcome. Further calls have no effect.
+func (s *DetachedSlot) Done(out webhook.Outcome) {
+	l := s.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.released {
+		return
+	}
+	s.released = true
+	s.e.hanging--
+	l.detached--
+	l.hangingBytes.release(s.call.Principal, s.call.bytesHeld())
+	s.origin.hanging.release(s.call.Principal)
+	s.record(out)
+	l.grantFast(s.e)
 }
 
 // The types below hold the attempts that wait for a slot of the fast lane, so that principals and endpoints can take turns.
 
 const (
 	quickPool = iota
-	unhurriedPool
+	otherPool
 )
 
-// pool is a part of the fast lane: one is for quick endpoints, the other for unhurried endpoints and endpoints that may hang.
+// pool is a part of the fast lane: one is for quick endpoints, the other for all others.
 type pool struct {
 	limit, used usage
 	ring        []*share // the principals with attempts that could start, in turn
@@ -405,9 +408,10 @@ type flow struct {
 type waiter struct {
 	flow  *flow
 	call  Call
+	hurry bool // its page is in a hurry
 	probe bool
 	ready chan struct{} // closed when the verdict is known
-	slot  *Slot
+	slot  *FastSlot
 	Verdict
 }
 
@@ -483,7 +487,7 @@ func (l *Lanes) remove(w *waiter) {
 }
 
 // endWait ends the wait of an attempt.
-func (l *Lanes) endWait(w *waiter, s *Slot, v Verdict) {
+func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	l.remove(w)
 	w.slot, w.Verdict = s, v
 	close(w.ready)
@@ -529,7 +533,7 @@ func (l *Lanes) grantFrom(p *pool) bool {
 		case !l.fits(p, w.call.Bytes):
 			return false
 		default:
-			s := l.take(f.e, p, w.call)
+			s := l.take(f.e, p, w.call, w.hurry)
 			s.Waited = true
 			l.endWait(w, s, Granted)
 			return true

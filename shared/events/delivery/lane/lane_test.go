@@ -30,8 +30,8 @@ func to(url string) Call {
 }
 
 // waitFor returns the patience of a page that starts to wait now.
-func waitFor(busy, others time.Duration) Patience {
-	return Patience{Busy: time.Now().Add(busy), Others: time.Now().Add(others)}
+func waitFor(busy, others time.Duration) PageWait {
+	return PageWait{IfBusy: time.Now().Add(busy), IfFull: time.Now().Add(others)}
 }
 
 func TestEndpointSlots(t *testing.T) {
@@ -41,7 +41,7 @@ func TestEndpointSlots(t *testing.T) {
 			l := someLanes(8, 2)
 			first, _ := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
 			first.Done(webhook.Outcome{Status: 200})
-			var held []*Slot
+			var held []*FastSlot
 			for range 2 {
 				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
 				if v != Granted {
@@ -80,7 +80,7 @@ func TestEndpointSlots(t *testing.T) {
 	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
 		l := someLanes(1000, 2)
 		for i := range 3 * maxEndpoint {
-			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), Patience{})
+			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), PageWait{})
 			if v != Granted {
 				t.Fatal("a new endpoint has no slot")
 			}
@@ -106,7 +106,7 @@ func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(32, 8)
-				reserve := func(url string) (*Slot, Verdict) { return l.Reserve(t.Context(), to(url), Patience{}) }
+				reserve := func(url string) (*FastSlot, Verdict) { return l.Reserve(t.Context(), to(url), PageWait{}) }
 				good, _ := reserve("https://good.example.com/")
 				good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
 				for i := range 32 {
@@ -144,7 +144,7 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 		const url = "https://hooks.example.com/a"
 		// wait returns how long first attempts take the slow lane after an attempt that was not answered in time.
 		wait := func() time.Duration {
-			s, v := l.Reserve(t.Context(), to(url), Patience{})
+			s, v := l.Reserve(t.Context(), to(url), PageWait{})
 			if v != Granted {
 				t.Fatalf("got verdict %v, want a slot", v)
 			}
@@ -168,7 +168,7 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 			}
 			time.Sleep(got)
 		}
-		s, _ := l.Reserve(t.Context(), to(url), Patience{})
+		s, _ := l.Reserve(t.Context(), to(url), PageWait{})
 		s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
 		if got := wait(); !in(got, slowFor) {
 			t.Errorf("WHK-16 after a success: first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
@@ -178,18 +178,16 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 
 func TestAttemptsInAHurry(t *testing.T) {
 	const url = "https://hooks.example.com/a"
-	hurried := func(t *testing.T, took ...time.Duration) (*Lanes, func() *Slot) {
+	hurried := func(t *testing.T, took ...time.Duration) (*Lanes, func() *FastSlot) {
 		l := someLanes(128, 64)
-		l.limits.Hurry, l.limits.Detached = 100*time.Millisecond, 128
+		l.limits.MinWait, l.limits.Detached = 100*time.Millisecond, 128
 		l.rate.db = openStore(t)
 		for _, took := range took {
-			s, _ := l.Reserve(t.Context(), to(url), Patience{})
+			s, _ := l.Reserve(t.Context(), to(url), PageWait{})
 			s.Done(webhook.Outcome{Status: 200, Took: took})
 		}
-		return l, func() *Slot {
-			c := to(url)
-			c.Hurry = true
-			s, v := l.Reserve(t.Context(), c, Patience{})
+		return l, func() *FastSlot {
+			s, v := l.Reserve(t.Context(), to(url), PageWait{InHurry: true})
 			if v != Granted {
 				t.Fatalf("got verdict %v, want a slot", v)
 			}
@@ -210,8 +208,8 @@ func TestAttemptsInAHurry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, reserve := hurried(t, c.took...)
-				if s := reserve(); s.Patience.Round(ms) != c.want || s.Rest != 0 && s.Patience+s.Rest != 3*time.Second {
-					t.Errorf("a page waits for %v and the attempt for another %v, want %v of 3s", s.Patience, s.Rest, c.want)
+				if s := reserve(); s.Wait.Round(ms) != c.want || s.Rest != 0 && s.Wait+s.Rest != 3*time.Second {
+					t.Errorf("a page waits for %v and the attempt for another %v, want %v of 3s", s.Wait, s.Rest, c.want)
 				}
 			})
 		})
@@ -220,16 +218,16 @@ func TestAttemptsInAHurry(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l, reserve := hurried(t, steady(20*ms)...)
 			first := reserve().Detach()
-			if first.Patience+100*ms != time.Second || first.Patience+first.Rest+100*ms != 3*time.Second {
-				t.Errorf("it hangs after %v and ends after another %v", first.Patience, first.Rest)
+			if first.HangsAfter != 900*ms || first.Rest != 2*time.Second {
+				t.Errorf("the attempt hangs after %v and ends after another %v, want 900ms and 2s", first.HangsAfter, first.Rest)
 			}
 			second := reserve()
-			if second.Patience.Round(ms) != 20*ms {
-				t.Errorf("the next page waits for %v, want 20ms", second.Patience)
+			if second.Wait.Round(ms) != 20*ms {
+				t.Errorf("the next page waits for %v, want 20ms", second.Wait)
 			}
 			second.Done(webhook.Outcome{Status: 200, Took: 20 * ms})
 			first.Hang(t.Context())
-			if _, v := l.Reserve(t.Context(), to(url), Patience{}); v != SlowLane {
+			if _, v := l.Reserve(t.Context(), to(url), PageWait{}); v != SlowLane {
 				t.Errorf("got verdict %v, want the slow lane", v)
 			}
 			first.Done(webhook.Outcome{Status: 200, Took: 900 * ms})
@@ -239,7 +237,7 @@ func TestAttemptsInAHurry(t *testing.T) {
 	t.Run("WHK-16 a burst makes an endpoint slower: as many attempts as may are detached, and the other ones have time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			_, reserve := hurried(t, steady(20*ms)...)
-			var slots []*Slot
+			var slots []*FastSlot
 			for range 64 {
 				slots = append(slots, reserve())
 			}
@@ -271,11 +269,11 @@ func TestTheSlowLaneProbesForAllProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				pages, other := someLanes(128, 64), someLanes(128, 64)
-				pages.limits.Hurry, other.limits.Hurry = 100*time.Millisecond, 100*time.Millisecond
+				pages.limits.MinWait, other.limits.MinWait = 100*time.Millisecond, 100*time.Millisecond
 				pages.rate.db = openStore(t)
 				other.rate.db = pages.rate.db
 				began := time.Now()
-				s, _ := pages.Reserve(t.Context(), to(url), Patience{})
+				s, _ := pages.Reserve(t.Context(), to(url), PageWait{})
 				s.Hang(t.Context())
 				s.Done(Unused)
 				time.Sleep(30 * time.Second)
@@ -286,7 +284,7 @@ func TestTheSlowLaneProbesForAllProcesses(t *testing.T) {
 				}
 				for _, second := range slices.Sorted(maps.Keys(c.want)) {
 					time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
-					s, got := pages.Reserve(t.Context(), to(url), Patience{})
+					s, got := pages.Reserve(t.Context(), to(url), PageWait{})
 					expect.Equal(t, fmt.Sprintf("the verdict after %d s", second), got, c.want[second])
 					if s != nil {
 						s.Done(Unused)
@@ -304,12 +302,12 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 		s, _ := l.ReserveSlow(t.Context(), to(url))
 		s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
 		time.Sleep(hangPause)
-		s, v := l.Reserve(t.Context(), to(url), Patience{})
+		probe, v := l.Reserve(t.Context(), to(url), PageWait{})
 		if v != Granted {
 			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
 		}
-		expect.Equal(t, "WHK-16 the patience of the probe", s.Patience, 500*time.Millisecond)
-		s.Detach().Done(Unused)
+		expect.Equal(t, "WHK-16 how long the page waits for the probe", probe.Wait, 500*time.Millisecond)
+		probe.Detach().Done(Unused)
 		if got := time.Until(l.byID[url].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
 			t.Errorf("WHK-16 first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
 		}
@@ -323,17 +321,17 @@ func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(100, 25)
 				l.limits.Bytes = 32 << 20
-				reserve := func(host, principal string) *Slot {
+				reserve := func(host, principal string) *SlowSlot {
 					url := "https://" + host + ".example.com/"
 					if hang && l.byID[url] == nil {
-						s, _ := l.Reserve(t.Context(), to(url), Patience{})
+						s, _ := l.Reserve(t.Context(), to(url), PageWait{})
 						s.Done(webhook.Outcome{Status: 503, Category: webhook.HTTP5xx})
 						time.Sleep(busyPause)
 					}
 					s, _ := l.ReserveSlow(t.Context(), Call{Endpoint: url, URL: url, Principal: principal, Bytes: 240 << 10})
 					return s
 				}
-				var slots []*Slot
+				var slots []*SlowSlot
 				for i := range 100 {
 					if s := reserve(fmt.Sprint("h", i), "mallory"); s != nil {
 						slots = append(slots, s)
@@ -386,7 +384,7 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(8*attempts, 2)
-				s, v := l.Reserve(t.Context(), to(url), Patience{})
+				s, v := l.Reserve(t.Context(), to(url), PageWait{})
 				if v != Granted {
 					t.Fatal("no slot for the first")
 				}
@@ -508,9 +506,9 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 				l.record(urls[s.endpoint], urls[s.endpoint], s.out, now)
 				l.mu.Unlock()
 			}
-			_, v := l.Reserve(t.Context(), to(urls[0]), Patience{})
+			_, v := l.Reserve(t.Context(), to(urls[0]), PageWait{})
 			expect.Equal(t, "a neighbor is slow", v == SlowLane, c.slow)
-			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), Patience{}); v != Granted {
+			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), PageWait{}); v != Granted {
 				t.Errorf("verdict %v for another origin, want granted", v)
 			}
 		})

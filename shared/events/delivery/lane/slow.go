@@ -5,18 +5,56 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
+
+// SlowSlot is the permission to make an attempt in the slow lane, for which no page waits.
+type SlowSlot struct {
+	slot
+	doubtful bool         // the attempt may hang, so it counts as a hanging attempt for the limit of memory
+	origin   *originState // set if the slot counts for the origin's limit of doubtful attempts
+}
+
+// Done releases the slot and records its attempt's outcome. Further calls have no effect.
+func (s *SlowSlot) Done(out webhook.Outcome) {
+	l := s.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.released {
+		return
+	}
+	s.released = true
+	s.e.slow--
+	s.e.slowBytes -= s.call.bytesHeld()
+	l.bytesOf(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
+	if s.origin != nil {
+		s.origin.doubtful.release(s.call.Principal)
+	}
+	s.record(out)
+	l.grantSlow(s.e, l.now())
+	l.grantFast(s.e)
+}
+
+// bytesOf returns the counter for the bytes of the slow lane's attempts. Doubtful attempts share one with detached attempts.
+func (l *Lanes) bytesOf(doubtful bool) *byteShares {
+	if doubtful {
+		return &l.hangingBytes
+	}
+	return &l.slowBytes
+}
 
 // slowWaiter is an attempt that waits for a slot of the slow lane.
 type slowWaiter struct {
-	slot  *Slot
+	call  Call
+	slot  *SlowSlot
 	ready chan struct{} // closed when it has got one
 }
 
 // ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. If the endpoint answers quickly,
 // even with failures, it waits up to [slotWait] for a slot. A delivery that goes back to the queue would lose more time, and
 // more with each return.
-func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
+func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
 	s, wait = l.takeSlow(e, c, l.now())
@@ -24,7 +62,7 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Dur
 		l.mu.Unlock()
 		return s, wait
 	}
-	w := &slowWaiter{slot: &Slot{Call: c}, ready: make(chan struct{})}
+	w := &slowWaiter{call: c, ready: make(chan struct{})}
 	e.queued = append(e.queued, w)
 	l.queued++
 	l.mu.Unlock()
@@ -46,18 +84,15 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Dur
 }
 
 // takeSlow returns a slot of the slow lane, or the time after which to try again. The caller holds the lock.
-func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
-	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
-	used, others := &l.slowBytes, e.slow+e.hanging
-	if s.doubtful {
-		used = &l.hangingBytes
-	}
+func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, wait time.Duration) {
+	s = &SlowSlot{slot: slot{lanes: l, e: e, call: c}, doubtful: e.isDoubtful(now)}
+	used, others := l.bytesOf(s.doubtful), e.slow+e.hanging
 	switch limit := l.limits.Bytes / 4; {
 	case now.Before(e.openUntil):
 		return nil, e.openUntil.Sub(now)
 	case !e.openUntil.IsZero() && others > 0: // a probe is under way
 		return nil, probeTime / 2
-	case others >= e.limit, !used.fits(c.Principal, s.bytesHeld(), limit), e.slow > 0 && e.slowBytes+s.bytesHeld() > limit/4:
+	case others >= e.limit, !used.fits(c.Principal, c.bytesHeld(), limit), e.slow > 0 && e.slowBytes+c.bytesHeld() > limit/4:
 		return nil, time.Second
 	case s.doubtful && e.origin != nil:
 		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
@@ -66,8 +101,8 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait
 		s.origin = e.origin
 	}
 	e.slow++
-	e.slowBytes += s.bytesHeld()
-	used.add(c.Principal, s.bytesHeld())
+	e.slowBytes += c.bytesHeld()
+	used.add(c.Principal, c.bytesHeld())
 	return s, 0
 }
 
@@ -75,7 +110,7 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait
 func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
 	for len(e.queued) > 0 {
 		w := e.queued[0]
-		s, _ := l.takeSlow(e, w.slot.Call, now)
+		s, _ := l.takeSlow(e, w.call, now)
 		if s == nil {
 			return
 		}
