@@ -129,6 +129,9 @@ func (s lineStore) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return s.write(ctx, func() error { return s.DB.WriteAll(ctx, ops...) })
 }
 
+func (s lineStore) Unhurried() store.DB { return lineStore{store.Unhurried(s.DB), s.line} }
+func (s lineStore) Batched() store.DB   { return lineStore{store.Batched(s.DB), s.line} }
+
 // watchedStore is a lineStore that announces its writes.
 type watchedStore struct {
 	lineStore

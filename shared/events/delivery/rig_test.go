@@ -77,7 +77,7 @@ func (m mortal) Write(ctx context.Context, ops ...store.Op) error {
 
 func (m mortal) WriteAll(ctx context.Context, ops ...store.Op) error {
 	m.r.enter(ctx)
-	return m.r.step(func() error { return m.DB.WriteAll(context.Background(), ops...) }) // immediately, also if it is unhurried
+	return m.r.step(func() error { return m.DB.WriteAll(ctx, ops...) })
 }
 
 func (m mortal) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {

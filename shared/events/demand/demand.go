@@ -340,7 +340,7 @@ func (c Cursor) Save(ctx context.Context, _, cursor string) error {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(cursor), maxCursor)
 	}
 	// If the process dies before the cursor is written, the backend sends some events again.
-	return fault.Wrap(fault.Unavailable, c.DB.WriteAll(store.Unhurried(ctx), store.Put(cursorItem(c.Workspace, c.URI, cursor))), "keep the cursor of a backend")
+	return fault.Wrap(fault.Unavailable, store.Unhurried(c.DB).WriteAll(ctx, store.Put(cursorItem(c.Workspace, c.URI, cursor))), "keep the cursor of a backend")
 }
 
 func cursorItem(workspace, uri, cursor string) store.Item {
@@ -362,8 +362,17 @@ func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool
 // MarkSeen remembers a published event or gap for [Registry.WasSeen]. If the process dies after it has published an event and before
 // MarkSeen, the backend may send the event again, and the events queue drops the repetition. The queue does not drop a repeated gap.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
+	return markSeen(ctx, r.DB, workspace, uri, id)
+}
+
+// MarkSeenUnhurried is [Registry.MarkSeen] with [store.Unhurried].
+func (r *Registry) MarkSeenUnhurried(ctx context.Context, workspace, uri, id string) error {
+	return markSeen(ctx, store.Unhurried(r.DB), workspace, uri, id)
+}
+
+func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
-	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
+	return fault.Wrap(fault.Unavailable, db.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
 // Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a

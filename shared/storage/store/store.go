@@ -263,23 +263,29 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-type unhurried struct{}
-
-// Unhurried returns a context for writes for which no caller has to wait, such as records of sources. A store with group commit
-// returns immediately from such a write. It commits these writes in their order with the next other write, at most tens of
-// milliseconds later. If the process dies before that, they are lost. Errors are logged.
-func Unhurried(ctx context.Context) context.Context {
-	return context.WithValue(ctx, unhurried{}, false)
+// GroupCommitter is a store whose commits have the writes of many callers, so that a caller need not wait for the commit.
+type GroupCommitter interface {
+	Unhurried() DB
+	Batched() DB
 }
 
-// Batched returns a context for unhurried writes that the store may hold back for some tens of milliseconds, to commit many of
-// them together. It commits them before later writes to the same table. See [Unhurried].
-func Batched(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
+// Unhurried returns the store for writes for which no caller has to wait, such as records of sources. A [GroupCommitter] returns
+// immediately from such a write. It commits these writes in their order with the next other write, at most tens of milliseconds
+// later. If the process dies before that, they are lost. Errors and conflicts are logged. Other stores write as usual.
+func Unhurried(db DB) DB {
+	if g, ok := db.(GroupCommitter); ok {
+		return g.Unhurried()
+	}
+	return db
+}
 
-// IsUnhurried reports whether ctx comes from [Unhurried] or [Batched], and whether it comes from Batched.
-func IsUnhurried(ctx context.Context) (is, batched bool) {
-	batched, is = ctx.Value(unhurried{}).(bool)
-	return is, batched
+// Batched is like [Unhurried], but the store may hold the writes back for some tens of milliseconds, to commit many of them
+// together. It commits them before later writes to the same table.
+func Batched(db DB) DB {
+	if g, ok := db.(GroupCommitter); ok {
+		return g.Batched()
+	}
+	return db
 }
 
 // One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable; what describes the

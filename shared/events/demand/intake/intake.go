@@ -15,7 +15,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Reasons why an event is dropped. They are values of the metric GatewayMessagesDropped.
@@ -57,7 +56,7 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	switch err := in.Publish(ctx, workspace, out); {
 	case err == nil:
 		// No caller has to wait for this write, because the events queue drops repetitions of the next minutes.
-		return "", in.Demand.MarkSeen(store.Unhurried(ctx), workspace, uri, out.ID)
+		return "", in.Demand.MarkSeenUnhurried(ctx, workspace, uri, out.ID)
 	case fault.Is(err, fault.Unprocessable):
 		return Misfit, nil
 	case fault.Is(err, fault.Invalid), fault.Is(err, fault.TooLarge), fault.Is(err, fault.NotFound):

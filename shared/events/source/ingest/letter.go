@@ -237,7 +237,7 @@ func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted
 		ops[i] = store.Put(store.Item{Key: key, Value: value, Expires: expires})
 		s.recent.Put(key, seen{accepted, expires})
 	}
-	return s.DB.WriteAll(store.Unhurried(ctx), ops...)
+	return store.Unhurried(s.DB).WriteAll(ctx, ops...)
 }
 
 // identity recognizes a request that is sent again. It is zero for the documents of bus sources.

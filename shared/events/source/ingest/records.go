@@ -126,9 +126,9 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 		V: recordVersion, Time: o.Time.UTC(), Kind: o.Kind, Reason: clip(o.Reason, maxReason), Name: clip(o.Name, maxID),
 		URI: clip(o.URI, maxURI), ID: clip(o.ID, maxID), Omitted: omitted,
 	})
-	ctx, cancel := context.WithTimeout(store.Unhurried(context.WithoutCancel(ctx)), recordTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()
-	err := r.db.Write(ctx, store.Put(store.Item{
+	err := store.Unhurried(r.db).Write(ctx, store.Put(store.Item{
 		Key: store.Key{
 			Table: store.Deliveries, Partition: ofSource(o.Workspace, o.Source), Sort: fmt.Sprintf("%016d#%.8s", o.Time.UnixMicro(), rand.Text()),
 		},

@@ -356,18 +356,18 @@ func TestCachedSessionIsNeverOlderThanAnAnsweredWrite(t *testing.T) {
 // TestUnhurriedWritesKeepTheirOrder checks that the later of two writes to a table wins, in all combinations with a batched write.
 func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
-	put := func(ctx context.Context, sort string, version int64, tables ...store.Table) {
+	put := func(db store.DB, sort string, version int64, tables ...store.Table) {
 		t.Helper()
 		var ops []store.Op
 		for _, table := range tables {
 			ops = append(ops, store.Put(store.Item{Key: store.Key{Table: table, Partition: "p", Sort: sort}, Version: version}))
 		}
-		expect.OK(t, db.Write(ctx, ops...))
+		expect.OK(t, db.Write(t.Context(), ops...))
 	}
-	hurried, unhurried, batched := t.Context(), store.Unhurried(t.Context()), store.Batched(t.Context())
+	hurried, unhurried, batched := store.DB(db), store.Unhurried(db), store.Batched(db)
 	for _, tt := range []struct {
 		name         string
-		first, later context.Context
+		first, later store.DB
 	}{
 		{"batched, then hurried", batched, hurried},
 		{"batched, then unhurried", batched, unhurried},
@@ -377,7 +377,7 @@ func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 		put(tt.first, tt.name, 1, store.Deliveries, store.Log)
 		put(tt.later, tt.name, 2, store.Deliveries)
 		put(hurried, "last", 0, store.Deliveries) // commits all others
-		items := expect.Value(db.Get(hurried, store.Key{Table: store.Deliveries, Partition: "p", Sort: tt.name}))(t)
+		items := expect.Value(db.Get(t.Context(), store.Key{Table: store.Deliveries, Partition: "p", Sort: tt.name}))(t)
 		if items[0] == nil || items[0].Version != 2 {
 			t.Errorf("%s: got the item %+v, want version 2", tt.name, items[0])
 		}
@@ -398,7 +398,7 @@ func TestABatchedWriteDoesNotReadAbandonedOperations(t *testing.T) {
 	})
 	ops := []store.Op{op(store.Settings, 0)}
 	for i := range int64(500) {
-		expect.OK(t, db.Write(store.Batched(t.Context()), op(store.Deliveries, i)))
+		expect.OK(t, store.Batched(db).Write(t.Context(), op(store.Deliveries, i)))
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Microsecond)
 		if db.Write(short, ops...) != nil {
 			ops[0] = op(store.Settings, i) // the race detector notices if the writer reads it

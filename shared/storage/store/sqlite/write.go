@@ -18,7 +18,9 @@ import (
 
 // Write applies all operations or none. It may share its commit with other writes, but a conflict in one of them does not
 // affect the others.
-func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
+func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, awaited) }
+
+func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
@@ -28,7 +30,7 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if err := checkStamps(ops, true); err != nil {
 		return err
 	}
-	return db.submit(ctx, ops)
+	return db.submit(ctx, ops, c)
 }
 
 // bulk limits the operations of one job of [DB.WriteAll], so that other writes do not wait long.
@@ -36,6 +38,10 @@ const bulk = 250
 
 // WriteAll applies the operations in their order, in several jobs if there are many.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return db.writeAll(ctx, ops, awaited)
+}
+
+func (db *DB) writeAll(ctx context.Context, ops []store.Op, c commit) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
@@ -50,7 +56,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 		for size := 0; n < min(len(ops), bulk) && (n == 0 || size < maxPage); n++ {
 			size += len(ops[n].Item.Value)
 		}
-		if err := db.submit(ctx, ops[:n]); err != nil {
+		if err := db.submit(ctx, ops[:n], c); err != nil {
 			return err
 		}
 		ops = ops[n:]
@@ -58,13 +64,40 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return nil
 }
 
+// commit says when a write is committed.
+type commit int
+
+const (
+	awaited   commit = iota // before the caller continues
+	unhurried               // see [store.Unhurried]
+	batched                 // see [store.Batched]
+)
+
+// Unhurried and Batched implement [store.GroupCommitter].
+func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
+func (db *DB) Batched() store.DB   { return relaxed{db, batched} }
+
+// relaxed is the store for writes for which no caller waits.
+type relaxed struct {
+	*DB
+	commit commit
+}
+
+func (r relaxed) Write(ctx context.Context, ops ...store.Op) error {
+	return r.write(ctx, ops, r.commit)
+}
+
+func (r relaxed) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return r.writeAll(ctx, ops, r.commit)
+}
+
 var jobs = sync.Pool{New: func() any { return &write{} }}
 
-func (db *DB) submit(ctx context.Context, ops []store.Op) error {
-	if unhurried, batched := store.IsUnhurried(ctx); unhurried {
+func (db *DB) submit(ctx context.Context, ops []store.Op, c commit) error {
+	if c != awaited {
 		w := &write{db: db, ops: ops, tables: tablesOf(ops), unhurried: true}
 		var err error
-		if batched {
+		if c == batched {
 			err = db.engine.Batch(w, len(ops))
 		} else {
 			err = db.engine.Lazily(w)
