@@ -141,6 +141,20 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 	return s.Catalog(ctx, workspace)
 }
 
+// Try calls accept with the workspace's catalog and, if accept returns false, with the latest one. The catalog of this process may be
+// seconds old, and lack an event type that another process already uses. Try returns the last catalog, also if accept has refused it.
+func Try(ctx context.Context, s Source, workspace string, accept func(*Catalog) bool) (*Catalog, error) {
+	cat, err := s.Catalog(ctx, workspace)
+	if err == nil && accept(cat) || err != nil && !fault.Is(err, fault.NotFound) {
+		return cat, err
+	}
+	latest, err := Latest(ctx, s, workspace)
+	if err == nil && latest != cat {
+		accept(latest)
+	}
+	return latest, err
+}
+
 // Latest implements [Latest].
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
 	return s.read(ctx, workspace, true)

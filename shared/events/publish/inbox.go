@@ -141,25 +141,16 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 			in[i].Time = m.Sent.UTC()
 		}
 	}
-	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
-	if err == nil {
-		var out []queue.Outgoing
-		if out, err = b.check(cat, workspace, in, spans); !dependsOnCatalog(err) {
-			return out, err
-		}
-	} else if !dependsOnCatalog(err) {
+	var out []queue.Outgoing
+	var refused error
+	_, err := catalog.Try(ctx, b.Service.Catalog, workspace, func(cat *catalog.Catalog) bool {
+		out, refused = b.check(cat, workspace, in, spans)
+		return !dependsOnCatalog(refused)
+	})
+	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
 	}
-	// The catalog of this process may be seconds old. So check a message that it refuses against the latest catalog before the message
-	// becomes a dead letter.
-	latest, last := catalog.Latest(ctx, b.Service.Catalog, workspace)
-	if last != nil {
-		return nil, fault.Wrap(fault.Unavailable, last, "look up the event types of workspace %s", workspace)
-	}
-	if latest == cat {
-		return nil, err
-	}
-	return b.check(latest, workspace, in, spans)
+	return out, refused
 }
 
 // check prepares inputs. If the catalog refuses them, it also ends their spans.

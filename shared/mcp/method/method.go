@@ -308,14 +308,9 @@ func (cs Catalogs) CatalogOf(ctx context.Context, p auth.Principal) (*catalog.Ca
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
 
-// With returns the catalog of the principal's workspace. This process caches a catalog for some seconds, in which the named
-// event type may have been added and its first event published. So if the cached catalog lacks the event type, With reads the
-// latest one.
+// With returns the catalog of the principal's workspace. If the cached catalog lacks the named event type, With reads the latest one,
+// because the event type may have been added and its first event published a moment ago.
 func (cs Catalogs) With(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
-	cat, err := cs.CatalogOf(ctx, p)
-	if err == nil && cat.ByName(name) == nil {
-		cat, err = catalog.Latest(ctx, cs.Source, p.Workspace)
-		err = fault.Wrap(fault.Unavailable, err, "read the latest catalog")
-	}
-	return cat, err
+	cat, err := catalog.Try(ctx, cs.Source, p.Workspace, func(cat *catalog.Catalog) bool { return cat.ByName(name) != nil })
+	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
