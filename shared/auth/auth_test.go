@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -210,7 +211,7 @@ func TestDirectory(t *testing.T) {
 	}
 	keys := expect.Value(NewStaticKeys(list, func() time.Time { return now }))(t)
 	scopes := func(workspace, id string) (all []string) {
-		found := expect.Value(keys.Principals(t.Context(), workspace, id, true))(t)
+		found := expect.Value(keys.Principals(t.Context(), workspace, id, refresh.Latest))(t)
 		for _, p := range found {
 			all = append(all, strings.Join(p.Scopes, " "))
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
 // Key is a static key of --auth keys. Only its hash is stored. A key must have at least 16 random bytes, because a plain hash does not
@@ -149,13 +150,12 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 // principal's subscriptions may continue.
 type Directory interface {
 	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. For example, a
-	// principal with two keys may have different scopes with each. The result is empty if the principal can no longer authenticate. It may
-	// be seconds old unless latest is set.
-	Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error)
+	// principal with two keys may have different scopes with each. The result is empty if the principal can no longer authenticate.
+	Principals(ctx context.Context, workspace, id string, f refresh.Freshness) ([]Principal, error)
 }
 
 // Principals implements [Directory]. It returns a principal for each key that has not expired.
-func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
+func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ refresh.Freshness) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
 		if key := &k.all[i]; !key.isExpired(k.now()) {

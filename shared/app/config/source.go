@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
@@ -104,9 +105,9 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 	return &Stored{cache, empty}
 }
 
-// current returns the configuration and its version, which is 0 if none is stored. With latest set, it does not use the cache.
-func (s *Stored) current(ctx context.Context, latest bool) (*current, int64, error) {
-	c, version, err := s.cache.Read(ctx, "", latest)
+// current returns the configuration and its version, which is 0 if none is stored.
+func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, int64, error) {
+	c, version, err := s.cache.Read(ctx, "", f)
 	if err == nil && version == 0 {
 		return s.empty, 0, nil
 	}
@@ -115,7 +116,7 @@ func (s *Stored) current(ctx context.Context, latest bool) (*current, int64, err
 
 // Config returns the configuration. It is empty if none is stored.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
-	c, _, err := s.current(ctx, false)
+	c, _, err := s.current(ctx, refresh.Cached)
 	if err != nil {
 		return nil, err
 	}
@@ -142,8 +143,8 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 
 // EventTypes returns the prefix and scopes that the configuration gives the event types of each backend of a workspace. It is a
 // [catalog.Configured].
-func (s *Stored) EventTypes(ctx context.Context, workspace string, latest bool) (map[string]catalog.BackendTypes, int64, error) {
-	c, version, err := s.current(ctx, latest)
+func (s *Stored) EventTypes(ctx context.Context, workspace string, f refresh.Freshness) (map[string]catalog.BackendTypes, int64, error) {
+	c, version, err := s.current(ctx, f)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -169,7 +170,7 @@ func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 type storedKeys struct{ *Stored }
 
 func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
-	c, _, err := k.current(ctx, false)
+	c, _, err := k.current(ctx, refresh.Cached)
 	if err != nil {
 		return auth.Principal{}, err
 	}
@@ -177,12 +178,12 @@ func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Princ
 }
 
 // Principals implements [auth.Directory].
-func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest bool) ([]auth.Principal, error) {
-	c, _, err := k.current(ctx, latest)
+func (k storedKeys) Principals(ctx context.Context, workspace, id string, f refresh.Freshness) ([]auth.Principal, error) {
+	c, _, err := k.current(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	return c.keys.Principals(ctx, workspace, id, latest)
+	return c.keys.Principals(ctx, workspace, id, f)
 }
 
 // Limits of the section "sources".

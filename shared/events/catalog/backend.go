@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -269,13 +270,13 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 }
 
 // Configured returns the prefix and scopes that the configuration gives each backend of a workspace, by the backend's name, and the
-// configuration's version. With latest set, it does not use a cache.
-type Configured func(ctx context.Context, workspace string, latest bool) (byBackend map[string]BackendTypes, version int64, err error)
+// configuration's version.
+type Configured func(ctx context.Context, workspace string, f refresh.Freshness) (byBackend map[string]BackendTypes, version int64, err error)
 
 // merger adds the stored event types of backends to catalogs.
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of that document.
-	stored func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error)
+	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
 	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event
 	// types again. It may be nil.
 	configured Configured
@@ -311,15 +312,15 @@ type merged struct {
 }
 
 // add returns the catalog with the event types of the workspace's backends. base may be nil.
-func (m *merger) add(ctx context.Context, workspace string, base *Catalog, latest bool) (*Catalog, error) {
-	types, version, err := m.stored(ctx, workspace, latest)
+func (m *merger) add(ctx context.Context, workspace string, base *Catalog, f refresh.Freshness) (*Catalog, error) {
+	types, version, err := m.stored(ctx, workspace, f)
 	if err != nil || len(types) == 0 {
 		return base, err
 	}
 	next := merged{base: base, stored: version}
 	var byBackend map[string]BackendTypes
 	if m.configured != nil {
-		if byBackend, next.configured, err = m.configured(ctx, workspace, latest); err != nil {
+		if byBackend, next.configured, err = m.configured(ctx, workspace, f); err != nil {
 			return nil, err
 		}
 	}
@@ -352,7 +353,7 @@ func configure(stored, configured map[string]BackendTypes) map[string]BackendTyp
 
 // AddBackends returns a source that adds the stored event types of backends to the catalogs of another source, without a cache.
 func AddBackends(db store.DB, to Source) Source {
-	return &addsBackends{to, merger{stored: func(ctx context.Context, workspace string, _ bool) (map[string]BackendTypes, int64, error) {
+	return &addsBackends{to, merger{stored: func(ctx context.Context, workspace string, _ refresh.Freshness) (map[string]BackendTypes, int64, error) {
 		stored, err := settings.Read(ctx, db, backendDocuments+workspace)
 		if err != nil {
 			return nil, 0, err
@@ -373,7 +374,7 @@ func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog,
 	if err != nil {
 		return nil, err
 	}
-	return s.merger.add(ctx, workspace, base, true)
+	return s.merger.add(ctx, workspace, base, refresh.Latest)
 }
 
 // addBackends returns a catalog that also has the event types of backends. A type whose name is already taken is left out with a warning.

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -287,7 +288,7 @@ func TestConflictsOfEventTypesAreReported(t *testing.T) {
 	version := int64(0)
 	m := merger{
 		log: slog.New(slog.NewTextHandler(&log, nil)),
-		stored: func(context.Context, string, bool) (map[string]BackendTypes, int64, error) {
+		stored: func(context.Context, string, refresh.Freshness) (map[string]BackendTypes, int64, error) {
 			version++
 			return map[string]BackendTypes{
 				"a": {Types: []BackendType{{Name: "taken"}, {Name: "x.shipped"}, {Name: "x.shipped"}}},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -157,21 +158,21 @@ func Try(ctx context.Context, s Source, workspace string, accept func(*Catalog) 
 
 // Latest implements [Latest].
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.read(ctx, workspace, true)
+	return s.read(ctx, workspace, refresh.Latest)
 }
 
 // Catalog implements [Source].
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.read(ctx, workspace, false)
+	return s.read(ctx, workspace, refresh.Cached)
 }
 
-func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Catalog, error) {
-	c, _, err := s.cache.Read(ctx, workspace, latest)
+func (s *Stored) read(ctx context.Context, workspace string, f refresh.Freshness) (*Catalog, error) {
+	c, _, err := s.cache.Read(ctx, workspace, f)
 	if c == nil && err == nil {
-		c, _, err = s.cache.Read(ctx, Shared, latest)
+		c, _, err = s.cache.Read(ctx, Shared, f)
 	}
 	if err == nil {
-		c, err = s.merger.add(ctx, workspace, c, latest)
+		c, err = s.merger.add(ctx, workspace, c, f)
 	}
 	if c == nil && err == nil {
 		err = errNoCatalog

@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -296,7 +297,7 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
 		return verdict{action: abandon}, nil
 	}
-	right, err := d.Terminator.Review.CheckSubscription(ctx, record, false)
+	right, err := d.Terminator.Review.CheckSubscription(ctx, record, refresh.Cached)
 	if _, is := errors.AsType[*subscription.Terminated](err); is {
 		return verdict{action: terminate}, nil
 	}

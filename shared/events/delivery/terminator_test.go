@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -54,7 +55,7 @@ func (r *rig) notices() (ids map[string]int, bodies []string) {
 // roster is a directory of one principal.
 type roster struct{ keys []auth.Principal }
 
-func (r *roster) Principals(_ context.Context, workspace, id string, _ bool) ([]auth.Principal, error) {
+func (r *roster) Principals(_ context.Context, workspace, id string, _ refresh.Freshness) ([]auth.Principal, error) {
 	if workspace == "default" && id == "alice" {
 		return r.keys, nil
 	}

@@ -164,7 +164,7 @@ func (v *visit) sendEvents(ctx context.Context) {
 // Otherwise the panic would end the process, and then each process that receives the message again.
 func (v *visit) begin(ctx context.Context) (r result) {
 	defer fault.Recovered(&r.err)
-	right, err := v.d.Terminator.Review.CheckSubscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
+	right, err := v.d.Terminator.Review.CheckSubscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub)
 	if err != nil {
 		return v.terminate(ctx, err)
 	}

@@ -26,6 +26,16 @@ import (
 // Forever is an age that no value reaches.
 const Forever = time.Duration(math.MaxInt64)
 
+// Freshness says whether a caller accepts a cached value.
+type Freshness bool
+
+const (
+	// Cached accepts a value that is some seconds old.
+	Cached Freshness = false
+	// Latest does not use a cache. It is for decisions that cannot be undone.
+	Latest Freshness = true
+)
+
 // Options configure a [Value]. The zero value loads for each call, and shares a running load.
 type Options struct {
 	// Name names the value in the error of a caller that stops waiting, e.g. "the private keyset".

@@ -275,9 +275,9 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Read returns what [Cache.Latest] returns if latest is set, and otherwise what [Cache.Get] returns.
-func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64, error) {
-	if latest {
+// Read returns what [Cache.Get] or [Cache.Latest] returns.
+func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (T, int64, error) {
+	if f == refresh.Latest {
 		return c.Latest(ctx, name)
 	}
 	return c.Get(ctx, name)

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
 // Decision says whether to send an event that the subscriber's filters accept, and why not.
@@ -134,7 +135,7 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 // event, judgeEvent sets the outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
-	right, err := x.Review.CheckSubscription(ctx, sub, false)
+	right, err := x.Review.CheckSubscription(ctx, sub, refresh.Cached)
 	if end, is := errors.AsType[*subscription.Terminated](err); is {
 		o.Kind, o.Why = kindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
 		if fault.Is(end.Reason, fault.Forbidden) {

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -66,7 +67,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		reason error
 	)
 	judge := func(sub *subscription.Subscription) error {
-		_, reason = t.Review.CheckSubscription(ctx, sub, true)
+		_, reason = t.Review.CheckSubscription(ctx, sub, refresh.Latest)
 		return reason
 	}
 	sub, err := t.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
@@ -152,7 +153,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	reasons, seen := map[string]int{}, map[string]bool{}
 	judge := func(sub *subscription.Subscription) error {
 		var now, then *subscription.Terminated
-		_, err := after.CheckSubscription(ctx, sub, false)
+		_, err := after.CheckSubscription(ctx, sub, refresh.Cached)
 		if !errors.As(err, &then) {
 			return err
 		}
@@ -160,7 +161,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 			return err
 		}
 		if used != nil {
-			if _, err := t.Review.CheckSubscription(ctx, sub, false); errors.As(err, &now) {
+			if _, err := t.Review.CheckSubscription(ctx, sub, refresh.Cached); errors.As(err, &now) {
 				return nil
 			}
 		}
@@ -219,7 +220,7 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	if t.Review.Directory == nil {
 		return false, nil
 	}
-	principals, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	principals, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, refresh.Cached)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -44,10 +45,10 @@ type Right struct {
 	each       bool             // events have to be checked one by one
 }
 
-// CheckSubscriber checks one pattern of a subscription. It returns a [*subscription.Terminated] if the subscription must end, and any other
-// error if the check itself failed. If latest is true, it does not use cached data.
-func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
-	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, latest)
+// CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the subscription must
+// end, and any other error if the check itself failed.
+func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber) (Right, error) {
+	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, refresh.Cached)
 	if err != nil {
 		return right, err
 	}
@@ -57,8 +58,8 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 
 // CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. If one pattern is no longer
 // permitted, the whole subscription must end, because a client registers all its URIs together or none.
-func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
-	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, latest)
+func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, f refresh.Freshness) (Right, error) {
+	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, f)
 	if err != nil {
 		return right, err
 	}
@@ -71,10 +72,10 @@ func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscrip
 	return right, nil
 }
 
-func (r *Review) rightOf(ctx context.Context, workspace, principal string, g subscription.Grant, latest bool) (Right, error) {
+func (r *Review) rightOf(ctx context.Context, workspace, principal string, g subscription.Grant, f refresh.Freshness) (Right, error) {
 	right := Right{review: r, workspace: workspace}
 	var err error
-	if latest {
+	if f == refresh.Latest {
 		right.catalog, err = catalog.Latest(ctx, r.Catalog, workspace)
 	} else {
 		right.catalog, err = r.Catalog.Catalog(ctx, workspace)
@@ -86,7 +87,7 @@ func (r *Review) rightOf(ctx context.Context, workspace, principal string, g sub
 		right.principals = []auth.Principal{{ID: principal, Workspace: workspace, Scopes: g.Scopes, Claims: g.Claims}}
 		return right, nil
 	}
-	right.principals, err = r.Directory.Principals(ctx, workspace, principal, latest)
+	right.principals, err = r.Directory.Principals(ctx, workspace, principal, f)
 	if err != nil {
 		return right, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}
