@@ -347,7 +347,7 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	case !send:
 		return verdict{action: forget}, nil
 	}
-	return verdict{}, nil
+	return verdict{action: attempt}, nil
 }
 
 // waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot

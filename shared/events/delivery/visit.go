@@ -51,17 +51,18 @@ const maxHandOvers = 8
 type action int
 
 const (
-	attempt   action = iota // send it now
-	forget                  // the subscriber does not get it: delete the delivery if it is stored
-	abandon                 // give it up, because the event or its type no longer exists
-	suspend                 // add it to the backlog of a suspended subscription
-	pause                   // let it wait for the verdict's switch
-	postpone                // attempt it at the verdict's time (slow lane)
-	slowLane                // let the slow lane attempt it (fast lane)
-	leave                   // leave it and the events after it to another page (fast lane)
-	announce                // notify the subscriber of a gap (fast lane)
-	terminate               // end the subscription, and decide again if it continues (slow lane)
-	stop                    // there is nothing left to do: the subscription has ended, or the task is stale
+	undecided action = iota
+	attempt          // send it now
+	forget           // the subscriber does not get it: delete the delivery if it is stored
+	abandon          // give it up, because the event or its type no longer exists
+	suspend          // add it to the backlog of a suspended subscription
+	pause            // let it wait for the verdict's switch
+	postpone         // attempt it at the verdict's time (slow lane)
+	slowLane         // let the slow lane attempt it (fast lane)
+	leave            // leave it and the events after it to another page (fast lane)
+	announce         // notify the subscriber of a gap (fast lane)
+	terminate        // end the subscription, and decide again if it continues (slow lane)
+	stop             // there is nothing left to do: the subscription has ended, or the task is stale
 )
 
 // verdict is the decision about one event for one subscriber.
@@ -325,7 +326,7 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 		v.read = now
 	}
 	if !waited {
-		return verdict{}, nil
+		return verdict{action: attempt}, nil
 	}
 	return v.d.judge(ctx, v.right, v.sub, e)
 }

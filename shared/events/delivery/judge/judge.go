@@ -30,8 +30,10 @@ import (
 type Decision int
 
 const (
+	// Undecided is the zero value, for a subscriber about whom another rule has decided already.
+	Undecided Decision = iota
 	// Send means that the subscriber receives the event.
-	Send Decision = iota
+	Send
 	// NotPermitted means that the principal has no right to the event.
 	NotPermitted
 	// TypeRemoved means that the event's type is no longer in the catalog, so its access rule is unknown.
@@ -68,7 +70,7 @@ func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription
 	case sub.Suspended != 0:
 		return Ruling{Decision: Suspended}, nil
 	case j.Switches == nil:
-		return Ruling{}, nil
+		return Ruling{Decision: Send}, nil
 	}
 	which, err := j.Switches.FindPaused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
 	switch {
@@ -79,7 +81,7 @@ func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription
 	case sub.Paused != 0:
 		return Ruling{Decision: Paused, Switch: switches.SubscriptionSwitch(sub.ID)}, nil
 	}
-	return Ruling{}, nil
+	return Ruling{Decision: Send}, nil
 }
 
 // explainJudged explains an event without a stored delivery by asking the judge. It leaves the outcome open if the reason is newer than the
