@@ -191,8 +191,8 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, de
 	if left == 0 {
 		left = max(d.Options.Timeout, d.Options.EventsTimeout)
 	}
-	whose, err := d.deliveries.Schedule(ctx, del, e, d.now().Add(left))
-	return err == nil && whose == state.Mine
+	written, err := d.deliveries.Schedule(ctx, del, e, d.now().Add(left))
+	return err == nil && written
 }
 
 // finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the HangsAfter and Rest of its new

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -31,17 +30,38 @@ import (
 // stepForget is the deletion of a delivery, because it succeeded or has no receiver anymore.
 const stepForget state.Step = "forget"
 
-// lifecycleTable is [state.Lifecycle] with stepForget.
-var lifecycleTable = func() map[string]map[state.Step]string {
-	table := map[string]map[state.Step]string{}
-	for from, steps := range state.Lifecycle {
-		table[from] = maps.Clone(steps)
-	}
-	for _, from := range []string{state.None, state.Pending, state.Paused} {
-		table[from][stepForget] = state.None
-	}
-	return table
-}()
+// storedLife is everything that the store has of a delivery.
+type storedLife struct {
+	stage                string
+	due, waiting, bodies int
+	letters              int
+}
+
+// Only a pending delivery has a due entry, which brings back a lost message, and only a dead one has a letter.
+var (
+	pendingLife   = storedLife{stage: state.Pending, due: 1, bodies: 1}
+	pausedLife    = storedLife{stage: state.Paused, waiting: 1, bodies: 1}
+	suspendedLife = storedLife{stage: state.Suspended, bodies: 1}
+	deadLife      = storedLife{stage: state.Dead, bodies: 1, letters: 1}
+	forgottenLife = storedLife{stage: state.None, bodies: 1}
+)
+
+// lifecycleTable has what is stored after each step that is possible in a state.
+var lifecycleTable = map[string]map[state.Step]storedLife{
+	state.None: {
+		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife,
+	},
+	state.Pending: {
+		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife, stepForget: forgottenLife,
+	},
+	state.Paused: {
+		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife, stepForget: forgottenLife,
+	},
+	state.Suspended: {state.StepSchedule: pendingLife},
+	state.Dead: {
+		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife,
+	},
+}
 
 // lives is a rig in which one delivery is brought into states and makes steps.
 type lives struct {
@@ -95,7 +115,7 @@ func (l *lives) reads(stage string, attempt int) (worker, error) {
 }
 
 // make makes a step.
-func (w worker) make(s state.Step) (whose state.Claim, err error) {
+func (w worker) make(s state.Step) (written bool, err error) {
 	ctx := w.t.Context()
 	failed := func() {
 		w.del.Attempts = append(w.del.Attempts, state.Result{At: w.now, Category: "http_5xx", Status: 500})
@@ -114,9 +134,9 @@ func (w worker) make(s state.Step) (whose state.Claim, err error) {
 		failed()
 		return w.d.outcomes.DeadLetter(ctx, w.del, &w.event)
 	case stepForget:
-		return state.Mine, state.WriteNotes(ctx, w.d.DB, w.del.DeletionNotes())
+		return true, state.WriteNotes(ctx, w.d.DB, w.del.DeletionNotes())
 	}
-	return 0, fmt.Errorf("no step %q", s)
+	return false, fmt.Errorf("no step %q", s)
 }
 
 // bring brings the delivery into a state and returns the number of its next attempt.
@@ -125,8 +145,8 @@ func (l *lives) bring(stage string) (attempt int) {
 	if stage == state.None {
 		return 1
 	}
-	for s, to := range state.Lifecycle[state.None] {
-		if to != stage {
+	for s, to := range lifecycleTable[state.None] {
+		if to.stage != stage {
 			continue
 		}
 		w, err := l.reads(state.None, 1)
@@ -138,13 +158,6 @@ func (l *lives) bring(stage string) (attempt int) {
 	}
 	l.t.Fatalf("no step leads to %q", stage)
 	return 0
-}
-
-// storedLife is everything that the store has of the delivery.
-type storedLife struct {
-	stage                string
-	due, waiting, bodies int
-	letters              int
 }
 
 func (l *lives) storedLife() (s storedLife) {
@@ -172,33 +185,11 @@ func (l *lives) storedLife() (s storedLife) {
 	return s
 }
 
-// want returns the items that must be stored after a step. Only a pending delivery has a due entry, which brings back a lost message, and
-// only a dead one has a letter.
-func want(from string, s state.Step) storedLife {
-	w := storedLife{stage: lifecycleTable[from][s], bodies: 1}
-	switch w.stage {
-	case state.Pending:
-		w.due = 1
-	case state.Paused:
-		w.waiting = 1
-	case state.Dead:
-		w.letters = 1
-	case state.None:
-		if from == state.None {
-			w.bodies = 0
-		}
-	}
-	return w
-}
-
 // TestADeliveryLivesByItsTable: WHK-18, WHK-23. From each state each step leads to the state that the table names, with its
 // due entry or dead letter, although the process dies before or after any write of it and another one repeats the step.
 func TestADeliveryLivesByItsTable(t *testing.T) {
 	for from, steps := range lifecycleTable {
-		for s := range steps {
-			if from == state.None && s == stepForget {
-				continue // writes nothing
-			}
+		for s, want := range steps {
 			t.Run(fmt.Sprintf("WHK-18 %s when it is %q", s, from), func(t *testing.T) {
 				crashes := 0
 				atEachStep(t, 2, func(point int, late bool) bool {
@@ -221,8 +212,7 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 						l.now = l.now.Add(time.Second)
 						crashes++
 					}
-					got, want := l.storedLife(), want(from, s)
-					if got != want {
+					if got := l.storedLife(); got != want {
 						t.Fatalf("death at step %d (late %v): got %+v, want %+v", point, late, got, want)
 					}
 					return l.budget > 0
@@ -235,53 +225,41 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 	}
 }
 
-// TestTwoWorkersHaveOneDelivery: WHK-23. Two workers read the same delivery, and both make a step: one of them owns it, and
-// the other one finds out whether its attempts continue or it is over.
+// TestTwoWorkersHaveOneDelivery: WHK-23. Two workers read the same delivery, and both make a step. Only one of them writes it, unless both
+// have a new delivery and the first one gave up: then the second delivery takes the place of the first one.
 func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 	for from, steps := range lifecycleTable {
 		for first := range steps {
 			for second := range steps {
 				if second == stepForget {
-					continue // does not say whose the delivery is
+					continue // it is never refused
 				}
 				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
 					l := newLives(t)
 					attempt := l.bring(from)
 					a := expect.Value(l.reads(from, attempt))(t)
 					b := expect.Value(l.reads(from, attempt))(t)
-					expect.Equal(t, "the first worker", expect.Value(a.make(first))(t), state.Mine)
-					after := lifecycleTable[from][first]
-					want := state.ClaimAfterConflict(after)
-					if from == state.None || from == state.Dead {
-						want = state.ClaimNew(after)
-					}
-					got, err := b.make(second)
-					if err != nil || got != want {
-						t.Errorf("the second worker got claim %d, %v, want %d", got, err, want)
-					}
+					expect.Equal(t, "the first worker writes it", expect.Value(a.make(first))(t), true)
+					isNew := from == state.None || from == state.Dead
+					expect.Equal(t, "the second worker writes it", expect.Value(b.make(second))(t), isNew && first == state.StepGiveUp)
 				})
 			}
 		}
 	}
 }
 
-// TestTheTableIsClosed: each state that a step leads to has steps of its own, and each delivery can end.
-func TestTheTableIsClosed(t *testing.T) {
-	for from, steps := range lifecycleTable {
-		for s, to := range steps {
-			if _, ok := state.Lifecycle[to]; !ok {
-				t.Errorf("%s leads from %q to %q, which is no state", s, from, to)
+// WHK-18: given a suspended delivery, then it can only be scheduled.
+func TestAStepThatIsNotInTheTableIsRefused(t *testing.T) {
+	for _, s := range []state.Step{state.StepPause, state.StepSuspend, state.StepGiveUp} {
+		t.Run("WHK-18 "+string(s), func(t *testing.T) {
+			l := newLives(t)
+			l.bring(state.Suspended)
+			w := expect.Value(l.reads(state.Suspended, 1))(t)
+			if written, err := w.make(s); written || err == nil || !strings.Contains(err.Error(), string(s)) {
+				t.Errorf("got %v, %v, want an error that names the step %q", written, err, s)
 			}
-		}
+		})
 	}
-	t.Run("WHK-18 a step that is not in it is refused", func(t *testing.T) {
-		l := newLives(t)
-		l.bring(state.Suspended)
-		w := expect.Value(l.reads(state.Suspended, 1))(t)
-		if whose, err := w.d.deliveries.GiveUp(context.Background(), w.del, nil); err == nil || !strings.Contains(err.Error(), "give up") {
-			t.Errorf("got claim %d, %v, want an error", whose, err)
-		}
-	})
 }
 
 // interrupted finds subscriptions, and calls functions after it found one of them missing or suspended.

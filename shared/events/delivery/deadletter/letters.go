@@ -229,7 +229,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		if err != nil {
 			return false, o.Deliveries.SetAside(ctx, items[0], err)
 		}
-		if state.ClaimNew(current.Stored) != state.Mine {
+		if state.IsUnderWay(current.Stored) {
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
 				return false, err // another worker has retried it meanwhile
 			}
@@ -247,8 +247,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
-	whose, err := o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
-	return whose == state.Mine, err
+	return o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 }
 
 // SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed, retried and
@@ -283,8 +282,8 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	subscriber := sub.Subscriber()
 	del := state.New(&subscriber, e, now)
 	del.Test, del.Again = test, true
-	whose, err := o.Deliveries.Schedule(ctx, del, e, now)
-	if err == nil && whose != state.Mine {
+	written, err := o.Deliveries.Schedule(ctx, del, e, now)
+	if err == nil && !written {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}
 	return err

@@ -71,9 +71,9 @@ func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 // SuspendDelivery puts a delivery into the backlog. e is the event of a new delivery, and nil for a delivery that is stored
 // already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
-	whose, err := m.Deliveries.Suspend(ctx, del, e)
-	if err != nil || whose != state.Mine {
-		return err // another worker continues it, or it is over
+	written, err := m.Deliveries.Suspend(ctx, del, e)
+	if err != nil || !written {
+		return err // another worker continues it, or it has ended
 	}
 	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -237,10 +237,10 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	}
 	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
 	condition := state.UnchangedSince(version)
-	whose, err := m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
+	done, err = m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, condition))
-	if done = whose == state.Mine; done && err == nil {
+	if done && err == nil {
 		m.Log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}
 	return done, err

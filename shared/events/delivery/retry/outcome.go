@@ -97,18 +97,18 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	if del.Control != nil {
 		return o.recordNotice(ctx, del, out, fate, wait)
 	}
-	var whose state.Claim
+	written := false
 	switch fate {
 	case delivered:
 		return o.recordSuccess(del, sub, made), nil
 	case retried:
-		whose, err = o.Deliveries.Schedule(ctx, del, e, now.Add(wait))
+		written, err = o.Deliveries.Schedule(ctx, del, e, now.Add(wait))
 	case refused:
-		whose, err = o.DeadLetter(ctx, del, e)
+		written, err = o.DeadLetter(ctx, del, e)
 	case exhausted:
-		whose, err = o.Abandon(ctx, del, e)
+		written, err = o.Abandon(ctx, del, e)
 	}
-	if err != nil || whose != state.Mine {
+	if err != nil || !written {
 		return nil, err // another worker has recorded this attempt, or the delivery is over
 	}
 	return o.recordFailure(ctx, del, sub, e, out, fate)
@@ -179,20 +179,20 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 
 // Abandon gives up a delivery as [Outcomes.DeadLetter] does, and announces the gap to the subscriber. It is for an event that the
 // endpoint did not refuse, because the subscriber may not know of that event.
-func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
+func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
-		return 0, err
+		return false, err
 	}
 	return o.DeadLetter(ctx, del, e)
 }
 
 // DeadLetter ends the attempts of a delivery and keeps it as a dead letter for a week.
-func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
-	whose, err := o.Deliveries.GiveUp(ctx, del, e)
-	if err == nil && whose == state.Mine {
+func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
+	written, err = o.Deliveries.GiveUp(ctx, del, e)
+	if err == nil && written {
 		o.Metrics.DeadLettered(metric.Webhook, 1)
 	}
-	return whose, err
+	return written, err
 }
 
 // statuses decides when to write a subscription's status: after a failure, on the first success after a failure, and otherwise once

@@ -32,14 +32,14 @@ import (
 // attempts. These rules keep two workers from continuing it at the same time:
 //
 //   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the
-//     same attempt, one records it and schedules the next one. The other one learns from the [Claim] of its write that it
+//     same attempt, one records it and schedules the next one. The other one learns from the result of its write that it
 //     has nothing left to do.
 //   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
 //     worker dies in between, the due entry replaces the lost message. Only the delayed message of a new delivery may be
 //     sent at the same time; see [Deliveries.Schedule].
 //   - A message is stale, and dropped, if its attempt is not the delivery's next one.
 //
-// [Lifecycle] has all states and steps.
+// [transitions] has all states and steps.
 
 // Delivery is a stored delivery. It is encoded as the value of its item.
 type Delivery struct {

@@ -38,7 +38,7 @@ const (
 	StepGiveUp   Step = "give up"
 )
 
-// Lifecycle maps the state of a delivery and a step to the next state. Steps that cannot happen are missing. For example, a suspended
+// transitions maps the state of a delivery and a step to the next state. Steps that cannot happen are missing. For example, a suspended
 // delivery is scheduled before it is attempted, so it cannot be given up. The end of a delivery is no step, because
 // [Delivery.DeletionNotes] deletes it.
 //
@@ -46,7 +46,7 @@ const (
 // subscribing with an older cursor. A redelivered page schedules it, too. The dead letter is then deleted, so that an event never
 // has two letters for one subscription. Only a page whose first attempt succeeds leaves the letter, because it does not read stored
 // deliveries.
-var Lifecycle = map[string]map[Step]string{
+var transitions = map[string]map[Step]string{
 	None: {
 		StepSchedule: Pending,
 		StepPause:    Paused,
@@ -76,36 +76,26 @@ var Lifecycle = map[string]map[Step]string{
 	},
 }
 
-// Claim says who continues a delivery after a worker tried to write it.
-type Claim int
+// result is the result of a worker's write of a delivery.
+type result int
 
 const (
-	// Mine means that this worker's write succeeded, so this worker continues the delivery.
-	Mine Claim = iota + 1
-	// Others means that another worker wrote the delivery first and continues it.
-	Others
-	// over means that the delivery ended while the worker had it: it was acknowledged or given up, or its subscription ended.
-	over
+	// taken means that another worker wrote the delivery first and continues it.
+	taken result = iota
+	// ended means that the delivery ended while the worker had it: it was acknowledged or given up, or its subscription ended.
+	ended
+	// tryAgain means that the worker lost its write to another one, but may write the delivery as it is now.
+	tryAgain
+	// written means that the write succeeded, so this worker continues the delivery.
+	written
 )
 
-// ClaimNew returns the claim on a new delivery if the same event already has a delivery to the same subscription, in the given state.
-// A dead delivery has no attempts left, so the new delivery takes its place and continues its history.
-func ClaimNew(state string) Claim {
-	switch state {
-	case Pending, Paused, Suspended:
-		return Others
-	}
-	return Mine
-}
+// isWritten reports whether a write succeeded, so that its worker continues the delivery.
+func isWritten(r result, err error) (bool, error) { return r == written, err }
 
-// ClaimAfterConflict returns the claim on a stored delivery after another worker's write gave it this state.
-func ClaimAfterConflict(state string) Claim {
-	switch state {
-	case Pending, Paused, Suspended:
-		return Others
-	}
-	return over
-}
+// IsUnderWay reports whether a stored delivery in this state still has to be sent. If it is dead, a new delivery of the same event takes its
+// place and continues its history.
+func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
 // Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a message
 // that long, Schedule also sends the attempt's message. It stores the event of a new delivery. For a stored delivery, e may be nil.
@@ -113,7 +103,13 @@ func ClaimAfterConflict(state string) Claim {
 // A page waits while it hands a first attempt over to the slow lane. To shorten the wait, Schedule sends the message of a delivery
 // without attempts while it writes the delivery, if the message is delayed by at least [EarlyMessage]. A message that arrives
 // before the delivery is written is dropped as stale. So if the write takes longer than the delay, Schedule sends another message.
-func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (Claim, error) {
+//
+// Schedule and the methods for the other steps return false if another worker continues the delivery, or if it has ended.
+func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (bool, error) {
+	return isWritten(ds.schedule(ctx, del, e, due, also))
+}
+
+func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also []store.Op) (result, error) {
 	if del.Version != 0 {
 		e = nil // stored already
 	}
@@ -138,7 +134,7 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 			err = ds.Queue.Send(ctx, queue.Slow, early)
 		}()
 	}
-	whose, err := ds.write(ctx, del, change{
+	r, err := ds.write(ctx, del, change{
 		step: StepSchedule, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
 		also: func() []store.Op { return also },
 	})
@@ -146,8 +142,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if sent != nil {
 		sendErr = <-sent
 	}
-	if err != nil || whose != Mine || !direct {
-		return whose, err
+	if err != nil || r != written || !direct {
+		return r, err
 	}
 	// While it was written, the delivery may have got another key, or the attempts of the dead delivery that it replaces. Then the
 	// early message is for another attempt.
@@ -158,13 +154,13 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 		// The due entry sends the message later, so the delivery is late but not lost.
 		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
-	return Mine, nil
+	return written, nil
 }
 
 // Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the
 // switch, the message goes back to its queue. e is nil for a notice.
-func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (Claim, error) {
-	return ds.write(ctx, del, change{
+func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (bool, error) {
+	return isWritten(ds.write(ctx, del, change{
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
 		entry: func() store.Item {
 			next := del.NextTask().Task
@@ -173,25 +169,25 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 			del.Due, del.DueAt = time.Time{}, time.Time{}
 			return entry
 		},
-	})
+	}))
 }
 
 // Suspend stores a delivery until its subscriber refreshes the suspended subscription. It stores the event of a new delivery. For a
 // stored delivery, e may be nil.
-func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (Claim, error) {
+func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	return ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor})
+	return isWritten(ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor}))
 }
 
 // GiveUp ends the attempts of a delivery and keeps it as a dead letter. It stores the event of a new delivery. For a stored
 // delivery, e may be nil.
-func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event) (Claim, error) {
+func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	if del.Version != 0 {
 		e = nil // stored already
 	}
 	now := ds.Now()
 	del.Due, del.Died = time.Time{}, now
-	return ds.write(ctx, del, change{
+	return isWritten(ds.write(ctx, del, change{
 		step: StepGiveUp, what: "record a dead letter", event: e, keep: RetriedFor,
 		also: func() (letters []store.Op) {
 			value := del.Item().Value
@@ -200,7 +196,7 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 			}
 			return letters
 		},
-	})
+	}))
 }
 
 // DeletionNotes returns the notes that delete a delivery because it succeeded or has no receiver anymore. They keep the delivery if
@@ -230,11 +226,11 @@ type change struct {
 // maxContests limits how often a worker tries to write a delivery that other workers keep changing.
 const maxContests = 5
 
-// write stores the state of a delivery after a step of [Lifecycle], in one transaction with the other writes of the change c.
-func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim, error) {
+// write stores the state of a delivery after a step of [transitions], in one transaction with the other writes of the change c.
+func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (result, error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
-		to, ok := Lifecycle[del.Stored][c.step]
+		to, ok := transitions[del.Stored][c.step]
 		if !ok {
 			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.step, del.Stored)
 		}
@@ -253,18 +249,18 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 		conditional, err := ds.put(ctx, del, to, c, body)
 		switch {
 		case err == nil:
-			return Mine, nil
+			return written, nil
 		case !errors.Is(err, store.ErrConflict):
 			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		case body != nil:
 			continue // the conflict may be about the event only, which another process has stored
 		}
-		whose, err := ds.contest(ctx, del, c.step, fresh)
-		if err != nil || whose != Mine {
-			return whose, err
+		r, err := ds.contest(ctx, del, c.step, fresh)
+		if err != nil || r != tryAgain {
+			return r, err
 		}
 		if conditional {
-			return Others, nil // one of its own conditions failed
+			return taken, nil // one of its own conditions failed
 		}
 	}
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
@@ -273,9 +269,9 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 // put writes the transaction of a step, together with the event if body is not nil. It reports whether c.also had conditions,
 // because a conflict may then be due to them.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c change, body *newBody) (conditional bool, err error) {
-	written := false
+	stored := false
 	if body != nil {
-		defer func() { body.release(written, err) }()
+		defer func() { body.release(stored, err) }()
 	}
 	before := del.State
 	if del.State = to; to == Paused {
@@ -310,13 +306,13 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c chang
 		del.State = before
 		return conditional, err
 	}
-	written, del.replaced = true, nil
+	stored, del.replaced = true, nil
 	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to, len(del.Attempts)
 	return conditional, nil
 }
 
-// contest finds out why a delivery could not be written. It returns Mine if the worker may try again.
-func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (Claim, error) {
+// contest finds out why a delivery could not be written.
+func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
@@ -324,29 +320,31 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 	state, current := None, (*Delivery)(nil)
 	if items[0] != nil {
 		if current, err = Decode(items[0]); err != nil {
-			return Mine, ds.SetAside(ctx, items[0], err)
+			return tryAgain, ds.SetAside(ctx, items[0], err)
 		}
 		state = current.Stored
 	}
 	switch {
 	case !fresh && s != StepGiveUp && del.sameAttempt(current):
 		del.Version, del.Stored, del.Place, del.Renewals = current.Version, current.Stored, current.Place, current.Renewals
-		return Mine, nil
+		return tryAgain, nil
+	case !fresh && IsUnderWay(state):
+		return taken, nil
 	case !fresh:
-		return ClaimAfterConflict(state), nil
+		return ended, nil
 	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
 		del.Key = del.ownKey()
-		return Mine, nil
-	case ClaimNew(state) != Mine && del.Again:
-		return Others, nil // the person who asked for it gets a conflict
-	case ClaimNew(state) != Mine:
+		return tryAgain, nil
+	case IsUnderWay(state) && del.Again:
+		return taken, nil // the person who asked for it gets a conflict
+	case IsUnderWay(state):
 		return ds.renew(ctx, current, s)
 	case current == nil:
 		del.Version, del.Stored, del.replaced = 0, None, nil
 	default:
 		del.TakePlaceOf(current)
 	}
-	return Mine, nil
+	return tryAgain, nil
 }
 
 // sameAttempt reports whether the stored delivery has no more attempts than the worker knew, although it has changed, for example
@@ -371,22 +369,22 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // immediately, because it has no message. A paused delivery waits for its switch if the new one would be paused, too. Its waiting
 // message also gets another key, because the switch may be sending the message.
 //
-// renew returns Mine if the delivery has changed and the worker may try again.
-func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Claim, error) {
+// If the delivery has changed once more, renew returns tryAgain.
+func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {
 	now := ds.Now()
 	switch {
 	case current.Stored == Suspended && s != StepSchedule:
-		return Others, nil
+		return taken, nil
 	case current.Stored == Suspended:
-		whose, err := ds.Schedule(ctx, current, nil, now)
-		if whose == over {
-			return Mine, err
+		r, err := ds.schedule(ctx, current, nil, now, nil)
+		if r == ended {
+			return tryAgain, err
 		}
-		return Others, err
+		return taken, err
 	}
 	items, err := ds.DB.Get(ctx, current.Place)
 	if err != nil {
-		return Others, fault.Wrap(fault.Unavailable, err, "read the delivery's due entry or message")
+		return taken, fault.Wrap(fault.Unavailable, err, "read the delivery's due entry or message")
 	}
 	waiting, replaced := items[0], store.Delete(current.Place)
 	if waiting != nil {
@@ -416,9 +414,9 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Cla
 	}
 	err = ds.DB.Write(ctx, store.Put(entry), store.Put(current.Item(), store.VersionIs(current.Version)), replaced)
 	if errors.Is(err, store.ErrConflict) {
-		return Mine, nil
+		return tryAgain, nil
 	}
-	return Others, fault.Wrap(fault.Unavailable, err, "renew a delivery")
+	return taken, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
 // TakePlaceOf replaces a dead delivery with this new one, which keeps the attempts of both. Its schedule starts from the beginning.

@@ -86,9 +86,9 @@ func TestHandOverTime(t *testing.T) {
 			inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
 				e := someEvent(time.Now())
 				del, began := newDelivery(1, e), time.Now()
-				whose, err := ds.Schedule(t.Context(), del, e, began.Add(c.delay))
-				if took := time.Since(began); whose != Mine || err != nil || took != c.takes {
-					t.Fatalf("got claim %v, %v after %v, want the delivery after %v", whose, err, took, c.takes)
+				written, err := ds.Schedule(t.Context(), del, e, began.Add(c.delay))
+				if took := time.Since(began); !written || err != nil || took != c.takes {
+					t.Fatalf("got written %v, %v after %v, want the delivery after %v", written, err, took, c.takes)
 				}
 				if len(s.messages) != 1 || s.writes != 1 {
 					t.Errorf("got %d messages and %d writes, want one of each", len(s.messages), s.writes)
@@ -107,8 +107,8 @@ func TestEarlyMessages(t *testing.T) {
 		inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
 			s.takes = 2 * EarlyMessage
 			e := someEvent(time.Now())
-			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
-				t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
+			if written, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); !written || err != nil {
+				t.Fatalf("got written %v, %v, want the delivery written", written, err)
 			}
 			expect.Equal(t, "messages, one before and one after the write", len(s.messages), 2)
 		})
@@ -117,15 +117,15 @@ func TestEarlyMessages(t *testing.T) {
 		inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
 			s.fails = true
 			e := someEvent(time.Now())
-			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); !fault.Is(err, fault.Unavailable) {
-				t.Fatalf("got claim %v, %v, want an error of kind unavailable", whose, err)
+			if written, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); !fault.Is(err, fault.Unavailable) {
+				t.Fatalf("got written %v, %v, want an error of kind unavailable", written, err)
 			}
 			s.fails = false
 			if current, _, err := ds.LoadCurrent(t.Context(), s.messages[0]); current != nil || err != nil {
 				t.Errorf("got the delivery %v, %v for the early message, want none", current, err)
 			}
-			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
-				t.Errorf("got claim %v, %v after the failure, want the delivery written", whose, err)
+			if written, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); !written || err != nil {
+				t.Errorf("got written %v, %v after the failure, want the delivery written", written, err)
 			}
 		})
 	})
@@ -136,8 +136,8 @@ func TestEarlyMessages(t *testing.T) {
 			ds := NewDeliveries(s, s, now, nil)
 			e := someEvent(time.Now())
 			began := time.Now()
-			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, now().Add(EarlyMessage)); whose != Mine || err != nil || time.Since(began) != request {
-				t.Errorf("got claim %v, %v after %v, want the delivery after %v", whose, err, time.Since(began), request)
+			if written, err := ds.Schedule(t.Context(), newDelivery(1, e), e, now().Add(EarlyMessage)); !written || err != nil || time.Since(began) != request {
+				t.Errorf("got written %v, %v after %v, want the delivery after %v", written, err, time.Since(began), request)
 			}
 		})
 	})
@@ -151,8 +151,8 @@ func TestConcurrentDeliveriesStoreTheirEventOnce(t *testing.T) {
 			var all sync.WaitGroup
 			for i := range n {
 				all.Go(func() {
-					if whose, err := ds.Schedule(t.Context(), newDelivery(i, e), e, time.Now().Add(time.Minute)); whose != Mine || err != nil {
-						t.Errorf("delivery %d: got claim %v, %v, want it written", i, whose, err)
+					if written, err := ds.Schedule(t.Context(), newDelivery(i, e), e, time.Now().Add(time.Minute)); !written || err != nil {
+						t.Errorf("delivery %d: got written %v, %v, want it written", i, written, err)
 					}
 				})
 			}
@@ -171,8 +171,8 @@ func TestAnotherProcessHasStoredTheEvent(t *testing.T) {
 				ds := NewDeliveries(s, s, nil, nil)
 				e := someEvent(first.Published.Add(again))
 				del := newDelivery(2, e)
-				if whose, err := ds.Schedule(t.Context(), del, e, time.Now().Add(time.Minute)); whose != Mine || err != nil {
-					t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
+				if written, err := ds.Schedule(t.Context(), del, e, time.Now().Add(time.Minute)); !written || err != nil {
+					t.Fatalf("got written %v, %v, want the delivery written", written, err)
 				}
 				// The last message is for the delivery's final key.
 				current, others, err := ds.LoadCurrent(t.Context(), s.messages[len(s.messages)-1], BodyKey(e.Workspace, del.EventKey()))
