@@ -3,7 +3,6 @@ package eventlog
 import (
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -21,37 +20,6 @@ import (
 // The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So a
 // reader of several of these partitions has read either all copies or none, at any position.
 type exact struct{ log *Log }
-
-func (x exact) position() int64 { return x.log.DB.End() }
-
-func (x exact) settledPosition() int64 { return x.log.DB.End() }
-
-// upperBound returns the end of the log, because a time from the clock may be later than all keys.
-func (x exact) upperBound() int64 { return x.log.DB.End() }
-
-func (x exact) interestBegins() int64 { return x.log.DB.End() }
-
-func (x exact) endOf(context.Context, string, string) (int64, error) { return x.log.DB.End(), nil }
-
-func (exact) lookBack() time.Duration { return 0 }
-
-// givenAt returns at, because the end of a quiet log does not grow with the clock. Without that time, a cursor at the end would seem
-// too old.
-func (exact) givenAt(at int64) int64 { return at }
-
-func (exact) totalOrder() bool { return true }
-
-// spreads reports false, because the store has only one writer anyway.
-func (exact) spreads() bool { return false }
-
-func (exact) repeatable(int64) bool { return true }
-
-func (exact) limitQuery(q *store.Query, end int64) int64 {
-	q.Until = sortKey(end)
-	return end
-}
-
-func (exact) completeStamp(context.Context, Partition, *store.Page) error { return nil }
 
 // append writes the events and their copies in the pattern partitions in one transaction. It has room for all copies, because no
 // URI has so many patterns in use.
@@ -79,7 +47,7 @@ func (x exact) appendAfter(ctx context.Context, workspace, uri string, end logEn
 // appendUnordered looks up the ids of the events before it appends them, because the URI has several writers. If a batch
 // arrives again, another writer may have appended since, and then the last segment does not name the events of the batch.
 func (x exact) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
-	position := x.position()
+	position := x.log.Position()
 	absent := make([]event.Event, 0, len(events))
 	for i := range events {
 		written, err := x.has(ctx, &events[i])
@@ -171,16 +139,6 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 	return nil
 }
 
-func (x exact) byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
-	err = x.visitID(ctx, workspace, id, uri, 0, func(segment *store.Item) bool {
-		if segment != nil {
-			e = x.log.findIn(ctx, *segment, id)
-		}
-		return true
-	})
-	return e, true, err
-}
-
 // has reports whether the log has an event. It needs no read if the log has not grown since the event was published.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
@@ -200,70 +158,6 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 // own partition has one writer, so its keys grow. In other partitions, readers look back.
 type stamped struct{ log *Log }
 
-// position returns a time that is twice the maximum skew before now, because the clock of the next writer may be that much behind this one.
-func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
-
-func (s stamped) settledPosition() int64 { return s.log.Time().Add(-Window).UnixMicro() }
-
-func (stamped) upperBound() int64 { return math.MaxInt64 }
-
-func (s stamped) interestBegins() int64 { return s.log.Time().UnixMicro() }
-
-func (s stamped) endOf(ctx context.Context, workspace, uri string) (int64, error) {
-	at := s.position()
-	last, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: OwnPartition(workspace, uri).name, Reverse: true, Limit: 1})
-	if err != nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
-	}
-	if len(last.Items) == 1 {
-		if key, err := parseKey(last.Items[0].Sort); err == nil {
-			at = max(at, key)
-		}
-	}
-	return at, nil
-}
-
-func (stamped) lookBack() time.Duration { return Window }
-
-func (stamped) givenAt(int64) int64 { return 0 }
-
-func (stamped) totalOrder() bool { return false }
-
-func (stamped) spreads() bool { return true }
-
-// repeatable reports whether a segment is recent. If it is older, its writer may have died during a slow append, before it could
-// write the segment again with a new key. A reader may have passed such a segment.
-func (s stamped) repeatable(end int64) bool {
-	return s.log.Time().UnixMicro()-end <= SlowAppend.Microseconds()
-}
-
-func (stamped) limitQuery(*store.Query, int64) int64 { return 0 }
-
-// completeStamp adds the remaining items with the page's last stamp, because the next page begins after that stamp. Several writers
-// may use the same microsecond.
-func (s stamped) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
-	if p.single || len(page.Last) < stampSize {
-		return nil
-	}
-	stamp := page.Last[:stampSize]
-	for rest := page.More; rest; {
-		more, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
-		if err != nil {
-			return err
-		}
-		page.Items = append(page.Items, more.Items...)
-		if rest = more.More; rest {
-			page.Last = more.Last
-		}
-	}
-	return nil
-}
-
-// byID reports that there is no index of ids, because every item of the index would be billed.
-func (stamped) byID(context.Context, string, string, string) (*event.Event, bool, error) {
-	return nil, false, nil
-}
-
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	done, err := s.log.appendTo(ctx, OwnPartition(workspace, uri), workspace, uri, events)
 	if err != nil {
@@ -279,7 +173,7 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	for _, e := range events {
 		shards[shardOf(e.ID)] = append(shards[shardOf(e.ID)], e)
 	}
-	done.After = s.position()
+	done.After = s.log.Position()
 	var mu sync.Mutex
 	write, ctx := errgroup.WithContext(ctx)
 	for i, part := range shards {
@@ -380,7 +274,7 @@ func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps
 			defer fault.Recovered(&err)
 			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
 				s := segment{V: segmentVersion, Events: events, stamp: stamps[events[len(events)-1].ID]}
-				if _, err := l.keys().putSegment(ctx, shardPartition(part[0].Workspace, key, i), s, 0); err != nil {
+				if _, err := l.appender().putSegment(ctx, shardPartition(part[0].Workspace, key, i), s, 0); err != nil {
 					return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
 				}
 			}

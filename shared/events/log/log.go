@@ -13,13 +13,13 @@
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
-// A key is a time in microseconds since 1970. It is chosen by the store or by the writers, so there are two implementations:
+// A key is a time in microseconds since 1970. It is chosen by the store or by the writers, so there are two kinds of logs:
 //
 //	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
 //	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
 //	         so readers look back; see [Window].
 //
-// [Log] chooses between them, so that its callers need not know.
+// [Log.TotalOrder] tells them apart. Only appending is so different that each kind has an implementation of its own; see [appender].
 //
 // Webhooks are not sent from the log: fanout queues tasks for them. Continue in shared/events/stream for the readers and in
 // shared/events/fanout for the writer.
@@ -147,37 +147,67 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
-	return max(at, min(floor, l.keys().upperBound())), true
+	if l.TotalOrder() { // floor is a time of the clock, which may be later than all keys
+		floor = min(floor, l.DB.End())
+	}
+	return max(at, floor), true
 }
 
-// Position returns where a reader starts to find everything that is published from now on.
-func (l *Log) Position() int64 { return l.keys().position() }
+// endBefore returns the end of the log. If writers stamp keys, it returns a time that is earlier than now by the given duration.
+func (l *Log) endBefore(lag time.Duration) int64 {
+	if l.TotalOrder() {
+		return l.DB.End()
+	}
+	return l.Time().Add(-lag).UnixMicro()
+}
+
+// Position returns where a reader starts to find everything that is published from now on. If writers stamp keys, it is twice the maximum
+// skew before now, because the clock of the next writer may be that much behind this one.
+func (l *Log) Position() int64 { return l.endBefore(2*MaxSkew + time.Microsecond) }
 
 // SettledPosition returns a position up to which no further key will be committed to any partition.
-func (l *Log) SettledPosition() int64 { return l.keys().settledPosition() }
+func (l *Log) SettledPosition() int64 { return l.endBefore(Window) }
 
 // EndOf returns [Log.Position] for one event URI. The result is not before the last entry of the URI, even if the clock
 // was set back since.
 func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
-	return l.keys().endOf(ctx, workspace, uri)
+	at := l.Position()
+	if l.TotalOrder() {
+		return at, nil
+	}
+	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: OwnPartition(workspace, uri).name, Reverse: true, Limit: 1})
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+	}
+	if len(last.Items) == 1 {
+		if key, err := parseKey(last.Items[0].Sort); err == nil {
+			at = max(at, key)
+		}
+	}
+	return at, nil
 }
 
 // LookBack returns how far before its position a reader must read p again. It is 0 if keys of p grow in the order of
 // commits.
 func (l *Log) LookBack(p Partition) time.Duration {
-	if p.single {
+	if p.single || l.TotalOrder() {
 		return 0
 	}
-	return l.keys().lookBack()
+	return Window
 }
 
-// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. It is 0 if positions are times
-// themselves, because no GivenAt is needed then.
-func (l *Log) GivenAt(at int64) int64 { return l.keys().givenAt(at) }
+// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. The end of a quiet log does not grow with
+// the clock, and without that time, the cursor would seem too old. The result is 0 if positions are times themselves.
+func (l *Log) GivenAt(at int64) int64 {
+	if l.TotalOrder() {
+		return at
+	}
+	return 0
+}
 
 // TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an event have
-// the same key. Package stream needs it to choose how a feed merges partitions.
-func (l *Log) TotalOrder() bool { return l.keys().totalOrder() }
+// the same key. It does if the store stamps keys. Package stream needs it to choose how a feed merges partitions.
+func (l *Log) TotalOrder() bool { return l.DB.Stamps() }
 
 // PartitionsOf returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered and
 // [Log.Spreads] is true. Even then it also returns the own partition, which has the events from before the type became unordered.
@@ -190,73 +220,60 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	return append(PatternPartitions(workspace, uri), own)
 }
 
-// Spreads reports whether the log spreads the events of an unordered type over several partitions with several writers.
-func (l *Log) Spreads() bool { return l.keys().spreads() }
+// Spreads reports whether the log spreads the events of an unordered type over several partitions with several writers. A store that stamps
+// keys has only one writer anyway.
+func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
 // Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
 // caller is the only writer of the URI. If a batch was interrupted and arrives again, Append does not write the events that
 // it wrote a moment ago to the own partition again.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
-	return l.keys().append(ctx, workspace, uri, events, patterns)
+	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
 
 // AppendUnordered appends events like [Log.Append], for a URI of an unordered event type, which may have several writers.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
-	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
+	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
 // AppendNew appends events like [Log.Append]. The events may be of an unordered type. They must not be in the log yet, for example
 // because no handler has received their messages before. If this process is the log's only writer and has appended to the URI's partition
 // before, AppendNew need not read the end of the partition.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
-	x, exact := l.keys().(exact)
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
-	if !exact || !known {
+	if !known {
 		return l.Append(ctx, workspace, uri, events, patterns)
 	}
-	return x.appendAfter(ctx, workspace, uri, logEnd{key: last, position: x.position(), fresh: events}, patterns)
+	return exact{l}.appendAfter(ctx, workspace, uri, logEnd{key: last, position: l.Position(), fresh: events}, patterns)
 }
 
 // ByID returns the newest event with an id, or nil if there is none. If uri is not empty, it looks only for events of that URI. It
 // makes one query and one read, however many events there are. indexed reports whether the log has an index of ids. Without an
-// index, ByID returns nil without a read.
+// index, ByID returns nil without a read. Only a store that stamps keys has one, because DynamoDB bills every item of an index.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
-	return l.keys().byID(ctx, workspace, id, uri)
+	if !l.TotalOrder() {
+		return nil, false, nil
+	}
+	err = exact{l}.visitID(ctx, workspace, id, uri, 0, func(segment *store.Item) bool {
+		if segment != nil {
+			e = l.findIn(ctx, *segment, id)
+		}
+		return true
+	})
+	return e, true, err
 }
 
-// keys is the part of the log that differs between the implementations [exact] and [stamped].
-type keys interface {
-	position() int64
-	settledPosition() int64
-	// upperBound returns an upper bound of the keys in the log.
-	upperBound() int64
-	// interestBegins returns the position from which fanout writes to a pattern's partitions if an [Interest] is recorded now.
-	interestBegins() int64
-	endOf(ctx context.Context, workspace, uri string) (int64, error)
-	lookBack() time.Duration
-	givenAt(at int64) int64
-	totalOrder() bool
-	spreads() bool
-
+// appender appends to the log. The implementations are [exact] and [stamped].
+type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	// putSegment writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
 	// than floor.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
-	// repeatable is called when a batch arrives again. It reports whether the events in the segment with the last key end need not be
-	// written again, because no reader can have passed them.
-	repeatable(end int64) bool
-
-	// limitQuery limits a query to the position end, and returns the position up to which the last page is complete.
-	limitQuery(q *store.Query, end int64) int64
-	// completeStamp adds the items to a page whose key equals that of the page's last item.
-	completeStamp(ctx context.Context, p Partition, page *store.Page) error
-	byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error)
 }
 
-// keys chooses the implementation for the store.
-func (l *Log) keys() keys {
-	if l.DB.Stamps() {
+func (l *Log) appender() appender {
+	if l.TotalOrder() {
 		return exact{l}
 	}
 	return stamped{l}
@@ -364,7 +381,7 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 			return Interest{}, err
 		}
 		now := l.Time()
-		since := l.keys().interestBegins()
+		since := l.endBefore(0)
 		item := store.Item{Key: k, Version: since, Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(interestMargin)}
 		cond := store.Absent()
 		if had != (Interest{}) {

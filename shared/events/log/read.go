@@ -45,12 +45,16 @@ func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int)
 
 func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int, past bool) (entries []Entry, more bool, next int64, err error) {
 	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
-	end = l.keys().limitQuery(&q, end)
-	page, err := l.DB.Query(ctx, q)
-	if err != nil {
-		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
+	if l.TotalOrder() {
+		q.Until = sortKey(end)
+	} else {
+		end = 0
 	}
-	if err := l.keys().completeStamp(ctx, p, &page); err != nil {
+	page, err := l.DB.Query(ctx, q)
+	if err == nil && l.LookBack(p) > 0 { // with several writers
+		err = l.completeStamp(ctx, p, &page)
+	}
+	if err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
 	next = after
@@ -88,6 +92,26 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 		next = max(next, end)
 	}
 	return entries, page.More, next, nil
+}
+
+// completeStamp adds the remaining items with the page's last stamp, because the next page begins after that stamp. Several writers
+// may use the same microsecond.
+func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
+	if len(page.Last) < stampSize {
+		return nil
+	}
+	stamp := page.Last[:stampSize]
+	for rest := page.More; rest; {
+		more, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
+		if err != nil {
+			return err
+		}
+		page.Items = append(page.Items, more.Items...)
+		if rest = more.More; rest {
+			page.Last = more.Last
+		}
+	}
+	return nil
 }
 
 // LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and the memory that they use while

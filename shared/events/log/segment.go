@@ -288,7 +288,7 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	if err != nil && err != ErrLater {
 		l.recordBroken(ctx, last.Items[0], err)
 	}
-	repeatable := l.keys().repeatable(end.key)
+	repeatable := l.isRepeatable(end.key)
 	end.fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
 		found := repeatable && s.has(&e, end.key)
 		if found {
@@ -300,6 +300,13 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 		end.position = min(end.position, end.key-time.Minute.Microseconds())
 	}
 	return end, nil
+}
+
+// isRepeatable is called when a batch arrives again. It reports whether the events in the segment with the last key end need not be written
+// again, because no reader can have passed them. If writers stamp keys, that holds only for a recent segment. The writer of an older one may
+// have died during a slow append, before it could write the segment again with a new key.
+func (l *Log) isRepeatable(end int64) bool {
+	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
 // appendAfter appends the fresh events to a partition of the URI and, in the same commits, to the partitions in copies. If
@@ -321,7 +328,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	done.Unrecorded = dayOf(uri, end.key) != dayOf(uri, l.Time().UnixMicro())
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
-	if done.Unrecorded && l.DB.Stamps() {
+	if done.Unrecorded && l.TotalOrder() {
 		// Record the URI under its parents in the first segment's commit, because a separate commit would delay the URI's
 		// next events.
 		if parents = l.parentOps(workspace, uri); len(parents) < most {
@@ -338,7 +345,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 		for _, e := range written {
 			s.Before, s.BeforeAt = append(s.Before, e.ID), append(s.BeforeAt, e.Published.UnixMicro())
 		}
-		if floor, err = l.keys().putSegment(ctx, p, s, floor, copies...); err != nil {
+		if floor, err = l.appender().putSegment(ctx, p, s, floor, copies...); err != nil {
 			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
 		for i, e := range part {
@@ -389,7 +396,7 @@ func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.
 
 func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice json.RawMessage, life time.Duration) error {
 	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}, life: life}
-	if _, err := l.keys().putSegment(ctx, TopicPartition(workspace, topic), s, 0); err != nil {
+	if _, err := l.appender().putSegment(ctx, TopicPartition(workspace, topic), s, 0); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
 	}
 	return nil
