@@ -375,36 +375,44 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// TakeOver makes a stream the newest of its session. before reports whether the session had an earlier stream, and begun
-// reports whether one of the earlier streams has begun (see [Store.RecordStreamBegun]). If several streams take over at the same time,
-// before is false for only one of them. quiet is the cursor of [Store.RecordQuietEnd] for the stream before this one, or empty.
-func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, quiet string, err error) {
+// Earlier says what a new stream of a session needs to know of the session's earlier streams.
+type Earlier struct {
+	// Exists is set if there is an earlier stream. If several streams take over at the same time, it is false for only one of them.
+	Exists bool
+	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
+	Begun bool
+	// QuietEnd is the cursor of [Store.RecordQuietEnd] for the stream before this one, or empty.
+	QuietEnd string
+}
+
+// TakeOver makes a stream the newest of its session.
+func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (Earlier, error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
 		items, err := s.DB.Get(ctx, item.Key, itemKey(sess.Key, sortQuiet))
 		if err != nil {
-			return false, false, "", fault.Wrap(fault.Unavailable, err, "read the session's stream")
+			return Earlier{}, fault.Wrap(fault.Unavailable, err, "read the session's stream")
 		}
-		newest, quiet := items[0], ""
+		newest := items[0]
 		condition := store.Absent()
-		before = newest != nil
-		if before {
+		earlier := Earlier{Exists: newest != nil}
+		if earlier.Exists {
 			condition = store.VersionIs(newest.Version)
 		}
-		if begun = before && newest.Version == 0; !begun {
+		if earlier.Begun = earlier.Exists && newest.Version == 0; !earlier.Begun {
 			item.Version = pendingVersion(connection)
 		}
-		if begun && items[1] != nil {
+		if earlier.Begun && items[1] != nil {
 			if of, cursor, _ := strings.Cut(string(items[1].Value), " "); of == string(newest.Value) {
-				quiet = cursor
+				earlier.QuietEnd = cursor
 			}
 		}
 		err = s.DB.Write(ctx, store.Put(item, condition))
 		if err == nil || !errors.Is(err, store.ErrConflict) {
-			return before, begun, quiet, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
+			return earlier, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
 		}
 	}
-	return false, false, "", fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
+	return Earlier{}, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
 }
 
 // RecordStreamBegun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if

@@ -168,9 +168,9 @@ func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 func TestTakeOver(t *testing.T) {
 	takeOver := func(t *testing.T, s *session.Store, sess *session.Session, connection string, before, begun bool) {
 		t.Helper()
-		gotBefore, gotBegun, _, err := s.TakeOver(t.Context(), sess, connection)
-		if err != nil || gotBefore != before || gotBegun != begun {
-			t.Errorf("stream %s found an earlier stream %v, begun %v, error %v; want %v, %v", connection, gotBefore, gotBegun, err, before, begun)
+		got, err := s.TakeOver(t.Context(), sess, connection)
+		if want := (session.Earlier{Exists: before, Begun: begun}); err != nil || got != want {
+			t.Errorf("stream %s found the earlier stream %+v, %v; want %+v", connection, got, err, want)
 		}
 	}
 	begins := func(t *testing.T, s *session.Store, sess *session.Session, connection string) {

@@ -134,13 +134,13 @@ func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.s
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.stream.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)
-	before, begun, quiet, err := s.stream.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
+	earlier, err := s.stream.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
-	s.begun = begun
+	s.begun = earlier.Begun
 	if s.position.nonce == "" {
-		s.position.nonce, s.position.cursor = streamNonce(randomText(8), s.sess.Key), quiet
+		s.position.nonce, s.position.cursor = streamNonce(randomText(8), s.sess.Key), earlier.QuietEnd
 	}
 	s.recordQuietEnd(ctx)
 	_, subscribed, err := s.subscriptions(ctx)
@@ -153,7 +153,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	// The first stream that begins in a session sends, for each subscription, the events since the client subscribed, because
 	// clients may subscribe before they open the stream. Later streams continue from their cursor or from now.
-	first := !begun && s.position.cursor == ""
+	first := !earlier.Begun && s.position.cursor == ""
 	if !first {
 		request.Topics = append(request.Topics, s.stream.backendTopics(ctx)...)
 	}
@@ -177,7 +177,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 			s.stream.Feed.Follow(topic, began)
 		}
 	}
-	if !before {
+	if !earlier.Exists {
 		return nil
 	}
 	// Notify the previous stream of the session, so that it ends. This stream receives the notice too, and stays open because
