@@ -222,7 +222,7 @@ func (s *Store) load(ctx context.Context, workspace, principal, id string) (*Sub
 // change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
 // another process wrote the record in between, change loads it and calls apply again.
 func (s *Store) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
-	for {
+	for range maxConflicts {
 		sub, err := s.load(ctx, workspace, principal, id)
 		if err != nil {
 			return err
@@ -234,7 +234,13 @@ func (s *Store) change(ctx context.Context, workspace, principal, id string, app
 			return ctx.Err()
 		}
 	}
+	return errContested
 }
+
+// maxConflicts limits how often a write of a subscription is tried again because another process wrote the record in between.
+const maxConflicts = 50
+
+var errContested = fault.New(fault.Unavailable, "the subscription is being changed by other requests")
 
 const (
 	// resealPage is how many subscriptions one call of [Store.Reseal] visits.

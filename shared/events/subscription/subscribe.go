@@ -206,7 +206,7 @@ func unknownEvent(name string) error {
 // none or it has expired. from is the log position at which a new subscription begins.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
-	for {
+	for range maxConflicts {
 		*want = asked // undo the merge of an earlier round
 		have, err := g.Service.Store.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
@@ -244,6 +244,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			return nil, ctx.Err()
 		}
 	}
+	return nil, errContested
 }
 
 // keepPause pauses a new subscription if an operator had paused an earlier one with the same id.
