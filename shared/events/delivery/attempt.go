@@ -411,7 +411,7 @@ func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string,
 	if target.Type == subscription.Raw {
 		r.RawSecret = key
 	}
-	if len(target.Previous) > 0 && s.now().Unix() < target.PreviousUntil {
+	if len(target.Previous) > 0 && s.now().Before(target.PreviousUntil.Time()) {
 		old, err := s.opener.Open(ctx, target.Previous, binding)
 		if err != nil {
 			return fault.Wrap(fault.Internal, err, "open the previous secret")

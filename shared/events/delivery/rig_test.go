@@ -567,7 +567,7 @@ func (r *rig) state(id string) subscription.State { return r.lookup(id).State }
 func (r *rig) served(id string) bool { return r.lookup(id) != nil }
 
 // resumed returns when a subscription was last resumed, or 0 if it has ended.
-func (r *rig) resumed(id string) int64 {
+func (r *rig) resumed(id string) subscription.Seconds {
 	if record := r.lookup(id); record != nil {
 		return record.Resumed
 	}

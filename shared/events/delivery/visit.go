@@ -337,7 +337,7 @@ func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}
 	}
-	if v.sub.Until != 0 && v.d.now().Unix() >= v.sub.Until {
+	if v.sub.Until != 0 && !v.d.now().Before(v.sub.Until.Time()) {
 		return result{fate: ended}
 	}
 	terminated, err := v.d.Terminator.Terminate(ctx, v.task.Workspace, v.sub.Principal, v.sub.ID)

@@ -69,7 +69,7 @@ func noSubscription() error {
 // Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is
 // [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
 // it as it is and reports false. For example, an attempt from before the last resumption may fail late.
-func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error) {
+func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
 			return nil
@@ -105,7 +105,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, s.Store.now().Unix()
+		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, Seconds(s.Store.now().Unix())
 		return s.Store.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {
@@ -158,9 +158,9 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 			return nil
 		}
 		if paused {
-			sub.Paused = s.Store.now().UnixMicro()
+			sub.Paused = Micros(s.Store.now().UnixMicro())
 		} else {
-			sub.Paused, sub.Resumed = 0, s.Store.now().Unix()
+			sub.Paused, sub.Resumed = 0, Seconds(s.Store.now().Unix())
 		}
 		return s.Store.update(ctx, sub, extra...)
 	})
@@ -171,17 +171,12 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 }
 
 // PausedSince returns when the subscription was paused, or the zero time.
-func (s *Subscription) PausedSince() time.Time {
-	if s.Paused == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(s.Paused).UTC()
-}
+func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
 // Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then replays
 // the events that were published in between. resumed is as for [Service.Disable]: if the subscription was resumed again since the failures,
 // Suspend leaves it as it is.
-func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error {
+func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
@@ -193,7 +188,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		sub.Suspended = s.Store.now().UnixMicro()
+		sub.Suspended = Micros(s.Store.now().UnixMicro())
 		if sub.Owed == 0 {
 			sub.Owed = max(s.Log.Position(), 1) // 0 means that no replay is owed
 		}

@@ -126,8 +126,8 @@ func TestSubscribe(t *testing.T) {
 		r.Secret = "whsec_two"
 		f.subscribe(r)
 		rotated := f.subscribers("event://github/a/b/push")[0].Target
-		if !bytes.Equal(rotated.Previous, target.Secret) || rotated.PreviousUntil != f.clock.Add(24*time.Hour).Unix() {
-			t.Errorf("the previous secret is %q until %d", rotated.Previous, rotated.PreviousUntil)
+		if !bytes.Equal(rotated.Previous, target.Secret) || !rotated.PreviousUntil.Time().Equal(f.clock.Add(24*time.Hour).Truncate(time.Second)) {
+			t.Errorf("the previous secret is %q until %v, want the first one until a day later", rotated.Previous, rotated.PreviousUntil.Time())
 		}
 	})
 	t.Run("EVX-12 verified once per principal and URL, and not without", func(t *testing.T) {

@@ -56,7 +56,7 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 // Wants reports whether the subscriber must receive the event under this pattern. It must if the subscription has not expired, no other of
 // its patterns delivers the event, and the filters accept the payload.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
-	if s.Until != 0 && now.Unix() >= s.Until {
+	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
 	}
 	for _, key := range s.Skip {
@@ -256,9 +256,9 @@ type RecheckState struct {
 	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.HashTerms].
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog that was first seen at Since (seconds since 1970).
-	Seen  string `json:"n,omitempty"`
-	Since int64  `json:"at,omitempty"`
+	// Seen is the fingerprint of a newer catalog that was first seen at Since.
+	Seen  string  `json:"n,omitempty"`
+	Since Seconds `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.
 	At RecheckPosition `json:"place,omitzero"`
 }

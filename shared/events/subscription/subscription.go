@@ -59,15 +59,37 @@ const (
 	Paused    State = "paused"    // by a person; only [Subscription.EffectiveState] returns it
 )
 
+// Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 for none.
+type (
+	Seconds int64
+	Micros  int64
+)
+
+// Time returns the time, or the zero time for 0.
+func (s Seconds) Time() time.Time {
+	if s == 0 {
+		return time.Time{}
+	}
+	return time.Unix(int64(s), 0)
+}
+
+// Time returns the time, or the zero time for 0.
+func (m Micros) Time() time.Time {
+	if m == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(int64(m))
+}
+
 // Target is the endpoint of a subscription, with the secrets that sign its webhooks.
 type Target struct {
 	URL string `json:"url"`
 	// Type is the secret's type. Secret and Previous are sealed. After a rotation, the previous secret signs as well until
-	// PreviousUntil (seconds since 1970).
+	// PreviousUntil.
 	Type          SecretType `json:"st"`
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
-	PreviousUntil int64      `json:"oldt,omitempty"`
+	PreviousUntil Seconds    `json:"oldt,omitempty"`
 	// Fingerprint is a hash of the secret. It shows whether a refresh brings another secret, without opening the sealed one.
 	Fingerprint []byte `json:"fp,omitempty"`
 }
@@ -102,20 +124,19 @@ type Subscription struct {
 	// Cursor is a position in the event log, sealed for the client. All events up to it have been settled, i.e. acknowledged or
 	// dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
 	Cursor string `json:"cur,omitempty"`
-	// Owed is the log position after which the subscriber must still get a replay, or 0.
+	// Owed is the log position (as in [eventlog.Entry.Key]) after which the subscriber must still get a replay, or 0.
 	Owed int64 `json:"owed,omitempty"`
-	// Replayed is the time of the latest replay in microseconds since 1970. Cursor does not advance until each replayed event has been
-	// attempted once.
-	Replayed int64  `json:"rpl,omitempty"`
+	// Replayed is the time of the latest replay. Cursor does not advance until each replayed event has been attempted once.
+	Replayed Micros `json:"rpl,omitempty"`
 	State    State  `json:"state"`
 	Reason   string `json:"why,omitempty"`
-	// Suspended is when delivery was suspended, in microseconds since 1970, or 0. A refresh replays the events since then from the log.
-	Suspended int64 `json:"susp,omitempty"`
-	// Resumed is when delivery last started, in seconds since 1970: when the subscription was made (MCP Events only), reactivated, resumed
-	// or enabled. Earlier failures do not count towards suspending or disabling it.
-	Resumed int64 `json:"resd,omitempty"`
-	// Paused is when a person paused the deliveries, in microseconds since 1970, or 0.
-	Paused int64 `json:"pau,omitempty"`
+	// Suspended is when delivery was suspended. A refresh replays the events since then from the log.
+	Suspended Micros `json:"susp,omitempty"`
+	// Resumed is when delivery last started: when the subscription was made (MCP Events only), reactivated, resumed or enabled. Earlier
+	// failures do not count towards suspending or disabling it.
+	Resumed Seconds `json:"resd,omitempty"`
+	// Paused is when a person paused the deliveries.
+	Paused Micros `json:"pau,omitempty"`
 	// Marked is the state under which an index lists the subscription (see [Lists.Select]), or empty.
 	Marked State `json:"mk,omitempty"`
 	// Revision counts the writes of this record.
@@ -130,7 +151,7 @@ type Subscriber struct {
 	Origin    Origin         `json:"o"`
 	Target    Target         `json:"t"`
 	Filters   []match.Filter `json:"f,omitempty"`
-	Until     int64          `json:"until,omitempty"` // seconds since 1970
+	Until     Seconds        `json:"until,omitempty"`
 	Cursor    string         `json:"cur,omitempty"`
 	Redact    []string       `json:"red,omitempty"`
 	// Profile is as in [Subscription].
@@ -141,9 +162,9 @@ type Subscriber struct {
 	Contract string `json:"ct,omitempty"`
 	Grant    Grant  `json:"g,omitzero"`
 	// Suspended, Resumed and Paused are as in [Subscription].
-	Suspended int64 `json:"susp,omitempty"`
-	Resumed   int64 `json:"resd,omitempty"`
-	Paused    int64 `json:"pau,omitempty"`
+	Suspended Micros  `json:"susp,omitempty"`
+	Resumed   Seconds `json:"resd,omitempty"`
+	Paused    Micros  `json:"pau,omitempty"`
 	// Skip has the keys of the subscription's other patterns that overlap with this one. An event that matches both is delivered under the
 	// other pattern only, so that it is not sent twice.
 	Skip []string `json:"skip,omitempty"`
@@ -241,7 +262,7 @@ func (s *Subscription) Subscriber() Subscriber {
 		Paused: s.Paused, Profile: s.Profile,
 	}
 	if !s.Until.IsZero() {
-		sub.Until = s.Until.Unix()
+		sub.Until = Seconds(s.Until.Unix())
 	}
 	return sub
 }
@@ -268,7 +289,7 @@ func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) strin
 func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
 	now, end := g.now(), g.Service.Log.SettledPosition()
 	settled, open, err := g.Watermark.SettledPosition(ctx, sub.Workspace, sub.ID)
-	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
+	if err != nil || int64(sub.Replayed) > settled && sub.Replayed != 0 {
 		return had, err
 	}
 	c := eventlog.Cursor{At: max(had.At, min(settled, end))}

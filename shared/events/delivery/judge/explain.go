@@ -333,7 +333,7 @@ func (o *Outcome) setSuspended() {
 	o.Kind = kindSuspended
 	o.Why = "the subscription is suspended: " + o.Subscription.Reason + "; its next refresh brings the event"
 	if o.Subscription.Suspended != 0 {
-		o.At = time.UnixMicro(o.Subscription.Suspended)
+		o.At = o.Subscription.Suspended.Time()
 	}
 }
 

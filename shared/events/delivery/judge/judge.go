@@ -101,7 +101,7 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	began := s.Published.Add(settling)
 	switch ruling.Decision {
 	case Suspended, Replayed:
-		if time.UnixMicro(o.Subscription.Suspended).Before(began) {
+		if o.Subscription.Suspended.Time().Before(began) {
 			o.setSuspended()
 		}
 	case Paused:

@@ -32,8 +32,8 @@ import (
 // Subscriptions are the operations on subscriptions that deliveries need. [subscription.Service] implements it.
 type Subscriptions interface {
 	deadletter.Finder
-	Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error)
-	Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error
+	Disable(ctx context.Context, workspace, principal, id, reason string, resumed subscription.Seconds) (ended bool, err error)
+	Suspend(ctx context.Context, workspace, principal, id string, resumed subscription.Seconds) error
 }
 
 // Manager announces gaps to subscriptions, and suspends, reactivates and disables them.
@@ -65,7 +65,7 @@ type Gaps struct {
 // WillBeReplayed reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
 // because the refresh replays it from the log.
 func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
-	return e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew))
+	return e.Published.After(sub.Suspended.Time().Add(2 * eventlog.MaxSkew))
 }
 
 // SuspendDelivery puts a delivery into the backlog. e is the event of a new delivery, and nil for a delivery that is stored
@@ -121,7 +121,7 @@ const (
 
 // OnlyFails reports whether a subscription should be disabled, because enough attempts over enough time have all failed.
 func OnlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
-	since := max(st.FailedSince.Unix(), sub.Resumed)
+	since := max(st.FailedSince.Unix(), int64(sub.Resumed))
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
 }
 
@@ -288,7 +288,7 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 	if err != nil {
 		return nil, 0, err
 	}
-	if record.Replayed <= settled {
+	if int64(record.Replayed) <= settled {
 		from = max(from, settled)
 	}
 	if !lost.IsZero() {
@@ -332,10 +332,10 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	if record.State != subscription.Suspended {
 		return false, later, nil // it is active again, and the refresh reported the gap
 	}
-	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.MinRetention()); m.Deliveries.Now().Before(end) {
+	if end := record.Suspended.Time().Add(m.Gaps.Log.MinRetention()); m.Deliveries.Now().Before(end) {
 		return false, end, nil // the notice was written for an earlier suspension
 	}
-	del.Control.Body, _, err = m.gapBody(ctx, record, time.UnixMicro(record.Suspended))
+	del.Control.Body, _, err = m.gapBody(ctx, record, record.Suspended.Time())
 	return err == nil, later, err
 }
 

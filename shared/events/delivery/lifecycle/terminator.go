@@ -300,8 +300,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 		t.rechecked[workspace] = last.Settled
 		return 0, nil
 	case last.Seen != cat.Fingerprint():
-		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
-	case now.Unix()-last.Since < int64(settleAfter/time.Second):
+		next.Seen, next.Since = cat.Fingerprint(), subscription.Seconds(now.Unix())
+	case now.Unix()-int64(last.Since) < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}

@@ -386,9 +386,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in seconds
-// since 1970, do not count. Most calls return false without a read; rateAsk limits the reads.
-func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
+// isFailing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed
+// do not count. Most calls return false without a read; rateAsk limits the reads.
+func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)
 	if now.Sub(t.asked) < rateAsk && !now.Before(t.asked) && t.since < rateMinimum {
@@ -396,7 +396,7 @@ func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string
 		return false, nil
 	}
 	t.asked, t.since = now, 0
-	first := max(now.Add(-rateWindow).Unix(), resumed)/60 + 1
+	first := max(now.Add(-rateWindow).Unix(), int64(resumed))/60 + 1
 	own := map[string]bool{}
 	ok, failed := 0, 0
 	for _, m := range t.minutes { // the items of these minutes may be older
