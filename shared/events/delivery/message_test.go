@@ -19,7 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
-	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -338,56 +337,6 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
 			if got := strings.Contains(log.String(), "newer message not renewed"); got != c.broken {
 				t.Errorf("got a line about the copy in the log: %v, want %v:\n%s", got, c.broken, &log)
-			}
-		})
-	}
-}
-
-func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
-	for name, c := range map[string]struct {
-		received int
-		broken   bool // the events queue accepts no message
-		left     bool // both events
-	}{
-		"AWS-06 given a newer event, when it was received seldom, then it and the later event of its group stay":             {task.RenewAfter - 1, false, true},
-		"AWS-06 given a newer event, when it was received often, then a copy replaces it and the later event is delivered":   {task.RenewAfter, false, false},
-		"AWS-06 given a newer event that was received often, when the copy cannot be sent, then it and the later event stay": {task.RenewAfter, true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r, _ := registered(t)
-			r.publish("evt_newer", "evt_behind")
-			batch := append(r.queues[queue.Events], message("poison", `{"v":1`))
-			for i := range batch {
-				batch[i].Group, batch[i].Received = "ci", c.received
-			}
-			batch[0].Body = []byte(strings.Replace(string(batch[0].Body), `"v":1`, `"v":99`, 1))
-			var left []string
-			dead := 2 // the poison, at each receive
-			if c.left {
-				left, dead = []string{batch[0].ID, batch[1].ID, batch[2].ID}, 0
-			}
-			var copies []queue.Message
-			for range 2 { // the process dies before the queue deletes the events, so they are received again
-				r.queues[queue.Events] = slices.Clone(batch)
-				failed, err := r.fanOut(func(f *fanout.Fanout) { f.Queue = &watched{Sender: f.Queue, broken: c.broken} })
-				if err != nil || !slices.Equal(failed, left) {
-					t.Errorf("got failed %v and error %v, want failed %v", failed, err, left)
-				}
-				copies = append(copies, r.queues[queue.Events]...)
-			}
-			expect.Equal(t, "the later event is delivered", posted(r)["evt_behind"] > 0, !c.left)
-			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), dead)
-			if c.left {
-				if len(copies) > 0 {
-					t.Errorf("got %d copies, want none", len(copies))
-				}
-				return
-			}
-			if len(copies) != 2 || copies[0].Dedup == "" || copies[0].Dedup != copies[1].Dedup {
-				t.Fatalf("got copies %+v, want one of each receive, both with one deduplication id", copies)
-			}
-			if got := copies[0]; string(got.Body) != string(batch[0].Body) || got.Group != "ci" {
-				t.Errorf("got a copy %s of group %q, want the same body and group \"ci\"", got.Body, got.Group)
 			}
 		})
 	}

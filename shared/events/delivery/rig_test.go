@@ -167,6 +167,27 @@ type unorderedStore struct{ store.DB }
 func (unorderedStore) Stamps() bool { return false }
 func (unorderedStore) Local() bool  { return false }
 
+// slowStore is a store like DynamoDB in which each request takes a while.
+type slowStore struct {
+	unorderedStore
+	took time.Duration
+}
+
+func (s slowStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Get(ctx, keys...)
+}
+
+func (s slowStore) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Query(ctx, q)
+}
+
+func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(s.took)
+	return s.unorderedStore.Write(ctx, ops...)
+}
+
 const testCatalog = `events:
   - name: ci.build_finished
     uri: event://ci/build-finished

@@ -326,6 +326,30 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 	}
 }
 
+// Given an event type that was renamed and has subscribers, when a process with the old catalog handles its next event, then
+// the subscribers get it.
+func TestAnEventOfARenamedType(t *testing.T) {
+	for name, ids := range map[string][]string{"alone": {"evt_new"}, "behind one of the old name": {"evt_old", "evt_new"}, "before one of the old name": {"evt_new", "evt_old"}} {
+		t.Run("WHK-18 "+name, func(t *testing.T) {
+			r := newRig(t)
+			r.script = succeeds
+			old := expect.Value(r.catalogs.Catalog(t.Context(), "default"))(t)
+			r.change("ci.build_finished", "ci.renamed")
+			r.register("event://ci/build-finished")
+			for _, id := range ids {
+				r.publishTo("event://ci/build-finished", map[string]string{"evt_old": "ci.build_finished", "evt_new": "ci.renamed"}[id], id, `{"ok":true}`)
+			}
+			fanout, d, _ := r.process()
+			fanout.Catalog = &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.HandlePages)
+			for _, id := range ids {
+				expect.Equal(t, "the posts of "+id, posted(r)[id], 1)
+			}
+		})
+	}
+}
+
 // TestTheEndSurvivesCrashes kills a process at every step of ending a subscription and
 // telling it: EVX-13, EVX-17.
 func TestTheEndSurvivesCrashes(t *testing.T) {
