@@ -152,7 +152,7 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 		r.end(sub.ID)
 		r.run()
 		if letters := r.lettersFor(sub.ID); len(letters) > 0 || r.deliveryState(sub.ID, "evt_1") != "none" {
-			t.Errorf("got %d dead letters, and the delivery is %s", len(letters), r.deliveryState(sub.ID, "evt_1"))
+			t.Errorf("got %d dead letters, and the delivery is %s, want no dead letter and no delivery", len(letters), r.deliveryState(sub.ID, "evt_1"))
 		}
 	})
 }
@@ -370,13 +370,13 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	}
 	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
 		if n, err := operations.SweepErased(t.Context()); err != nil || n == 0 || stored() != 0 || waits() != 1 {
-			t.Errorf("swept %d (%v), left are %d, %d erasures to look after", n, err, stored(), waits())
+			t.Errorf("got %d items swept, %v, %d left and %d erasures that wait, want more than 0, no error, 0 and 1", n, err, stored(), waits())
 		}
 	})
 	t.Run("OPS-07 a retry of it that still comes does nothing, and then it is forgotten", func(t *testing.T) {
 		r.run()
 		if n := stored(); n != 0 || len(r.posts) != 1 {
-			t.Errorf("left are %d, after %d attempts", n, len(r.posts))
+			t.Errorf("got %d items left and %d attempts, want 0 and 1", n, len(r.posts))
 		}
 		if _, err := operations.SweepErased(t.Context()); err != nil || waits() != 0 {
 			t.Errorf("%d erasures to look after (%v)", waits(), err)
@@ -518,10 +518,10 @@ func TestAFullDisk(t *testing.T) {
 		w.mu.Unlock()
 		t.Logf("%d events accepted, %d refused; healthy endpoints: %d posts, at most %d of one event", len(at), refused, posts, full)
 		if refused == 0 || len(at) == 0 {
-			t.Errorf("%d events were accepted and %d refused: the disk filled at the wrong time", len(at), refused)
+			t.Errorf("%d events were accepted and %d refused, want some of each", len(at), refused)
 		}
 		if full > 3 {
-			t.Errorf("a healthy endpoint was sent the same event %d times while the disk was full", full)
+			t.Errorf("a healthy endpoint was sent the same event %d times while the disk was full, want at most 3", full)
 		}
 		w.limit(100_000)
 		w.full.Store(false)
@@ -530,14 +530,14 @@ func TestAFullDisk(t *testing.T) {
 		for _, url := range urls {
 			_, missing := w.lags(url, at)
 			if missing > 0 {
-				t.Errorf("%s misses %d of %d events after there was room again", url, missing, len(at))
+				t.Errorf("%s misses %d of %d events after there was room again, want 0", url, missing, len(at))
 			}
 			for id := range at {
 				w.mu.Lock()
 				n := len(w.attempts[id+" "+url])
 				w.mu.Unlock()
 				if url != urls[0] && n > 3 {
-					t.Errorf("%s was sent %s %d times", url, id, n)
+					t.Errorf("%s was sent %s %d times, want at most 3", url, id, n)
 				}
 			}
 		}
@@ -545,7 +545,7 @@ func TestAFullDisk(t *testing.T) {
 		time.Sleep(time.Minute)
 		for _, url := range urls {
 			if _, missing := w.lags(url, fresh); missing > 0 {
-				t.Errorf("%s misses %d of the events after that", url, missing)
+				t.Errorf("%s misses %d of the events after that, want 0", url, missing)
 			}
 		}
 	})

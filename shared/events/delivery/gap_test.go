@@ -77,10 +77,10 @@ func TestGaps(t *testing.T) {
 			t.Fatalf("notices %v, want one", ids)
 		}
 		if p.SubscriptionID != id || p.URL != "https://hooks.example.com/a" || len(p.Keys) != 1 || string(p.Keys[0]) != "whsec_a" {
-			t.Errorf("sent to %s for %s with %d keys", p.URL, p.SubscriptionID, len(p.Keys))
+			t.Errorf("sent to %s for %s with the keys %q, want the endpoint, %s and one key", p.URL, p.SubscriptionID, p.Keys, id)
 		}
 		if at := r.gapAt(t, p); at >= first.UnixMicro() || at < first.Add(-2*dwell-time.Minute).UnixMicro() {
-			t.Errorf("the cursor lies %v after the first event that was lost", time.UnixMicro(at).Sub(first))
+			t.Errorf("the cursor lies %v after the first event that was lost, want up to %v before it", time.UnixMicro(at).Sub(first), 2*dwell+time.Minute)
 		}
 		r.now = r.now.Add(time.Hour)
 		second := r.now
@@ -131,7 +131,7 @@ func TestGaps(t *testing.T) {
 		r.run("lost")
 		_, p := r.gaps(t)
 		if at := time.UnixMicro(r.gapAt(t, p)); lost.Sub(at) > dwell+time.Minute {
-			t.Errorf("the cursor lies %v before the event that was lost", lost.Sub(at))
+			t.Errorf("the cursor lies %v before the event that was lost, want at most %v", lost.Sub(at), dwell+time.Minute)
 		}
 	})
 
@@ -147,7 +147,7 @@ func TestGaps(t *testing.T) {
 		r.run("lost")
 		ids, p := r.gaps(t)
 		if len(ids) != 1 || ids[p.ID] <= len(retry.EventsSchedule) || r.now.Before(back) {
-			t.Errorf("notices %v by %v", ids, r.now.Sub(back))
+			t.Errorf("got notices %v until %v after the endpoint was back, want one, with more than %d attempts", ids, r.now.Sub(back), len(retry.EventsSchedule))
 		}
 	})
 
@@ -176,7 +176,7 @@ func TestGaps(t *testing.T) {
 			r.script = refuse(r, c.out)
 			r.run("lost")
 			if ids, _ := r.gaps(t); len(ids) != 0 || posted(r)["lost"] == 0 {
-				t.Errorf("notices %v, posts %v", ids, posted(r))
+				t.Errorf("got notices %v and posts %v, want only posts of the event", ids, posted(r))
 			}
 		})
 	}
@@ -207,7 +207,7 @@ func TestGaps(t *testing.T) {
 				t.Fatalf("notices %v, want one", ids)
 			}
 			if at := time.UnixMicro(r.gapAt(t, p)); at.After(suspended.Add(3*time.Hour)) || at.Before(suspended.Add(-time.Hour)) {
-				t.Errorf("the cursor lies %v after the suspension", at.Sub(suspended))
+				t.Errorf("the cursor lies %v after the suspension, want at most 1h before and 3h after it", at.Sub(suspended))
 			}
 		})
 	}
@@ -250,7 +250,7 @@ func TestGapsSurviveCrashes(t *testing.T) {
 		r.run()
 		survived := r.budget > 0
 		if ids, _ := r.gaps(t); len(ids) != 1 {
-			t.Fatalf("death at step %d (late %v): notices %v", point, late, ids)
+			t.Fatalf("death at step %d (late %v): got notices %v, want one", point, late, ids)
 		}
 		return survived
 	})

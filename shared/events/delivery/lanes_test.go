@@ -57,11 +57,11 @@ func TestOverloadAnswersSlowTheWholeEndpointDown(t *testing.T) {
 			at := w.send("e", 20, 20*time.Second)
 			time.Sleep(c.after + c.after/4 + 40*time.Minute)
 			if early > 0 {
-				t.Errorf("%d, Retry-After %v: %d attempts came before its time", c.status, c.after, early)
+				t.Errorf("%d, Retry-After %v: %d attempts came before its time, want 0", c.status, c.after, early)
 			}
 			for i, url := range urls {
 				if lags, missing := w.lags(url, at); missing > 0 || i == 1 && lags[len(lags)-1] > time.Second {
-					t.Errorf("%d, Retry-After %v: endpoint %d misses %d events, the last took %v", c.status, c.after, i, missing, lags[len(lags)-1])
+					t.Errorf("%d, Retry-After %v: endpoint %d misses %d events, the last took %v, want none missing and, for endpoint 1, at most 1s", c.status, c.after, i, missing, lags[len(lags)-1])
 				}
 			}
 		})
@@ -85,7 +85,7 @@ func TestTheBodiesUnderWayAreBounded(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.mostHeld > int(options.Bytes) {
-			t.Errorf("bodies of %d bytes were under way, the bound is %d", w.mostHeld, options.Bytes)
+			t.Errorf("bodies of %d bytes were under way, want at most %d", w.mostHeld, options.Bytes)
 		}
 		if w.mostHeld < 1<<16 {
 			t.Errorf("bodies of only %d bytes were under way; the test shows nothing", w.mostHeld)
@@ -120,7 +120,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 				if url == sub.Target.URL {
 					expect.Equal(t, "attempts for an item that cannot be decoded", n, 0)
 				} else if missing > 0 || n != 1 {
-					t.Errorf("%s was sent the event %d times, %d missing", url, n, missing)
+					t.Errorf("%s was sent the event %d times, %d missing, want once", url, n, missing)
 				}
 			}
 			expect.Equal(t, "visible dead letters", expect.Value(w.queued.Depth(w.t.Context(), queue.Dead))(t).Visible, 1)
@@ -140,17 +140,17 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 				_, missing := w.lags(url, at)
 				for id := range at {
 					if n := len(w.attempts[id+" "+url]); (url == urls[3]) != (n == 0) || n > 1 {
-						t.Errorf("%s was sent %s %d times", url, id, n)
+						t.Errorf("%s was sent %s %d times, want once, and never for %s", url, id, n, urls[3])
 					}
 				}
 				if url != urls[3] && missing > 0 {
-					t.Errorf("%s misses %d events", url, missing)
+					t.Errorf("%s misses %d events, want 0", url, missing)
 				}
 			}
 			dead := w.dead(t)
 			for _, del := range dead {
 				if del.Target != urls[3] || del.Attempts[len(del.Attempts)-1].Category != string(webhook.Internal) {
-					t.Errorf("a dead letter %+v", del)
+					t.Errorf("got the dead letter %+v, want one to %s of the category internal", del, urls[3])
 				}
 			}
 			expect.Equal(t, "dead letters", len(dead), 3)
@@ -335,7 +335,7 @@ func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
 				expect.Equal(t, "the attempts for the late event", attempts("e1"), c.attempts)
 				for _, e := range events {
 					if _, arrived := w.arrived[url][e.ID]; !arrived || w.storedDelivery(sub.ID, e.ID) != nil {
-						t.Errorf("%s: arrived %v, stored %+v", e.ID, arrived, w.storedDelivery(sub.ID, e.ID))
+						t.Errorf("%s: arrived %v, stored %+v, want it arrived and not stored", e.ID, arrived, w.storedDelivery(sub.ID, e.ID))
 					}
 				}
 				stop()

@@ -87,7 +87,7 @@ func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
 	for _, target := range []string{"https://a.example/x", "http://127.0.0.1:9999/hook", "https://[2001:db8::1]:8443/"} {
 		group := state.DueEntry{Task: task.Single{Endpoint: task.EndpointID(target)}}.Outgoing(time.Second).Group
 		if !regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`).MatchString(group) {
-			t.Errorf("the group of %s is %q", target, group)
+			t.Errorf("the group of %s is %q, want 1 to 128 letters, digits, _ and -", target, group)
 		}
 		expect.Equal(t, target+" shares a group with", seen[group], "")
 		seen[group] = target
@@ -134,7 +134,7 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 		}
 	}
 	if len(got) != 3 || uris != 4 {
-		t.Errorf("EVS-06: deliveries by subscription and URI: %v", got)
+		t.Errorf("EVS-06: got the deliveries %v by subscription and URI, want 3 subscriptions with 4 URIs", got)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestMessageIDs(t *testing.T) {
 		for _, event := range []string{"evt_1", "evt_2"} {
 			got := ids(r, event)
 			if len(got[a]) != 1 || len(got[b]) != 1 {
-				t.Fatalf("%s has %v", event, got)
+				t.Fatalf("%s has the ids %v, want one for each of %s and %s", event, got, a, b)
 			}
 			for sub, of := range got {
 				for id, n := range of {
@@ -256,7 +256,7 @@ func TestMessageIDs(t *testing.T) {
 			for sub, profile := range want {
 				for id := range got[sub] {
 					if (profile == spec.Final) != format.MatchString(id) || len(got[sub]) != 1 {
-						t.Errorf("default %s: a subscription of the profile %q has the webhook-ids %v", fallback, profile, got[sub])
+						t.Errorf("default %s: a subscription of the profile %q has the webhook-ids %v, want one, and a hash only in the final profile", fallback, profile, got[sub])
 					}
 				}
 			}

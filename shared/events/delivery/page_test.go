@@ -123,7 +123,7 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	wants := []int{0, 0, 0, 0, 1, 1, 1, 1}
 	r.script = func(n int) webhook.Outcome {
 		if n > len(wants) {
-			t.Errorf("post number %d", n)
+			t.Errorf("got post number %d, want at most %d", n, len(wants))
 			return succeeds(0)
 		}
 		expect.Equal(t, fmt.Sprintf("the recorded attempts before post %d", n), recorded(), wants[n-1])
@@ -167,7 +167,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	if failed, err := d.HandlePages(t.Context(), []queue.Message{message("p", fmt.Sprintf(
 		`{"v":1,"ws":"default","key":%q,"r":{},"n":1,"ev":[{"v":1,"ws":"default","id":"evt_1","uri":"event://ci/build-finished","name":"ci.build_finished","data":{}}]}`,
 		sub.Patterns[0].Key))}); err != nil || len(failed) > 0 || len(r.posts) != 1 {
-		t.Fatalf("AWS-06 a page without tries and hops: failed %v, %v, %d posts", failed, err, len(r.posts))
+		t.Fatalf("AWS-06 a page without tries and hops: got failed %v, %v, %d posts, want one post", failed, err, len(r.posts))
 	}
 	// The previous version wrote the due entry without the time at which the entry was made.
 	key := r.keyOf("evt_1")
@@ -185,7 +185,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	down = false
 	failed, err := d.HandleSingles(t.Context(), []queue.Message{message("s", old)})
 	if err != nil || len(failed) > 0 || len(r.posts) != 2 {
-		t.Errorf("AWS-06 a single without its endpoint: failed %v, %v, %d posts", failed, err, len(r.posts))
+		t.Errorf("AWS-06 a single without its endpoint: got failed %v, %v, %d posts, want a second post", failed, err, len(r.posts))
 	}
 }
 
@@ -238,7 +238,7 @@ func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
 				batches := 0
 				for ; len(batch) > 0; batches++ {
 					if batches == 20 {
-						t.Fatalf("%d of %d events were delivered after %d batches", len(u.got), all, batches)
+						t.Fatalf("%d of %d events were delivered after %d batches, want all", len(u.got), all, batches)
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					r.done(d.HandlePages(ctx, batch))
@@ -251,7 +251,7 @@ func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
 				}
 				slow := len(r.queues[queue.Slow])
 				if (slow > 0) != (hops > 0) || (batches == 1) != (hops > 0) || slow+len(u.got) != all {
-					t.Errorf("got %d events delivered in %d pages and %d in the slow lane, of %d", len(u.got), batches, slow, all)
+					t.Errorf("got %d events delivered in %d pages and %d in the slow lane, want all %d, and one page and the slow lane only after the last hop", len(u.got), batches, slow, all)
 				}
 			})
 		})
@@ -273,7 +273,7 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	r.done(d.HandlePages(t.Context(), batch))
 	for _, m := range r.queues[queue.Deliveries] {
 		if len(m.Body) > queue.MaxBody {
-			t.Errorf("a task of %d bytes; a message holds %d", len(m.Body), queue.MaxBody)
+			t.Errorf("got a task of %d bytes, want at most %d", len(m.Body), queue.MaxBody)
 		}
 	}
 	if n := len(r.queues[queue.Deliveries]); n == 0 {
@@ -512,13 +512,13 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 		failed, err := d.HandlePages(t.Context(), []queue.Message{message("1", string(body))})
 		runtime.ReadMemStats(&after)
 		if err != nil || len(failed) > 0 || len(r.posts) > 0 {
-			t.Fatalf("failed %v, %v, %d posts of what no filter lets through", failed, err, len(r.posts))
+			t.Fatalf("got failed %v, %v, %d posts, want none, because no filter accepts the event", failed, err, len(r.posts))
 		}
 		return after.TotalAlloc - before.TotalAlloc
 	}
 	one := allocated(1)
 	if many := allocated(all); many > 2*one {
-		t.Errorf("a page of %d subscribers allocates %d bytes, one of a single subscriber %d", all, many, one)
+		t.Errorf("a page of %d subscribers allocates %d bytes, want at most twice the %d of one subscriber", all, many, one)
 	}
 }
 
@@ -564,7 +564,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			r.script = fails
 			r.work()
 			if len(r.posts) == 0 || len(r.queues[queue.Slow]) == 0 {
-				t.Fatalf("%d posts, %d retries", len(r.posts), len(r.queues[queue.Slow]))
+				t.Fatalf("got %d posts and %d retries, want some of each", len(r.posts), len(r.queues[queue.Slow]))
 			}
 		},
 	} {

@@ -53,7 +53,7 @@ func TestSwitches(t *testing.T) {
 			}
 			r.handle()
 			if len(r.posts) != 1 {
-				t.Fatalf("%d posts while it was paused", len(r.posts)-1)
+				t.Fatalf("got %d posts while it was paused, want 0", len(r.posts)-1)
 			}
 			// A pause of weeks, longer than any schedule.
 			r.now = r.now.Add(20 * 24 * time.Hour)
@@ -85,7 +85,7 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 		return at
 	}
 	if at := settled(); at >= published.UnixMicro() {
-		t.Errorf("OPS-06: settled up to %v, which is after the event that is paused", time.UnixMicro(at))
+		t.Errorf("OPS-06: settled up to %v, want before the paused event of %v", time.UnixMicro(at), published)
 	}
 	r.resume(switches.All, nil)
 	r.handle()
@@ -165,7 +165,7 @@ func TestResumingDoesNotStampede(t *testing.T) {
 		total := 0
 		for delay, n := range perSecond {
 			if total += n; n > switches.RequeueRate+100 {
-				t.Errorf("OPS-06: %d are requeued in the second %v", n, delay)
+				t.Errorf("OPS-06: %d are requeued in the second %v, want at most %d", n, delay, switches.RequeueRate+100)
 			}
 		}
 		if total < n/2-200 || total > n/2+200 {
@@ -197,10 +197,10 @@ func TestRecords(t *testing.T) {
 			}
 			second, first := list[0], list[1]
 			if first.Attempt != 1 || first.Outcome() != records.Failed || first.Category != "http_5xx" || first.Status != 503 || first.TookMS != 7 || first.Next.IsZero() {
-				t.Errorf("the first attempt is %+v", first)
+				t.Errorf("the first attempt is %+v, want number 1, failed with the status 503 after 7 ms, and a next one", first)
 			}
 			if second.Attempt != 2 || second.Outcome() != records.Delivered || !second.Next.IsZero() || second.At.Before(first.At) {
-				t.Errorf("the second attempt is %+v", second)
+				t.Errorf("the second attempt is %+v, want number 2, delivered, after the first one and without a next one", second)
 			}
 		})
 	}
@@ -240,7 +240,7 @@ func TestLettersAreRetried(t *testing.T) {
 	} {
 		list := ask(q)
 		if len(list) != 1 || list[0].Reason != "http_4xx" || len(list[0].Attempts) != 1 || list[0].Event != "evt_1" {
-			t.Fatalf("OPS-04 WHK-13 by %s: got %+v", name, list)
+			t.Fatalf("OPS-04 WHK-13 by %s: got %+v, want evt_1 with one attempt and the reason http_4xx", name, list)
 		}
 		letter = list[0]
 	}
@@ -457,7 +457,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 		emf.Close(t.Context())
 		for name, want := range map[string]bool{"events": true, "slow": true, "inbox": false} {
 			if strings.Contains(log.String(), `"queue":"`+name+`"`) != want {
-				t.Errorf("%s: got %s", name, &log)
+				t.Errorf("%s is counted: want %v, got the metrics %s", name, want, &log)
 			}
 		}
 	})
@@ -488,7 +488,7 @@ func TestDeadLettersOfBuses(t *testing.T) {
 		"sns could not put it into the inbox":                                        "inbox", queue.ReasonReceives: "dead",
 	}
 	if !maps.Equal(reasons, want) {
-		t.Errorf("got %q", reasons)
+		t.Errorf("got the reasons %q, want %q", reasons, want)
 	}
 	expect.Equal(t, "messages of the inbox", len(r.queues[queue.Inbox]), 2)
 }

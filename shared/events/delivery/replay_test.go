@@ -44,7 +44,7 @@ func TestReplayOfEvents(t *testing.T) {
 	}
 	r.work()
 	if n := len(posted(r)); n != wanted+1 {
-		t.Fatalf("got %d", n)
+		t.Fatalf("got posts of %d events, want %d", n, wanted+1)
 	}
 	r.posts = nil
 	r.now = time.UnixMicro(r.db.End())
@@ -74,7 +74,7 @@ func TestReplayOfEvents(t *testing.T) {
 			}
 			r.dead, r.budget = false, 0
 			if steps > 1000 {
-				t.Fatalf("no end: %+v", job)
+				t.Fatalf("the replay did not end within 1,000 steps: %+v", job)
 			}
 			job = expect.Value(replays().Find(t.Context(), "default", job.ID))(t)
 		}
@@ -90,15 +90,15 @@ func TestReplayOfEvents(t *testing.T) {
 			}
 		}
 		if len(second) < wanted/rate {
-			t.Errorf("all within %d seconds", len(second))
+			t.Errorf("got all within %d seconds, want at least %d", len(second), wanted/rate)
 		}
 		for at, ids := range second {
 			if len(ids) > 2*rate { // the last of a partition and the first of the next one share one
-				t.Errorf("at %v there are %d", at, len(ids))
+				t.Errorf("got %d events at %v, want at most %d", len(ids), at, 2*rate)
 			}
 		}
 		if job.Replayed != wanted || steps < 2 {
-			t.Errorf("got %+v after %d processes", job, steps)
+			t.Errorf("got %+v after %d processes, want %d events after at least 2", job, steps, wanted)
 		}
 		tasks := r.queues[queue.Events]
 		r.queues[queue.Events] = nil
@@ -173,7 +173,7 @@ func TestAReplayOfRareEventsEnds(t *testing.T) {
 		ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
 		job := expect.Value(replays.Start(t.Context(), "default", "chief", sub, ask, 20))(t)
 		if took := time.Since(began); took > 15*time.Second {
-			t.Errorf("OPS-05: counting the events took %v, longer than the client of a function waits", took)
+			t.Errorf("OPS-05: counting the events took %v, want at most 15s, because the client of a function does not wait longer", took)
 		}
 		for range 10 {
 			round, cancel := context.WithTimeout(t.Context(), 52*time.Second)
@@ -339,7 +339,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		job, replays, r, clock := begin(t, func(f deadletter.Finder, _ *atomic.Int64) deadletter.Finder { return f })
 		ahead := job.Next.Sub(time.Unix(0, clock.Load()))
 		if job.State != deadletter.ReplayRunning || ahead <= deadletter.ReplayAhead || ahead > deadletter.ReplayAhead+deadletter.ReplayStep || job.Replayed != int(ahead/time.Second)*rate {
-			t.Errorf("%v ahead it is %+v", ahead, job)
+			t.Errorf("the replay is %v ahead: got %+v, want it running, between %v and %v ahead, with %d events per second", ahead, job, deadletter.ReplayAhead, deadletter.ReplayAhead+deadletter.ReplayStep, rate)
 		}
 		delays := map[time.Duration]int{}
 		for _, m := range r.queues[queue.Slow] {
@@ -347,7 +347,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		}
 		for second := range int(ahead / time.Second) {
 			if n := delays[time.Duration(second)*time.Second]; n < 1 || n > 2*rate {
-				t.Errorf("in second %d there are %d", second, n)
+				t.Errorf("got %d events in second %d, want 1 to %d", n, second, 2*rate)
 			}
 		}
 		clock.Add(int64(time.Minute))
@@ -394,10 +394,10 @@ func TestAnIDIsPublishedAgain(t *testing.T) {
 			r.run()
 			got := arrived(r, before)
 			if !strings.Contains(got, `{"ok":2}`) {
-				t.Errorf("the second event was not delivered, only %q", got)
+				t.Errorf("got %q, want the second event in it", got)
 			}
 			if pending := was == state.Pending && reached != "was delivered by a retry"; pending != strings.Contains(got, `{"ok":1}`) {
-				t.Errorf("the first event was %s, and the retries brought %q", was, got)
+				t.Errorf("the first event was %s: got %q from the retries, want it in there: %v", was, got, pending)
 			}
 		})
 	}

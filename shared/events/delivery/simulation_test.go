@@ -112,11 +112,11 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 				latest := w.schedule(t, urls[0], at, from, c.late)
 				perSecond, perMinute := w.rate(urls[0], recovered, time.Second), w.rate(urls[0], recovered, time.Minute)
 				if n := w.mostTo(urls[0]); n > 8 || mostDown > mostHanging || perSecond > 16 || perMinute > 240 {
-					t.Errorf("the recovered endpoint had %d attempts under way, %d a second, %d a minute; %d under way while it was down", n, perSecond, perMinute, mostDown)
+					t.Errorf("the recovered endpoint had %d attempts under way, %d a second, %d a minute, and %d under way while it was down, want at most 8, 16, 240 and %d", n, perSecond, perMinute, mostDown, mostHanging)
 				}
 				receives := float64(w.received) / waited.Hours()
 				if receives > c.perHour {
-					t.Errorf("%.2f messages of a delivery per hour, %d in all", receives, w.received)
+					t.Errorf("%.2f messages of a delivery per hour, %d in all, want at most %v per hour", receives, w.received, c.perHour)
 				}
 				t.Logf("%d attempts while it was down; the latest by %v; recovered: %d under way, %d a second, %d a minute; %.2f slow receives an hour of a delivery",
 					n, latest.Round(time.Millisecond), w.mostTo(urls[0]), perSecond, perMinute, receives)
@@ -241,7 +241,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 	without, with := took(false), took(true)
 	t.Logf("the others had it after %v without, %v with 1 %% that hang: %.2f ×", without, with, float64(with)/float64(without))
 	if with > without*3/2 {
-		t.Errorf("the others had it after %v with 1 %% that hang, %v without", with, without)
+		t.Errorf("the others had it after %v with 1 %% that hang, want at most 1.5 times the %v without", with, without)
 	}
 }
 
@@ -323,12 +323,12 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 			rt.Fatal(err)
 		}
 		if c.At < end {
-			rt.Fatalf("the cursor is at %d although all up to %d was delivered long ago", c.At, end)
+			rt.Fatalf("the cursor is at %d, want at least %d, because all events up to that were delivered long ago", c.At, end)
 		}
 		moved++
 	})
 	if moved == 0 || deaths == 0 {
-		t.Errorf("%d histories, %d deaths", moved, deaths)
+		t.Errorf("got %d histories and %d deaths, want some of each", moved, deaths)
 	}
 }
 
@@ -462,7 +462,7 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 			d := expect.Value(w.queued.Depth(w.t.Context(), queue.Slow))(t)
 			most = max(most, d.InFlight+d.Visible)
 			if all := (minute + 1) * 60 * perSecond; d.InFlight+d.Visible+d.Delayed > all {
-				t.Fatalf("%d messages for %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)
+				t.Fatalf("got %d messages, want at most one for each of %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)
 			}
 		}
 		if limit := 120_000 / 400 * perSecond; most > limit {
@@ -730,7 +730,7 @@ func TestTheRateOfAnEndpoint(t *testing.T) {
 					t.Errorf("%d attempts in a second, want at most 10", n)
 				}
 				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
-					t.Errorf("the last came after %v; 200 take 20 s at 10 a second", last)
+					t.Errorf("the last came after %v, want 17s to 45s, because 200 take 20 s at 10 a second", last)
 				}
 			}
 		})
@@ -844,7 +844,7 @@ func TestSchedules(t *testing.T) {
 				got[p.SubscriptionID]++
 			}
 			if got[plain] != len(retry.StandardSchedule) || got[events] != len(retry.EventsSchedule) {
-				t.Errorf("%d attempts of %d, and %d of %d", got[plain], len(retry.StandardSchedule), got[events], len(retry.EventsSchedule))
+				t.Errorf("got %d and %d attempts, want %d and %d", got[plain], got[events], len(retry.StandardSchedule), len(retry.EventsSchedule))
 			}
 		})
 	}
@@ -892,7 +892,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 			r.drain(d, retry)
 			if job.Replayed == 0 {
-				t.Fatalf("the replay is %+v", job)
+				t.Fatalf("got the replay %+v, want some replayed events", job)
 			}
 			if n := posted(r)["evt_1"] - before; n < first.posts {
 				t.Errorf("the event was posted %d times after the replay, want at least %d", n, first.posts)

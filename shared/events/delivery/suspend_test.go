@@ -116,14 +116,14 @@ func TestSuspension(t *testing.T) {
 		r.script = succeeds
 		got := r.subscribe()
 		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
-			t.Errorf("the refresh tells %+v", got)
+			t.Errorf("the refresh returns %+v, want it suspended, with the last error http_5xx and the time of the first", got)
 		}
 		if again := r.subscribe(); again.Suspended || again.Truncated {
-			t.Errorf("the next refresh tells %+v", again)
+			t.Errorf("the next refresh returns %+v, want it active and not truncated", again)
 		}
 		r.run()
 		if n := posted(r); n["before"] != before+1 || n["meanwhile"] != 1 {
-			t.Errorf("posts: %v", n)
+			t.Errorf("got posts %v, want %d of before and one of meanwhile", n, before+1)
 		}
 		expect.Equal(t, "the delivery of before", r.deliveryState(id, "before"), "none")
 	})
@@ -149,7 +149,7 @@ func TestSuspension(t *testing.T) {
 		r.suspend(id)
 		r.now = r.now.Add(48 * time.Hour)
 		if got := r.subscribe(); !got.Truncated {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v, want it truncated", got)
 		}
 	})
 }
@@ -221,7 +221,7 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 		r.dead, r.budget = false, 0
 		if n := posted(r); n["before"] < 2 || n["meanwhile"] < 1 {
 			text, _ := json.Marshal(n)
-			t.Fatalf("death at step %d (late %v): posts %s", point, late, text)
+			t.Fatalf("death at step %d (late %v): got posts %s, want at least two of before and one of meanwhile", point, late, text)
 		}
 		if st := r.deliveryState(id, "before"); st != "none" {
 			t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
@@ -258,7 +258,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 				r.run(e)
 			}
 			if st := r.record(id); st.State != subscription.Active || r.now.Sub(began) > 20*24*time.Hour {
-				t.Fatalf("it is %s after %v", st.State, r.now.Sub(began))
+				t.Fatalf("it is %s after %v, want it active for at most 20 days", st.State, r.now.Sub(began))
 			}
 			if r.now.Before(began.Add(lifecycle.DisableAfter + time.Minute)) {
 				r.now = began.Add(lifecycle.DisableAfter + time.Minute)
@@ -267,14 +267,14 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			r.work()
 			got := r.record(id)
 			if got.State != subscription.Disabled || got.Reason != "all deliveries of five days failed" || got.Status.LastError != string(webhook.HTTP5xx) {
-				t.Fatalf("got %s (%s), last error %q", got.State, got.Reason, got.Status.LastError)
+				t.Fatalf("got %s (%s), last error %q, want it disabled, because all deliveries of five days failed, and http_5xx", got.State, got.Reason, got.Status.LastError)
 			}
 			t.Run("and brought back by a person, for five more days", func(t *testing.T) {
 				expect.OK(t, did(r.services.Enable(t.Context(), "default", "alice", id)))
 				r.work("evt_5")
 				r.work()
 				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_5"] == 0 {
-					t.Errorf("got %s (%s), sent %d times", got.State, got.Reason, posted(r)["evt_5"])
+					t.Errorf("got %s (%s), evt_5 sent %d times, want it active without a reason, and evt_5 sent", got.State, got.Reason, posted(r)["evt_5"])
 				}
 				if again, err := r.services.Enable(t.Context(), "default", "alice", id); err != nil || again {
 					t.Errorf("enabled twice: %v, %v", again, err)
@@ -339,7 +339,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		}
 		if got := r.queues[queue.Inbox]; len(got) != 1 || !strings.Contains(string(got[0].Body), lifecycle.DisabledURI) ||
 			!strings.Contains(string(got[0].Body), `"subscription":"subscription://`+id+`","principal":"alice","origin":"https://hooks.example.com"`) {
-			t.Errorf("the inbox got %v", got)
+			t.Errorf("the inbox got %v, want one event %s about %s", got, lifecycle.DisabledURI, id)
 		}
 		for _, topic := range []string{stream.TopicSubscription(id), stream.TopicPrincipal("alice")} {
 			page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic})
@@ -478,7 +478,7 @@ func TestASearchThatIsCutOffGoesOn(t *testing.T) {
 		}
 		r.now = r.now.Add(time.Minute)
 		if len(r.queues[queue.Slow]) > 0 && rounds < 3 {
-			t.Errorf("it came in round %d: the search was not cut off", rounds)
+			t.Errorf("the retry came in round %d, want 3 or later, because the search is cut off", rounds)
 		}
 	}
 }

@@ -119,7 +119,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			}
 			p := r.posts[0]
 			if p.SubscriptionID != events.ID || p.URL != "https://hooks.example.com/a" || len(p.Keys) != 1 || string(p.Keys[0]) != "whsec_a" {
-				t.Errorf("sent to %s for %s with %d keys", p.URL, p.SubscriptionID, len(p.Keys))
+				t.Errorf("sent to %s for %s with the keys %q, want the endpoint, %s and one key", p.URL, p.SubscriptionID, p.Keys, events.ID)
 			}
 			if view, err := r.services.Read(t.Context(), r.principal(), subscription.URI(plain.ID)); err != nil || view.State != subscription.Disabled || view.Reason != c.reason {
 				t.Errorf("the subscription of SEP-1803 is %+v, %v", view, err)
@@ -143,7 +143,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		keys.keys = []auth.Principal{r.principal()}
 		r.run("two")
 		if n := posted(r); n["one"] != 1 || n["two"] != 0 {
-			t.Errorf("posts %v", n)
+			t.Errorf("got posts %v, want one of event one and none of event two", n)
 		}
 	})
 
@@ -184,7 +184,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		before := len(r.posts)
 		r.run()
 		if len(r.posts) != before || before == 0 || !r.served(id) {
-			t.Errorf("%d posts after it subscribed again, served %v", len(r.posts)-before, r.served(id))
+			t.Errorf("got %d posts after it subscribed again, served %v, want 0 and true", len(r.posts)-before, r.served(id))
 		}
 	})
 
@@ -200,7 +200,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			expect.OK(t, did(e.Terminate(t.Context(), "default", "alice", made.ID)))
 			r.run()
 			if len(r.posts) != 0 || r.served(made.ID) {
-				t.Errorf("by the %s: posts %v, served %v", by, posted(r), r.served(made.ID))
+				t.Errorf("by the %s: got posts %v, served %v, want none and false", by, posted(r), r.served(made.ID))
 			}
 		}
 	})
@@ -222,7 +222,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	publish("1")
 	r.run()
 	if n := posted(r); n["1build"] != 1 || len(n) != 1 {
-		t.Errorf("without the claim: posts %v", n)
+		t.Errorf("without the claim: got posts %v, want one of 1build only", n)
 	}
 	// Retries are narrowed, too.
 	r.change(buildType, strings.Replace(deploy, "    access: {claims: {team: team}}\n", "", 1))
@@ -233,7 +233,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	r.change(buildType, deploy)
 	r.run()
 	if n := posted(r)["2ads"]; n != before || n == 0 {
-		t.Errorf("an event was sent %d times, and restricted after %d", n, before)
+		t.Errorf("an event was sent %d times, want the %d of before its restriction", n, before)
 	}
 	// With the claim, the principal receives the events that the claim allows.
 	member := r.principal()
@@ -243,7 +243,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	publish("3")
 	r.run()
 	if n := posted(r); n["3build"] != 1 || n["3search"] != 1 || len(n) != 2 {
-		t.Errorf("with the claim: posts %v", n)
+		t.Errorf("with the claim: got posts %v, want one each of 3build and 3search", n)
 	}
 	// When it has no event types below it any more, it ends.
 	r.directory = nil
@@ -313,7 +313,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 				r.hand(queue.Deliveries, d.HandlePages)
 			}
 			if !r.served(one.ID) || !r.served(all.ID) {
-				t.Error("it ended")
+				t.Error("a subscription ended, want both served")
 			}
 			want := 2
 			if strings.Contains(newer, "delivery: [push]") || strings.Contains(newer, "scopes: [builds]") {
@@ -381,7 +381,7 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 			ids, _ := r.notices()
 			// Two attempts; the death, and a due entry that comes with its message, repeat one each.
 			if len(ids) != 1 || len(r.posts) < 2 || len(r.posts) > 4 {
-				t.Fatalf("death at step %d (late %v, audited %v): posts %v", point, late, audited, posted(r))
+				t.Fatalf("death at step %d (late %v, audited %v): got posts %v, want 2 to 4 of one notice", point, late, audited, posted(r))
 			}
 			if r.served(id) || r.served(other) {
 				t.Fatalf("death at step %d (late %v, audited %v): it is still served", point, late, audited)
@@ -428,7 +428,7 @@ func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
 		}
 	}
 	if rounds != 3 || looked > all+2*50 {
-		t.Errorf("%d rounds looked at %d of %d subscriptions", rounds, looked, all)
+		t.Errorf("%d rounds looked at %d of %d subscriptions, want 3 rounds and at most %d", rounds, looked, all, all+2*50)
 	}
 }
 

@@ -229,7 +229,7 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 		due, until := published, published
 		for i, when := range made {
 			if i >= len(retry.StandardSchedule) {
-				t.Errorf("%s: %d attempts", id, len(made))
+				t.Errorf("%s: got %d attempts, want at most %d", id, len(made), len(retry.StandardSchedule))
 				break
 			}
 			if !when.Before(from) {
@@ -248,7 +248,7 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 		}
 	}
 	if wrong > 0 {
-		t.Errorf("%d attempts came at a wrong time", wrong)
+		t.Errorf("%d attempts came at a wrong time, want 0", wrong)
 	}
 	return latest
 }

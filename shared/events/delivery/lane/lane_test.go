@@ -45,7 +45,7 @@ func TestEndpointSlots(t *testing.T) {
 			for range 2 {
 				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
 				if v != Granted {
-					t.Fatalf("verdict %v for one of two slots", v)
+					t.Fatalf("got verdict %v for one of two slots, want %v", v, Granted)
 				}
 				held = append(held, s)
 			}
@@ -88,7 +88,7 @@ func TestEndpointSlots(t *testing.T) {
 				s.Done(webhook.Outcome{Status: 200})
 			}
 			if len(l.byID) > maxEndpoint || len(l.origins) > maxEndpoint {
-				t.Fatalf("%d endpoints of %d origins are known", len(l.byID), len(l.origins))
+				t.Fatalf("%d endpoints of %d origins are known, want at most %d", len(l.byID), len(l.origins), maxEndpoint)
 			}
 		}
 		for i := 0; i < 3*maxEndpoint; i += 1000 {
@@ -407,7 +407,7 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 				}
 				running.Wait()
 				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
-					t.Errorf("%d attempts, %d at the same time", n, most.Load())
+					t.Errorf("got %d attempts, %d at the same time, want what the test's name says, and at most %d", n, most.Load(), slowAtOnce)
 				}
 				if e := l.byID[url]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
 					t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes.total+l.hangingBytes.total, len(e.queued), l.queued)
@@ -549,7 +549,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 			synctest.Wait()
 			began := time.Now()
 			if !rates.allow(t.Context(), "other") || time.Since(began) > 0 {
-				t.Errorf("the other endpoint waited %v", time.Since(began))
+				t.Errorf("the other endpoint waited %v, want a token immediately", time.Since(began))
 			}
 			time.Sleep(time.Minute)
 		})
@@ -562,7 +562,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()
 			if !rates.allow(t.Context(), "one") {
-				t.Error("refused")
+				t.Error("the attempt was refused, want it allowed")
 			}
 			key := store.Key{Table: store.Deliveries, Partition: "t#one", Sort: fmt.Sprint(start.Add(1500 * time.Millisecond).Unix())}
 			items, err := db.Get(t.Context(), key)
@@ -601,7 +601,7 @@ func TestEndpointRates(t *testing.T) {
 				expect.Equal(t, fmt.Sprintf("attempts in second %d", second), n, limit)
 			}
 			if len(perSecond) < 5 {
-				t.Errorf("%d seconds", len(perSecond))
+				t.Errorf("got attempts in %d seconds, want at least 5", len(perSecond))
 			}
 		})
 	})

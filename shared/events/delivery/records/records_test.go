@@ -40,7 +40,7 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	}
 	write(state.Result{Category: "timeout"})
 	if lists["r"] != many+1 || lists["re"] != burst*successRate+1 || lists["ro"] != lists["re"] || lists["ra"] != lists["re"] || omitted != 5 {
-		t.Errorf("got %v, %d omitted", lists, omitted)
+		t.Errorf("got %v, %d omitted, want %d in r, %d in re, ro and ra, and 5 omitted", lists, omitted, many+1, burst*successRate+1)
 	}
 }
 
