@@ -80,24 +80,6 @@ events:
 	}
 }
 
-// A queue refuses a group of other characters, and a retry would then have to
-// wait for its due entry.
-func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
-	seen := map[string]string{}
-	for _, target := range []string{"https://a.example/x", "http://127.0.0.1:9999/hook", "https://[2001:db8::1]:8443/"} {
-		group := state.DueEntry{Task: task.Single{Endpoint: task.EndpointID(target)}}.Outgoing(time.Second).Group
-		if !regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`).MatchString(group) {
-			t.Errorf("the group of %s is %q, want 1 to 128 letters, digits, _ and -", target, group)
-		}
-		expect.Equal(t, target+" shares a group with", seen[group], "")
-		seen[group] = target
-	}
-	if task.EndpointID("https://a.example/x") == task.EndpointID("https://a.example/y") {
-		t.Error("two paths of one origin share a group")
-	}
-	expect.Equal(t, "the groups of one path with two queries", task.EndpointID("https://a.example/x?key=1"), task.EndpointID("https://a.example/x?key=2"))
-}
-
 // TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs
 // under one id, as independent publishers may.
 func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
@@ -136,16 +118,6 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 	if len(got) != 3 || uris != 4 {
 		t.Errorf("EVS-06: got the deliveries %v by subscription and URI, want 3 subscriptions with 4 URIs", got)
 	}
-}
-
-// TestTasksWithoutKeyAreRead retries a delivery that was written when deliveries
-// were found by the event's id.
-func TestTasksWithoutKeyAreRead(t *testing.T) {
-	del := &state.Delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
-	expect.Equal(t, "the key of the delivery", del.Item().Key, state.Key("default", "sub_1", "1"))
-	var due state.DueEntry
-	expect.OK(t, json.Unmarshal(del.DueItem().Value, &due))
-	expect.Equal(t, "the key in its task", due.Task.EventKey(), "1")
 }
 
 func bodyURI(t *testing.T, p webhook.Request) string {
