@@ -213,11 +213,11 @@ type subscribed struct {
 	after int64
 }
 
-func compareAfter(a, b subscribed) int { return cmp.Compare(a.after, b.after) }
+func compareAfter(a, b *subscribed) int { return cmp.Compare(a.after, b.after) }
 
 // subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet or that another
 // backend serves now. It leaves out targets that are no longer in the catalog or that the caller may no longer read.
-func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
+func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]*subscribed, err error) {
 	stored, err := s.stream.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return nil, nil, err
@@ -226,7 +226,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	if err != nil {
 		return nil, nil, err
 	}
-	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
+	uris, fresh = make(map[string]bool, len(stored)), map[string]*subscribed{}
 	for _, u := range stored {
 		uris[u.URI] = true
 		if t, has := s.stream.targets[u.URI]; has && t.Backend == u.Backend {
@@ -235,13 +235,13 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 		if u.Backend != "" {
 			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list
 			// the resource.
-			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
+			fresh[u.URI] = &subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}
 		t, err := s.stream.Streams.Targets.Resolve(ctx, cat, s.stream.Caller.Principal, u.URI)
 		switch {
 		case err == nil:
-			fresh[u.URI] = subscribed{t, u.After}
+			fresh[u.URI] = &subscribed{t, u.After}
 		case fault.Is(err, fault.Unavailable), fault.Is(err, fault.Internal):
 			return nil, nil, err
 		}
@@ -250,7 +250,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 }
 
 // add adds a target to the feed. The feed keeps the beginning of a topic that it already follows.
-func (s *sessionStream) add(ctx context.Context, t subscribed) error {
+func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 	switch {
 	case t.topic != "":
 		s.stream.Feed.Follow(t.topic, t.after)
