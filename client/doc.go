@@ -1,5 +1,5 @@
-// Package client subscribes a Go program to the event types of any server that supports MCP Events (SEP-3415), and to the URIs of any
-// MCP server that sends resource updates or webhooks (SEP-1803) for them. It also publishes events.
+// Package client subscribes a Go program to events and publishes events. It subscribes to the event types of any server that supports MCP
+// Events (SEP-3415), and to the URIs of any MCP server that sends resource updates or webhooks (SEP-1803) for them.
 //
 //	c, err := client.Connect(ctx, "https://events.example.com/mcp", client.Options{Key: key, Store: client.Dir("cursors")})
 //	if err != nil {

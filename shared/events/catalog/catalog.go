@@ -1,5 +1,5 @@
-// Package catalog defines event types: the operator's list of them, each with its URI or URI template, its schemas, its delivery modes
-// and its access rule.
+// Package catalog defines event types: the operator's list of them and the event types of backends, each with its URI or URI template, its
+// schemas, its delivery modes and its access rule.
 //
 // [Parse] reads the file strictly, [Catalog.Match] finds the event type of a URI, and [Stored] serves the stored catalog. The package
 // does not depend on HTTP, a cloud or subscriptions. Read shared/events/publish next, which checks events against the catalog, and

@@ -331,7 +331,7 @@ func (e *Entry) EncodeContract() []byte {
 // ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// HashTerms returns a hash for each event type, by name. The hash covers all that decides whether a webhook subscription may continue: the
+// HashTerms returns a hash of the terms of each event type, by its name. The terms decide whether a webhook subscription may continue: the
 // contract, the access rule, and whether webhooks are allowed. Subscriptions are rechecked only if the hash changes.
 func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
@@ -355,7 +355,8 @@ func digest(text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// ParseContract returns an entry for a stored contract. It can only be used with [FindBreakingFeature].
+// ParseContract returns an entry with the parts of an event type that [Entry.EncodeContract] has encoded. Use the entry only with
+// [FindBreakingFeature], because it lacks all other parts.
 func ParseContract(text []byte) (*Entry, error) {
 	var c contract
 	if err := json.Unmarshal(text, &c); err != nil {

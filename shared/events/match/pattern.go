@@ -63,8 +63,9 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.PartitionsOf(workspace, p.Key, p.Unordered)
 }
 
-// Shape is the form of a pattern. It tells which variables of an event type are open or, for a parent, the number of segments. An
-// event matches at most one key of each shape, so a reader looks up one key for each shape that is in use.
+// Shape is the form of a pattern. The shape of a template tells which of its variables a subscriber left open, so that they match any value.
+// The shape of a parent, such as event://github/acme, which matches all URIs below it, is its number of segments. An event matches at most one
+// key of each shape, so a reader looks up one key for each shape that is in use.
 type Shape struct {
 	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`

@@ -65,8 +65,8 @@ func (m *exactMerge) mayFollow(key int64) bool {
 
 // readTo returns the position up to which all entries of the source were read. The caller passes a position, end, that the
 // log has already reached. If the feed has read the partition's last write, there is no other entry up to end, so readTo
-// returns end. It also stores end in s.past, because after the next write the store only knows that write, and not that there
-// was none before it.
+// returns end. It also stores end in s.past. Otherwise, after the next write, the feed would not know anymore that the partition has no
+// entry up to end, because the store tells it only the position of the last write.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end

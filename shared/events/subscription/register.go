@@ -357,7 +357,7 @@ func SchemaChanged(name, feature string) error {
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }
 
-// TypeRemoved returns the reason if an event type was removed from the catalog.
+// TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
 func TypeRemoved(what string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
 }

@@ -17,8 +17,8 @@ import (
 )
 
 // direct sends requests without TLS in the goroutine of the caller. [http.Transport] would pass a request to one goroutine of
-// the connection and get the response from another one. These switches take a sixth of the time that the gateway adds to a
-// call.
+// the connection and get the response from another one. Switching between these goroutines takes a sixth of the time that the
+// gateway adds to a call.
 //
 // direct is registered with the transport and uses its settings. It leaves some requests to the transport, for example those
 // with TLS, with a large body, or through a proxy. Unlike the transport, it does not ask backends to compress their answers.

@@ -437,8 +437,8 @@ func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, c
 }
 
 // pendingVersion returns the version of the session's "stream" item until the stream has begun. After that the version is 0,
-// which pendingVersion never returns. Each connection has another pending version, so that [Store.RecordStreamBegun] notices
-// when a newer stream has taken over.
+// which pendingVersion never returns. The pending version differs from connection to connection, so that
+// [Store.RecordStreamBegun] notices when a newer stream has taken over.
 func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1

@@ -258,8 +258,9 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether the event was delivered after an earlier delivery of it was given up. The dead delivery then still exists: a
-// client that resumes from an older cursor gets the event again, and a first attempt that succeeds does not touch stored deliveries.
+// arrivedSince reports whether the event was delivered after an earlier delivery of it was given up. That happens if a client resumes from an
+// older cursor and gets the event again. The dead delivery then still exists, because a first attempt that succeeds does not change stored
+// deliveries.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false

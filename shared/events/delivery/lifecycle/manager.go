@@ -54,11 +54,11 @@ type Gaps struct {
 }
 
 // The deliveries of a suspended subscription form a backlog and use up none of their retries (SEP-3415, webhook event
-// delivery). When a delivery becomes due, it stays in the store without a due entry. An event that was published before the
-// suspension but dispatched after it also joins the backlog. Later events need not, because the refresh reads them from the
-// log.
+// delivery). When a delivery becomes due, it stays in the store, and its due entry, which names the time of the next attempt, is
+// deleted. An event that was published before the suspension but dispatched after it also joins the backlog. Later events need
+// not join it, because the subscription resumes when the client refreshes it, and the refresh replays these events from the log.
 //
-// A refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends
+// The refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends
 // a delivery, and then reads the subscription again. So one of the two always sees what the other has written, and no delivery
 // stays behind.
 

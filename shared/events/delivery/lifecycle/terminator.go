@@ -242,7 +242,7 @@ func EndingsError(endings []Ending) error {
 
 // Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once
 // a minute, Recheck looks for workspaces whose catalog has changed since the last recheck, and checks their subscriptions
-// to event types that were removed or have other [catalog.Catalog.HashTerms].
+// to event types that were removed, or whose terms have changed (see [catalog.Catalog.HashTerms]).
 //
 // Each change is rechecked twice: immediately, and again after [settleAfter]. In between, other processes may still use the
 // old catalog, for up to [settings.MaxAge], and accept subscriptions to a removed event type.

@@ -236,7 +236,8 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// spendBudget reports whether to make another once-a-minute write. When this minute's budget is spent, it picks some at random.
+// spendBudget reports whether to write the status of a subscription whose last write is a minute old. It allows statusBudget such writes per
+// minute for all subscriptions together, and after that one in statusShare, chosen at random.
 func (s *statuses) spendBudget(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0

@@ -193,8 +193,8 @@ func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publ
 	}, nil
 }
 
-// markOf hashes the event's id and URI, by which the events queue detects duplicates. A sender cannot construct a
-// different event with the same hash.
+// markOf returns a hash of the event's id and URI. Events with the same id and URI have the same mark, as they are duplicates for the events
+// queue. A sender cannot find another id or URI with the same mark.
 func markOf(in publish.Input) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q", in.ID, in.URI)

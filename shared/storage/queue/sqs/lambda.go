@@ -189,9 +189,9 @@ func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []que
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
 const (
-	// drainVisibility is how long a message that was not accepted stays in flight, in seconds.
+	// drainVisibility is the time in seconds after which SQS delivers a message again that [Queues.Drain] received and whose handler failed.
 	drainVisibility = 30
-	// finishTime bounds requests that continue after the context of a drain has ended.
+	// finishTime bounds the requests to SQS that continue after the context of [Queues.Drain] has ended.
 	finishTime = 10 * time.Second
 )
 
