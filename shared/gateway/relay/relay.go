@@ -46,8 +46,8 @@ type Backend interface {
 	Place() api.Place
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
-	// Info returns the capabilities and the revision from the cache, and asks the backend only if the cache has none. EventTypes returns
-	// what the configuration says about the backend's event types.
+	// Info returns the capabilities and the revision that the backend told last, and asks the backend only if it has not told them yet.
+	// EventTypes returns what the configuration says about the backend's event types.
 	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
 	EventTypes() catalog.BackendTypes
 	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor sends requests with a caller's credentials.
