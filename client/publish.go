@@ -108,10 +108,11 @@ func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, er
 	if err := p.complete(items, 1); err != nil {
 		return nil, err
 	}
-	if err := b.add(ctx, items); err != nil {
-		return accepted, err
+	err = b.add(ctx, items)
+	if err == nil {
+		err = b.flush(ctx)
 	}
-	return accepted, b.flush(ctx)
+	return accepted, err
 }
 
 // PublishFrom reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be the
