@@ -281,7 +281,7 @@ func TestARefreshSurvivesAFailedChallenge(t *testing.T) {
 					if n == 2 {
 						return fmt.Sprintf(`{"code":%d,"message":"CallbackEndpointError","data":{"reason":"http_5xx"}}`, code)
 					}
-					return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":null}`, time.Now().Add(time.Second).Format(time.RFC3339Nano))
+					return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":null}`, time.Now().Add(4*time.Second).Format(time.RFC3339Nano))
 				},
 			})
 			p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
@@ -296,6 +296,20 @@ func TestARefreshSurvivesAFailedChallenge(t *testing.T) {
 			p.ends()
 		})
 	}
+	t.Run("RCH-01 the subscription ends with its lifetime", func(t *testing.T) {
+		t.Parallel()
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+			"events/subscribe": func(n int, _ http.ResponseWriter) string {
+				if n > 1 {
+					return `{"code":-32015,"message":"CallbackEndpointError","data":{"reason":"http_5xx"}}`
+				}
+				return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":null}`, time.Now().Add(time.Second).Format(time.RFC3339Nano))
+			},
+		})
+		p := run(t, s.URL, client.ModeWebhook, nil)
+		p.begins()
+		expect.Error(t, "the subscription", take(t, p.ended, nil), "CallbackEndpointError")
+	})
 	t.Run("RCH-01 the first subscription reports the failure", func(t *testing.T) {
 		t.Parallel()
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{

@@ -318,12 +318,11 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether to try again after an error. After the server has accepted the subscription, two more errors are transient: a
-// proxy has no backend, because the server is probably restarting, or the server could not verify the webhook endpoint again, because the
-// endpoint is probably restarting. Before that, the URL of the server or of the endpoint is probably wrong.
+// isTransient reports whether to try again after an error. If a proxy answers that it has no backend, the error is transient
+// after the server has accepted the subscription, because the server is probably restarting. Before that, the URL is probably
+// wrong.
 func (f *flow) isTransient(err error) bool {
-	_, unverified := errors.AsType[*endpointError](err)
-	return Retryable(err) || f.started && (unverified || httpcall.FromProxy(err))
+	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }
 
 // cursorParams returns the parameters of events/poll and events/stream.

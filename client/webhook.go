@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -207,8 +208,8 @@ func (c *Client) receiveWebhooks(f *flow) error {
 		// Unsubscribe even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
-	var lifetime time.Duration
-	began := time.Now()
+	var began time.Time        // when the server last accepted the subscription
+	var lifetime time.Duration // the lifetime that it granted
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
@@ -237,7 +238,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			}
 			began, lifetime, failures, afresh = asked, granted, 0, false
 			f.markAccepted(grant{id: k.id, secret: k.newestSecret()})
-		case !f.isTransient(err):
+		case !f.isTransient(err) && !(isUnverified(err) && time.Since(began) < cmp.Or(lifetime, unlimited)):
 			return f.asTerminated(err)
 		case f.started:
 			f.log.Warn("subscription not refreshed", "error", err)
@@ -249,11 +250,18 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 }
 
+// isUnverified reports whether the server could not verify the webhook endpoint. If this happens at a refresh, the endpoint is probably
+// restarting, and the subscription exists until its lifetime is over. Otherwise, the URL of the endpoint is probably wrong.
+func isUnverified(err error) bool {
+	_, ok := errors.AsType[*endpointError](err)
+	return ok
+}
+
 // refreshAfter returns a time between half and three quarters of a lifetime. The jitter keeps clients that started together from
 // refreshing together, and the rest of the lifetime leaves time to repeat a failed refresh. A subscription with an unlimited
 // lifetime (0) is refreshed about once a day, because a refresh moves its cursor and reactivates it if it was suspended.
 func refreshAfter(lifetime time.Duration) time.Duration {
-	lifetime = cmp.Or(lifetime, 2*defaultRotate)
+	lifetime = cmp.Or(lifetime, unlimited)
 	return lifetime/2 + rand.N(lifetime/4)
 }
 
@@ -263,6 +271,8 @@ const (
 	clockTolerance = 5 * time.Second
 	// leastLifetime replaces a shorter lifetime, so that the client does not refresh without a pause.
 	leastLifetime = time.Second
+	// unlimited stands for the lifetime of a subscription that has no end.
+	unlimited = 2 * defaultRotate
 	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
 	// answer has no Date header that shows it.
 	unknownLifetime = time.Minute
