@@ -74,9 +74,8 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	ctx, end := x.watchForEnd(ctx)
 	defer end()
 	err = x.bridge.sendCall(ctx)
-	if x.outdated || info.Version.Stateless() && upstream.MayRefuseRevision(err) {
-		e.View.Outdate()
-		e.View.Forget(info)
+	if info.Version.Stateless() && upstream.MayRefuseRevision(err) {
+		e.View.Doubt(info)
 	}
 	if cause := x.endCause(ctx); err != nil && !x.responded && cause != nil {
 		return cause
@@ -180,7 +179,6 @@ type exchange struct {
 	// The backend's messages so far, which relay, handle and send record.
 	answered  bool    // the backend has responded
 	responded bool    // the client has its response
-	outdated  bool    // the backend's version or lists may have changed, so the next call must ask for them again
 	outcome   string  // the outcome according to the backend's response, or empty
 	progress  float64 // the greatest value so far
 	floor     float64 // the greatest value of earlier rounds, which progress must exceed
@@ -225,7 +223,9 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		var begun bool
 		var err error
 		if x.with, begun, err = x.gateway.sessions.getOrBegin(ctx, x.call.Client, x.backend(), true); err != nil {
-			x.outdated = upstream.MayRefuseRevision(err)
+			if upstream.MayRefuseRevision(err) {
+				x.entry.View.Doubt(x.info)
+			}
 			return err
 		}
 		if begun && x.call.Session != "" && x.hasMark(ctx, began) {
@@ -362,7 +362,9 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		}
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
 		x.outcome = outcomeOf(m)
-		x.outdated = x.isOutdated(m)
+		if x.isOutdated(m) {
+			x.entry.View.Doubt(x.info)
+		}
 		return true, x.bridge.respond(m)
 	case m.Method == "ping" && m.ID != nil && x.asker != nil:
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))

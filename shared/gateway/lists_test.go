@@ -239,6 +239,27 @@ func TestBackendComesBackWithAnotherRevision(t *testing.T) {
 	}
 }
 
+// A backend may always refuse a tool as if it spoke another revision. Its callers must not make the gateway ask for its capabilities and lists
+// after each of their calls, because other callers would wait for that.
+func TestRefusedCallsDoNotAskEachTime(t *testing.T) {
+	t.Parallel()
+	s, g := alone(t, func(s *scripted) { s.stateless = true })
+	sees(t, g, statelessClient(ann), "t")
+	s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+		if m.Method == "tools/call" {
+			refuseWith(http.StatusNotFound, 0, "not found")(w)
+			return true
+		}
+		return false
+	})
+	began := time.Now()
+	for range 10 {
+		_, _ = call(t, g, statelessClient(ann), "t")
+	}
+	// The gateway may ask once every two seconds.
+	expect.AtMost(t, "requests for the capabilities", len(s.received("server/discover")), 2+int(time.Since(began)/(2*time.Second)))
+}
+
 // The console checks every 30 seconds whether a backend responds.
 func TestCheckKeepsTheSession(t *testing.T) {
 	s, g := alone(t)

@@ -83,10 +83,14 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 		list, err := v.fetchList(ctx, info, kind)
 		lost := errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != ""
 		moved := errors.Is(err, upstream.ErrVersion) || info.Version.Stateless() && upstream.MayRefuseRevision(err)
-		if again || !lost && !moved {
+		switch {
+		case again:
+			return list, err
+		case lost:
+			v.Forget(info)
+		case !moved || !v.doubt(info):
 			return list, err
 		}
-		v.Forget(info)
 	}
 }
 

@@ -42,6 +42,7 @@ type View struct {
 	mu      sync.Mutex
 	lists   map[api.Kind]*versionedList
 	leftOut map[api.Kind]bool // the lists that a client got without the backend's entries
+	doubted time.Time         // when [View.doubt] last had an effect
 }
 
 const (
@@ -82,6 +83,26 @@ func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 // Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view has newer ones already.
 func (v *View) Forget(info *ServerInfo) {
 	v.info.Expire(func(now *ServerInfo) bool { return now == info })
+}
+
+// Doubt makes the next caller ask for the capabilities and read the lists again, because a response suggests that info is wrong, for example
+// because the backend was upgraded. It has an effect at most once per askLeast, because some backends always refuse some requests.
+func (v *View) Doubt(info *ServerInfo) {
+	if v.doubt(info) {
+		v.Outdate()
+	}
+}
+
+// doubt is [View.Doubt] without the lists. It reports whether it had an effect.
+func (v *View) doubt(info *ServerInfo) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if time.Since(v.doubted) < askLeast {
+		return false
+	}
+	v.doubted = time.Now()
+	v.Forget(info)
+	return true
 }
 
 // versionedList is a backend's list of one kind under one list version. After a change of the version, the view makes another one, so that
