@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -33,4 +35,13 @@ func TestFlushOfARelayedResponse(t *testing.T) {
 		r.Flush()
 		expect.Equal(t, "flushed", w.Flushed, responds)
 	}
+}
+
+// AWS-24: a backend refuses the caller's token, for example because its exchange failed.
+func TestChallengeOfACallNamesTheScopePrefix(t *testing.T) {
+	w := httptest.NewRecorder()
+	c := NewCall(httptest.NewRequest(http.MethodPost, "/mcp", nil), t.Context())
+	c.Principal.ScopePrefix = "https://events.example.com/"
+	NewReplies(nil, Faults{}, Catalogs{}, "").SendFault(w, c, Row{Scope: auth.ScopeRead}, fault.New(fault.Unauthenticated, "sign in again"))
+	expect.Equal(t, "the header", w.Header().Get("WWW-Authenticate"), `Bearer scope="https://events.example.com/events:read"`)
 }

@@ -119,7 +119,7 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	switch {
 	case fault.Is(err, fault.Unauthenticated):
 		code = http.StatusUnauthorized
-		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.ErrNoToken, r.metadata, m.Scope))
+		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.WithScopePrefix(auth.ErrNoToken, c.Principal.ScopePrefix), r.metadata, m.Scope))
 	case fault.Is(err, fault.Forbidden) && auth.LacksScope(err):
 		code = http.StatusForbidden
 		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
