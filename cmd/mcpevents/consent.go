@@ -144,6 +144,9 @@ func (c *consentFlags) request(ctx context.Context, method, provider string, out
 
 // consentURL returns a URL of the HTTP API for consent, for example https://events.example.com/consent/PROVIDER.
 func consentURL(s httpcall.Server, provider, principal string) (string, error) {
+	if provider == "." || provider == ".." { // in a URL, these are steps in a path
+		return "", fault.New(fault.Invalid, "%q is not the name of a provider", provider)
+	}
 	text, err := s.Endpoint("/mcp")
 	if err != nil {
 		return "", err

@@ -18,9 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// patience bounds every wait.
-const patience = servertest.Patience
-
 // serve starts a server without authentication, and stops it at the end of the test.
 func serve(t *testing.T, change func(*standalone.Options)) *standalone.Server {
 	t.Helper()

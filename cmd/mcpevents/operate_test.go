@@ -356,4 +356,7 @@ func TestConsentCommands(t *testing.T) {
 			t.Errorf("%s: exit code %d, asked %q, printed %q", tc.args, code, asked, out.String())
 		}
 	}
+	asked = nil
+	fails(t, "consent revoke .. --key k --server "+s.URL, exitRefused, "not the name of a provider")
+	expect.Len(t, "requests", asked, 0)
 }
