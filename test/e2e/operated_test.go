@@ -235,7 +235,7 @@ func commanding(t *testing.T, target *harness.Target) {
 		"events outcomes evt_fine":                            `(?m)^(delivered|unrecorded) +`, // by the delivery log that is kept
 		"switches list":                                       `^NAME +STATE +BY +AT +REASON +WAITING +OLDEST\n$`,
 		"principals erase no-one-is-called-so --dry-run":      `complete: true`,
-		"backends": `^NAME +URL +PREFIX +RULES +WARNINGS\n$`,
+		"backends": `^NAME +STATE +URL +PREFIX +RULES +WARNINGS\n$`,
 		"overview": `(?m)^subscriptions:\n  active: 1$`,
 	} {
 		t.Run("OPS-10 "+strings.NewReplacer(id, "ID", letter, "ID").Replace(line), func(t *testing.T) {
