@@ -35,6 +35,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/loglines"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -92,7 +93,7 @@ type Gateway struct {
 	sessions     *sessions
 	elicitations *elicitations
 	running      sync.Map // the cancel function (a *context.CancelCauseFunc) of each running call, by the key of its cancellation mark
-	lines        callLog
+	lines        loglines.Writer
 }
 
 // MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by workspace, backend and reason.
@@ -132,7 +133,7 @@ func New(o Options) (*Gateway, error) {
 		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
 		sessions:     &sessions{db: o.DB, log: o.Log, key: o.Key, idle: o.CallTimeout + usedEvery, broken: broken},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
-		lines:        callLog{log: o.Log.Handler(), delay: o.LogDelay},
+		lines:        loglines.Writer{Handler: o.Log.Handler(), Delay: o.LogDelay},
 	}, nil
 }
 

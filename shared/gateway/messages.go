@@ -178,13 +178,8 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 // isOutdated reports whether the error in a response suggests that the backend's version or lists have changed, for example because the
 // server was upgraded or rolled back.
 func (x *exchange) isOutdated(m upstream.Message) bool {
-	switch string(jsonrpc.Member(m.Error, "code")) {
-	case strconv.Itoa(spec.CodeUnsupportedVersion):
-		return true
-	case strconv.Itoa(spec.CodeHeaderMismatch):
-		return x.with.Version.Stateless()
-	}
-	return false
+	code := string(jsonrpc.Member(m.Error, "code"))
+	return code == strconv.Itoa(spec.CodeUnsupportedVersion) || code == strconv.Itoa(spec.CodeHeaderMismatch) && x.with.Version.Stateless()
 }
 
 // sendFromStateless sends the response of a stateless backend to the client.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -13,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/loglines"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -52,9 +51,6 @@ func outcomeOf(m upstream.Message) string {
 	return outcomeOK
 }
 
-// maxLogged limits the length of a name in the log.
-const maxLogged = 128
-
 // write counts a call that has ended, and writes its log line.
 //
 // The principal and the tool are only in the log line. As attributes of the metric, they would make a time series for each combination,
@@ -83,82 +79,17 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	line := slog.NewRecord(now, slog.LevelInfo, "gateway call", 0)
 	line.AddAttrs(
 		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
-		slog.String("backend", r.backend), slog.String("method", clip(c.Method)),
+		slog.String("backend", r.backend), slog.String("method", loglines.Clip(c.Method)),
 	)
 	if c.Kind.Prefixed() { // a URI may contain data that must not be logged
-		line.AddAttrs(slog.String(c.Kind.String(), clip(c.Name)))
+		line.AddAttrs(slog.String(c.Kind.String(), loglines.Clip(c.Name)))
 	}
 	line.AddAttrs(slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
-	g.lines.add(ctx, line)
-}
-
-// callLog writes the log lines of several calls together, after a delay. Writing a line immediately after its call would take several times
-// as much processor time, and the client's next call would have to wait for that.
-type callLog struct {
-	log   slog.Handler
-	delay time.Duration // 0 writes each line immediately
-
-	mu      sync.Mutex
-	waiting []logLine
-	spare   []logLine  // replaces waiting
-	writing sync.Mutex // keeps the order of the lines
-}
-
-// logLine is a call's log line, with the context of the call because a log handler may read values from it, for example a trace id.
-type logLine struct {
-	ctx    context.Context
-	record slog.Record
-}
-
-// maxLines limits how many lines wait.
-const maxLines = 1000
-
-func (l *callLog) add(ctx context.Context, record slog.Record) {
-	if l.delay == 0 {
-		l.write(logLine{ctx, record})
-		return
-	}
-	l.mu.Lock()
-	l.waiting = append(l.waiting, logLine{ctx, record})
-	n := len(l.waiting)
-	l.mu.Unlock()
-	switch {
-	case n == 1:
-		time.AfterFunc(l.delay, l.flush)
-	case n >= maxLines:
-		l.flush()
-	}
-}
-
-// flush writes the waiting lines.
-func (l *callLog) flush() {
-	l.writing.Lock()
-	defer l.writing.Unlock()
-	l.mu.Lock()
-	lines := l.waiting
-	l.waiting = l.spare
-	l.mu.Unlock()
-	for _, line := range lines {
-		l.write(line)
-	}
-	clear(lines)
-	l.spare = lines[:0]
-}
-
-func (l *callLog) write(line logLine) {
-	_ = l.log.Handle(context.WithoutCancel(line.ctx), line.record) // as slog.Logger does
+	g.lines.Add(ctx, line)
 }
 
 // Flush writes the waiting log lines.
-func (g *Gateway) Flush() { g.lines.flush() }
-
-// clip shortens a name for the log, because the client may choose a long one.
-func clip(name string) string {
-	if len(name) <= maxLogged {
-		return name
-	}
-	return strings.ToValidUTF8(name[:maxLogged], "") + "…"
-}
+func (g *Gateway) Flush() { g.lines.Flush() }
 
 // outcomeOfFault returns the outcome of a call that ended with an error of the gateway.
 func outcomeOfFault(err error) string {

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -10,8 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -348,61 +345,4 @@ func TestCallIsAnsweredBeforeItIsLogged(t *testing.T) {
 			t.Errorf("%s: got response %s, error %v, answered %d times, logged or closed before: %v, logged after: %v", name, o.response, o.err, answered, logged, out.Len() > 0)
 		}
 	}
-}
-
-// callerKey is the key under which a context has the attribute that [labeling] adds.
-type callerKey struct{}
-
-// labeling is a handler that adds an attribute from the context of a line.
-type labeling struct{ slog.Handler }
-
-func (l labeling) Handle(ctx context.Context, r slog.Record) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	r.AddAttrs(slog.Any("caller", ctx.Value(callerKey{})))
-	return l.Handler.Handle(ctx, r)
-}
-
-// GWN-25: with a delay, the log lines of calls are written together and in order. They do not wait when there are many, or at the end. They
-// keep the values of their contexts, even if a client has cancelled.
-func TestLinesOfCallsAreWrittenTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		l := callLog{log: labeling{slog.NewTextHandler(&out, nil)}, delay: time.Second}
-		add := func(names ...string) {
-			for _, name := range names {
-				ctx, cancel := context.WithCancel(context.WithValue(t.Context(), callerKey{}, "of-"+name))
-				l.add(ctx, slog.NewRecord(time.Time{}, slog.LevelInfo, name, 0))
-				cancel()
-			}
-		}
-		is := func(what string, names ...string) {
-			t.Helper()
-			l.writing.Lock()
-			defer l.writing.Unlock()
-			want := ""
-			for _, name := range names {
-				want += "level=INFO msg=" + name + " caller=of-" + name + "\n"
-			}
-			expect.Equal(t, what, out.String(), want)
-			out.Reset()
-		}
-		for range 2 {
-			add("a", "b")
-			is("the log before the delay")
-			time.Sleep(time.Second)
-			synctest.Wait()
-			is("the log after the delay", "a", "b")
-		}
-		add("a", "b")
-		l.flush()
-		is("the log after a flush", "a", "b")
-		many := slices.Repeat([]string{"c"}, maxLines)
-		add(many...)
-		is("the log of many calls", many...)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		is("the log at the end")
-	})
 }

@@ -1,0 +1,80 @@
+// Package loglines writes several log lines together, after a delay. Writing a line immediately takes several times as much processor time, and
+// the request that caused the line would have to wait for that.
+package loglines
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Writer passes records to a handler, in the order of the calls of [Writer.Add]. It may be used concurrently.
+type Writer struct {
+	Handler slog.Handler
+	// Delay is how long a line may wait; 0 writes each line immediately.
+	Delay time.Duration
+
+	mu      sync.Mutex
+	waiting []line
+	spare   []line     // replaces waiting
+	writing sync.Mutex // keeps the order of the lines
+}
+
+// line is a record with the context of its request, because a handler may read values from it, for example a trace id.
+type line struct {
+	ctx    context.Context
+	record slog.Record
+}
+
+// maxLines limits how many lines wait.
+const maxLines = 1000
+
+// Add writes a record within the delay.
+func (w *Writer) Add(ctx context.Context, record slog.Record) {
+	if w.Delay == 0 {
+		w.write(line{ctx, record})
+		return
+	}
+	w.mu.Lock()
+	w.waiting = append(w.waiting, line{ctx, record})
+	n := len(w.waiting)
+	w.mu.Unlock()
+	switch {
+	case n == 1:
+		time.AfterFunc(w.Delay, w.Flush)
+	case n >= maxLines:
+		w.Flush()
+	}
+}
+
+// Flush writes the waiting lines.
+func (w *Writer) Flush() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.mu.Lock()
+	lines := w.waiting
+	w.waiting = w.spare
+	w.mu.Unlock()
+	for _, l := range lines {
+		w.write(l)
+	}
+	clear(lines)
+	w.spare = lines[:0]
+}
+
+func (w *Writer) write(l line) {
+	_ = w.Handler.Handle(context.WithoutCancel(l.ctx), l.record) // as slog.Logger does
+}
+
+// maxName is the length in bytes to which [Clip] shortens a name.
+const maxName = 128
+
+// Clip shortens a name for the log, because a client may choose a long one.
+func Clip(name string) string {
+	if len(name) <= maxName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:maxName], "") + "…"
+}
