@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -28,7 +29,7 @@ import (
 func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *retry.Job, []queue.Message) {
 	r.t.Helper()
 	fanout, d, retry := r.process()
-	d.DB = hooked{DB: d.DB, writeAll: failing(broken)}
+	d.DB = storetest.Hooked{DB: d.DB, OnWriteAll: failing(broken)}
 	r.script = fails
 	r.publish("a", "b", "c") // after three failures its first attempts take the slow lane
 	r.hand(queue.Events, fanout.Handle)
@@ -408,7 +409,7 @@ func TestAnErasureOfManySubscriptions(t *testing.T) {
 func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	r := newRig(t)
 	asked := map[string]int{}
-	db := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+	db := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 		for _, op := range ops {
 			asked[op.Item.Partition]++
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -408,7 +409,7 @@ func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {
 		w, config := newWorld(t)
 		var writing, most atomic.Int64
 		config.Options = functionOptions()
-		config.DB = hooked{DB: w.db, write: func(context.Context, []store.Op) error {
+		config.DB = storetest.Hooked{DB: w.db, OnWrite: func(context.Context, []store.Op) error {
 			most.Store(max(most.Load(), writing.Add(1)))
 			time.Sleep(10 * time.Millisecond)
 			writing.Add(-1)

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -371,7 +372,7 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 		},
 		"after its endpoint accepted it": func(q *requested) {
 			q.script = succeeds
-			q.d.DB = hooked{DB: q.d.DB, writeAll: firstTime(func() { q.end(q.id); q.again(q.d) })}
+			q.d.DB = storetest.Hooked{DB: q.d.DB, OnWriteAll: firstTime(func() { q.end(q.id); q.again(q.d) })}
 		},
 		"during a retry from the due table": func(q *requested) {
 			q.queues[queue.Slow] = nil // the message was lost
@@ -479,11 +480,11 @@ func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTh
 			q.now = q.now.Add(time.Hour)
 			_, worker, _ := q.process()
 			interrupted := false
-			worker.DB = hooked{DB: worker.DB, writeAll: firstTime(func() {
+			worker.DB = storetest.Hooked{DB: worker.DB, OnWriteAll: firstTime(func() {
 				interrupted = true
 				_, other, _ := q.process()
 				left, place := deletedBefore, q.storedDelivery(q.id, "evt_1").Place
-				other.deliveries.DB = hooked{DB: q.db, write: func(ctx context.Context, ops []store.Op) error {
+				other.deliveries.DB = storetest.Hooked{DB: q.db, OnWrite: func(ctx context.Context, ops []store.Op) error {
 					if left && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == place }) {
 						left = false
 						return q.db.Write(ctx, store.Delete(place))
@@ -522,7 +523,7 @@ func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTh
 	expect.OK(t, expect.ErrOf(q.switches().Resume(t.Context(), "default", origin)))
 	_, worker, _ := q.process()
 	interrupted := false
-	worker.DB = hooked{DB: worker.DB, writeAll: firstTime(func() {
+	worker.DB = storetest.Hooked{DB: worker.DB, OnWriteAll: firstTime(func() {
 		interrupted = true
 		q.end(q.id)
 		q.again(q.d) // its attempt is paused, and meets the stored delivery
@@ -600,7 +601,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		client := context.WithValue(t.Context(), ofTheClient{}, true)
 		var plainStore store.DB = r.db
 		if unordered {
-			plainStore = unorderedStore{r.db}
+			plainStore = storetest.Unordered{DB: r.db}
 		}
 		r.log = &eventlog.Log{DB: plainStore}
 		services := r.service(plainStore, r.log)

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -42,7 +43,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		q := &watched{Sender: d.Queue, broken: true}
 		var broken atomic.Bool
 		broken.Store(true)
-		d.DB, d.Queue, d.Opener = hooked{DB: d.DB, write: failing(&broken)}, q, refusing{subs[1].Target.URL}
+		d.DB, d.Queue, d.Opener = storetest.Hooked{DB: d.DB, OnWrite: failing(&broken)}, q, refusing{subs[1].Target.URL}
 		d = NewDispatcher(d.Config)
 		events := someEvents(2, 60)
 		batch := []queue.Message{
@@ -83,7 +84,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		// If the part fails, the page is redelivered as a whole, so no rest is queued.
 		r.queues[queue.Deliveries] = nil
 		_, d, _ = r.process()
-		d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
+		d.DB = storetest.Hooked{DB: d.DB, OnQuery: func() error { return errDied }}
 		failed, err := d.HandlePages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))})
 		if err != nil || len(failed) != 1 || len(r.queues[queue.Deliveries]) > 0 {
 			t.Errorf("failed %v, %v, %d tasks; want the message and none", failed, err, len(r.queues[queue.Deliveries]))
@@ -100,7 +101,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			return succeeds(0)
 		}
 		// As a store over a network this one does nothing for a context that has ended.
-		d.DB = hooked{DB: d.DB, writeAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
+		d.DB = storetest.Hooked{DB: d.DB, OnWriteAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
 		r.done(d.HandlePages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
 		if err != nil || len(page.Items) != 1 {
@@ -295,7 +296,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			r.publish("evt_1")
 			fanout, d, _ := r.process()
 			r.hand(queue.Events, fanout.Handle)
-			d.manager.Deliveries.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			d.manager.Deliveries.DB = storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 				for _, op := range ops {
 					if p := op.Item.Partition; strings.HasPrefix(p, "b#") || strings.HasPrefix(p, "d#") {
 						return tc.refusal
@@ -338,7 +339,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 	}
 	old.Retries = maxPageRetries
 	tasks[0].Body = old.Encode()
-	d.manager.Deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
+	d.manager.Deliveries.DB = storetest.Hooked{DB: r.db, OnWrite: func(context.Context, []store.Op) error {
 		return fault.New(fault.Unavailable, "the table is throttled")
 	}}
 	r.hand(queue.Deliveries, d.HandlePages)
@@ -399,7 +400,7 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 		r, _, subs, out := serve(t, func(d *Dispatcher, failing *subscription.Subscriber) {
 			d.sender.opener = refusing{failing.Target.URL}
 			panics := func(context.Context, []store.Op) error { panic("a defect") }
-			d.manager.Deliveries.DB = hooked{DB: d.DB, write: panics, writeAll: panics}
+			d.manager.Deliveries.DB = storetest.Hooked{DB: d.DB, OnWrite: panics, OnWriteAll: panics}
 		}, time.Now(), someEvents(2, 60)...)
 		check(t, r, subs, out, "e0 e1 ")
 		expect.Equal(t, "posts", len(r.posts), 2)
@@ -407,7 +408,7 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 	t.Run("while it has a slot", func(t *testing.T) {
 		_, d, subs, _ := serve(t, func(d *Dispatcher, _ *subscription.Subscriber) {
 			d.lanes = lane.New(d.DB, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20}, d.now)
-			d.DB = hooked{DB: d.DB, query: func() error { panic("a defect") }}
+			d.DB = storetest.Hooked{DB: d.DB, OnQuery: func() error { panic("a defect") }}
 		}, time.Now().Add(-time.Minute), someEvents(1, 60)...)
 		call := lane.Call{Endpoint: task.EndpointID(subs[0].Target.URL), URL: subs[0].Target.URL}
 		if _, verdict := d.lanes.Reserve(t.Context(), call, lane.PageWait{}); verdict != lane.Granted {
@@ -586,7 +587,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			d, _ := r.storeFailed()
 			d.Options.EndpointRate = 10
 			waited := false
-			d.DB = hooked{DB: d.DB, write: func(_ context.Context, ops []store.Op) error {
+			d.DB = storetest.Hooked{DB: d.DB, OnWrite: func(_ context.Context, ops []store.Op) error {
 				if !waited && strings.HasPrefix(ops[0].Item.Partition, "t#") { // the attempt takes a token of the rate limit
 					waited = true
 					if err := r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -106,7 +107,7 @@ func TestAPausedEventWaitsOnceWhileItsPageFails(t *testing.T) {
 			for range 3 {
 				_, d, _ := r.process()
 				d.Switches = r.switches()
-				d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
+				d.DB = storetest.Hooked{DB: d.DB, OnQuery: func() error { return errDied }}
 				failed, err := d.HandlePages(t.Context(), batch)
 				if err != nil || len(failed) != 1 || failed[0] != batch[len(batch)-1].ID {
 					t.Fatalf("failed %v, %v; want only the message of the event that is not paused", failed, err)
@@ -185,7 +186,7 @@ func TestRecords(t *testing.T) {
 	} {
 		t.Run("OPS-03 WHK-14 by "+name, func(t *testing.T) {
 			queries := 0
-			list, next, err := records.List(t.Context(), hooked{DB: r.db, query: func() error { queries++; return nil }}, "default", ask, "", 10)
+			list, next, err := records.List(t.Context(), storetest.Hooked{DB: r.db, OnQuery: func() error { queries++; return nil }}, "default", ask, "", 10)
 			if err != nil || next != "" || len(list) != 2 || queries != 1 {
 				t.Fatalf("got %+v, %q, %v with %d queries; want two attempts with one query", list, next, err, queries)
 			}
@@ -219,7 +220,7 @@ func TestLettersAreRetried(t *testing.T) {
 	r.script = tooLarge
 	r.run("evt_1")
 	queries := 0
-	ops := r.operationsOn(hooked{DB: r.db, query: func() error { queries++; return nil }}, mortal{r.db, r})
+	ops := r.operationsOn(storetest.Hooked{DB: r.db, OnQuery: func() error { queries++; return nil }}, mortal{r.db, r})
 	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
 		queries = 0

@@ -37,8 +37,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// The stores and queues of the tests in this package: mortal dies at a step, hooked fails or interrupts chosen calls, watched
-// does the same for a queue, and unorderedStore behaves like DynamoDB.
+// The stores and queues of the tests in this package: mortal dies at a step, and watched fails or interrupts chosen calls of a queue.
+// Package storetest has the others.
 
 func (r *rig) enter(ctx context.Context) {
 	if r.before != nil {
@@ -95,40 +95,6 @@ func (m mortal) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) 
 	})
 }
 
-// hooked is a store before whose calls something happens, which may fail them.
-type hooked struct {
-	store.DB
-	query           func() error
-	write, writeAll func(ctx context.Context, ops []store.Op) error
-}
-
-func (h hooked) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if h.query != nil {
-		if err := h.query(); err != nil {
-			return store.Page{}, err
-		}
-	}
-	return h.DB.Query(ctx, q)
-}
-
-func (h hooked) Write(ctx context.Context, ops ...store.Op) error {
-	if h.write != nil {
-		if err := h.write(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.Write(ctx, ops...)
-}
-
-func (h hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
-	if h.writeAll != nil {
-		if err := h.writeAll(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.WriteAll(ctx, ops...)
-}
-
 // failing fails while it is true.
 func failing(broken *atomic.Bool) func(context.Context, []store.Op) error {
 	return func(context.Context, []store.Op) error {
@@ -159,33 +125,6 @@ func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing
 		w.sent(q)
 	}
 	return err
-}
-
-// unorderedStore is a store whose writers stamp events themselves, like DynamoDB.
-type unorderedStore struct{ store.DB }
-
-func (unorderedStore) Stamps() bool { return false }
-func (unorderedStore) Local() bool  { return false }
-
-// slowStore is a store like DynamoDB in which each request takes a while.
-type slowStore struct {
-	unorderedStore
-	took time.Duration
-}
-
-func (s slowStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	time.Sleep(s.took)
-	return s.unorderedStore.Get(ctx, keys...)
-}
-
-func (s slowStore) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	time.Sleep(s.took)
-	return s.unorderedStore.Query(ctx, q)
-}
-
-func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
-	time.Sleep(s.took)
-	return s.unorderedStore.Write(ctx, ops...)
 }
 
 const testCatalog = `events:

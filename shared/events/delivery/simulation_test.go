@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -482,7 +483,7 @@ func inFunctionsOver(t *testing.T, n int, request time.Duration, ofQueue func(qu
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		w, config := newWorld(t)
-		config.DB, config.Queue, config.Options = slowStore{unorderedStore{w.db}, request}, ofQueue(slowSender{w.queued, request}), functionOptions()
+		config.DB, config.Queue, config.Options = storetest.Slow{Unordered: storetest.Unordered{DB: w.db}, Took: request}, ofQueue(slowSender{w.queued, request}), functionOptions()
 		var mu sync.Mutex
 		var free []*Dispatcher // as on AWS, the process that was used last is used first
 		invoke := func(h func(*Dispatcher) queue.Handler) queue.Handler {

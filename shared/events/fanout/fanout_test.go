@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -148,54 +149,6 @@ func (r *rig) inTasks() map[string]int {
 	return n
 }
 
-// hooked is a store that calls functions before its writes, which may fail them.
-type hooked struct {
-	store.DB
-	write, writeAll func(ctx context.Context, ops []store.Op) error
-}
-
-func (h hooked) Write(ctx context.Context, ops ...store.Op) error {
-	if h.write != nil {
-		if err := h.write(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.Write(ctx, ops...)
-}
-
-func (h hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
-	if h.writeAll != nil {
-		if err := h.writeAll(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.WriteAll(ctx, ops...)
-}
-
-// slowStore is a store like DynamoDB: its writers stamp events themselves, and each request takes a while.
-type slowStore struct {
-	store.DB
-	took time.Duration
-}
-
-func (slowStore) Stamps() bool { return false }
-func (slowStore) Local() bool  { return false }
-
-func (s slowStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	time.Sleep(s.took)
-	return s.DB.Get(ctx, keys...)
-}
-
-func (s slowStore) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	time.Sleep(s.took)
-	return s.DB.Query(ctx, q)
-}
-
-func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
-	time.Sleep(s.took)
-	return s.DB.Write(ctx, ops...)
-}
-
 // pushURI returns the URI of a github.push event with n bytes.
 func pushURI(n int) string {
 	const around = "event://github/acme//push"
@@ -253,7 +206,7 @@ func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
 		t.Run("AWS-05 "+name, func(t *testing.T) {
 			r := registered(t)
 			r.publish("evt_1", "evt_refused", "evt_2")
-			refuse := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			refuse := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 				for _, op := range ops {
 					if strings.Contains(string(op.Item.Value), "evt_refused") {
 						return fault.New(fault.TooLarge, "the item is too large")
@@ -282,7 +235,7 @@ func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
 func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
 	r := registered(t)
 	r.publish("evt_1")
-	throttled := hooked{DB: r.db, writeAll: func(_ context.Context, ops []store.Op) error {
+	throttled := storetest.Hooked{DB: r.db, OnWriteAll: func(_ context.Context, ops []store.Op) error {
 		return fault.New(fault.Unavailable, "throttled")
 	}}
 	r.fanout.Log.DB = throttled
@@ -345,7 +298,7 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 		for i := range batch {
 			batch[i].Received = received
 		}
-		panics := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		panics := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 			if strings.Contains(ops[0].Item.Partition, "github") {
 				panic("a defect")
 			}
@@ -374,7 +327,7 @@ func TestFanoutMarksTheSpansOfEventsThatFail(t *testing.T) {
 	traced("event://ci/build-finished", "ci.build_finished", "evt_1")
 	traced("event://ci/build-finished", "ci.build_finished", "evt_refused")
 	traced("event://github/acme/app/push", "github.push", "evt_failed")
-	db := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+	db := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 		for _, op := range ops {
 			switch text := string(op.Item.Value); {
 			case strings.Contains(text, "evt_refused"):
@@ -413,7 +366,7 @@ func TestNewReadersOfAParentWaitForTheBatchThatMissedThem(t *testing.T) {
 		r := newRig(t)
 		parent := match.Pattern{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}}
 		proceed := make(chan struct{})
-		r.fanout.Log.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		r.fanout.Log.DB = storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 			if ops[0].Item.Partition == eventlog.OwnPartition("default", uri).Name() {
 				<-proceed
 			}
@@ -456,7 +409,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 	took := func(t *testing.T, events, uris int) (took time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
-			fast := slowStore{DB: r.db}
+			fast := storetest.Slow{Unordered: storetest.Unordered{DB: r.db}}
 			log := &eventlog.Log{DB: fast}
 			for _, p := range []match.Pattern{
 				{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}},
@@ -468,7 +421,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i))
 			}
 			began := time.Now()
-			r.fanout.DB = slowStore{r.db, 100 * time.Millisecond}
+			r.fanout.DB = storetest.Slow{Unordered: storetest.Unordered{DB: r.db}, Took: 100 * time.Millisecond}
 			r.fanout.Log = &eventlog.Log{DB: r.fanout.DB}
 			failed, err := r.fanOut()
 			if len(failed) > 0 || err != nil {
