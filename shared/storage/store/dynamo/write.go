@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
@@ -44,7 +45,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 		return db.transact(ctx, []store.Op{op})
 	}
 	// All tries share the mark and the record of lost answers, because any of them may have been applied.
-	mark, tries := newMark(), &attempts{}
+	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {
 		case store.OpPut:
@@ -52,7 +53,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 		case store.OpDelete:
 			return db.delete(ctx, op, tries)
 		case store.OpAdd:
-			return db.add(ctx, op, mark)
+			return db.add(ctx, op, mark())
 		case store.OpRaise:
 			return db.raise(ctx, op)
 		default:
@@ -106,12 +107,13 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-func (db *DB) put(ctx context.Context, op store.Op, mark []byte) error {
+// put writes an item. markOf returns the mark of the write, which only a conditional write needs.
+func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
-	if cond := e.condition(op.Cond, db.now()); cond == "" {
-		mark = nil
-	} else {
+	var mark []byte
+	if cond := e.condition(op.Cond, db.now()); cond != "" {
+		mark = markOf()
 		in.ConditionExpression = &cond
 		in.ExpressionAttributeNames, in.ExpressionAttributeValues = e.names, e.values
 		in.ReturnValuesOnConditionCheckFailure = types.ReturnValuesOnConditionCheckFailureAllOld
