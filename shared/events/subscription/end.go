@@ -105,7 +105,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, Seconds(s.Store.now().Unix())
+		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, SecondsOf(s.Store.now())
 		return s.Store.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {
@@ -158,9 +158,9 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 			return nil
 		}
 		if paused {
-			sub.Paused = Micros(s.Store.now().UnixMicro())
+			sub.Paused = MicrosOf(s.Store.now())
 		} else {
-			sub.Paused, sub.Resumed = 0, Seconds(s.Store.now().Unix())
+			sub.Paused, sub.Resumed = 0, SecondsOf(s.Store.now())
 		}
 		return s.Store.update(ctx, sub, extra...)
 	})
@@ -188,7 +188,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		sub.Suspended = Micros(s.Store.now().UnixMicro())
+		sub.Suspended = MicrosOf(s.Store.now())
 		if sub.Owed == 0 {
 			sub.Owed = max(s.Log.Position(), 1) // 0 means that no replay is owed
 		}

@@ -144,7 +144,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 		if err != nil {
 			return err
 		}
-		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, Seconds(g.now().Add(rotationGrace).Unix())
+		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, SecondsOf(g.now().Add(rotationGrace))
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
 		return g.Service.Store.update(ctx, sub)
 	})

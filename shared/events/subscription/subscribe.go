@@ -126,7 +126,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
-		Resumed: Seconds(now.Add(-time.Minute).Unix()), // failures count from the minute after this one, so from the current minute
+		Resumed: SecondsOf(now.Add(-time.Minute)), // failures count from the minute after this one, so from the current minute
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from.at.At, Given: from.at.Given}),
 	}
 	want.recordGrant(cat, grantOf(cat, p))
@@ -254,7 +254,7 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	}
 	since, err := g.Switches.OperatorPausedAt(ctx, sub.Workspace, sub.ID)
 	if err == nil && !since.IsZero() {
-		sub.Paused = Micros(since.UnixMicro())
+		sub.Paused = MicrosOf(since)
 	}
 	return err
 }
@@ -268,7 +268,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if same {
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil
 	} else {
-		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, Seconds(g.now().Add(rotationGrace).Unix())
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, SecondsOf(g.now().Add(rotationGrace))
 	}
 	want.Replayed = have.Replayed
 	old, cursor := have.Patterns, have.Cursor
@@ -279,7 +279,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	}
 	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
 	if have.State == Suspended {
-		want.Resumed = Seconds(g.now().Unix())
+		want.Resumed = SecondsOf(g.now())
 	}
 	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a
 	// move to another pattern, deliveries start at the client's cursor if it sent one.
@@ -323,7 +323,7 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 			return nil
 		}
 		was := sub.Revision
-		sub.Owed, sub.Replayed, sub.Revision = 0, Micros(g.now().UnixMicro()), was+1
+		sub.Owed, sub.Replayed, sub.Revision = 0, MicrosOf(g.now()), was+1
 		return g.Service.Store.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
 	})
 	if err != nil {

@@ -65,6 +65,12 @@ type (
 	Micros  int64
 )
 
+// SecondsOf returns a time in seconds.
+func SecondsOf(t time.Time) Seconds { return Seconds(t.Unix()) }
+
+// MicrosOf returns a time in microseconds.
+func MicrosOf(t time.Time) Micros { return Micros(t.UnixMicro()) }
+
 // Time returns the time, or the zero time for 0.
 func (s Seconds) Time() time.Time {
 	if s == 0 {
@@ -262,7 +268,7 @@ func (s *Subscription) Subscriber() Subscriber {
 		Paused: s.Paused, Profile: s.Profile,
 	}
 	if !s.Until.IsZero() {
-		sub.Until = Seconds(s.Until.Unix())
+		sub.Until = SecondsOf(s.Until)
 	}
 	return sub
 }

@@ -300,7 +300,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 		t.rechecked[workspace] = last.Settled
 		return 0, nil
 	case last.Seen != cat.Fingerprint():
-		next.Seen, next.Since = cat.Fingerprint(), subscription.Seconds(now.Unix())
+		next.Seen, next.Since = cat.Fingerprint(), subscription.SecondsOf(now)
 	case now.Unix()-int64(last.Since) < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
