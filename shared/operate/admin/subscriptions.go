@@ -188,8 +188,8 @@ type reasonBody struct {
 // maxReason is the maximum length of a reason, in characters, as openapi.json says. The audit trail keeps reasons for 400 days.
 const maxReason = 500
 
-// readReasoned reads a body that may give a reason.
-func (c *call) readReasoned() (in reasonBody, err error) {
+// readReason reads a body that may give a reason.
+func (c *call) readReason() (in reasonBody, err error) {
 	if err := c.readBody(&in); err != nil {
 		return in, err
 	}
@@ -200,7 +200,7 @@ func (c *call) readReasoned() (in reasonBody, err error) {
 }
 
 func (h *subscriptionHandlers) pause(c *call) (any, error) {
-	in, err := c.readReasoned()
+	in, err := c.readReason()
 	if err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	in, err := c.readReasoned()
+	in, err := c.readReason()
 	if err != nil {
 		return nil, err
 	}

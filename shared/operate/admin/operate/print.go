@@ -60,11 +60,9 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 		paths, rows[0] = append(paths, path), append(rows[0], headingOf(heading))
 	}
 	for _, raw := range items {
-		d := json.NewDecoder(bytes.NewReader(raw))
-		d.UseNumber()
 		var item any
-		if err := d.Decode(&item); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read an item")
+		if err := decodeItem(raw, &item); err != nil {
+			return nil, err
 		}
 		var cells []string
 		for _, path := range paths {
@@ -137,14 +135,19 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
+// decodeItem decodes an item of a list, whose payload may have numbers beyond float64.
+func decodeItem(raw json.RawMessage, into any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	return fault.Wrap(fault.Unavailable, d.Decode(into), "read an item")
+}
+
 // printNames prints one member of each object, such as its id, one per line. It skips objects without that member.
 func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	for _, raw := range items {
 		var object map[string]any
-		d := json.NewDecoder(bytes.NewReader(raw))
-		d.UseNumber() // because a payload may have numbers beyond float64
-		if err := d.Decode(&object); err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read an item")
+		if err := decodeItem(raw, &object); err != nil {
+			return err
 		}
 		if text := formatCell(object[name]); text != "" {
 			if _, err := fmt.Fprintln(w, text); err != nil {
