@@ -32,8 +32,8 @@ type Options struct {
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect negotiates the newest revision
-	// that the server knows. If it is set, Connect sends no request, and the first call does what else is necessary, such as
-	// starting a session.
+	// that the server knows. If it is set, Connect sends no request. The first call then starts a session if the revision needs
+	// one.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store

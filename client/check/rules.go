@@ -135,8 +135,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes maps the name of an error to its JSON-RPC code. If there are two codes, the first is that of the final profile
-// and the second that of the released profile.
+// codes maps the name of an error to its JSON-RPC code. If there are two codes, the final profile has the first one, and the
+// released profile the second one.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},

@@ -135,7 +135,7 @@ func Contains(t testing.TB, what, got string, parts ...string) {
 	}
 }
 
-// Lacks checks that a text has none of the parts. It prints only the surroundings of a part, because the text may be a long log.
+// Lacks checks that a text does not contain any of the parts. It prints only the surroundings of a part, because the text may be a long log.
 func Lacks(t testing.TB, what, got string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {

@@ -238,7 +238,7 @@ func describeDifference(a, b any, at string) string {
 }
 
 // findIncompatibleMember describes the first incompatible difference in an object that maps names to schemas, such as
-// properties. It returns "" if there is none. New names are compatible.
+// properties. It returns "" if all differences are compatible, such as new names.
 func findIncompatibleMember(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)

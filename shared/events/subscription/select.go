@@ -189,7 +189,7 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter is a prefix of the positions after and next of [Lists.SelectCovering]. With the prefix, a position lies in the
+// parentsAfter is a prefix of the positions after and next of [Lists.SelectCovering]. A position with the prefix is in the
 // second part of the list, which has the subscriptions to parents. The first part has the subscriptions to the event type.
 const parentsAfter = "~"
 

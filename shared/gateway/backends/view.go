@@ -93,7 +93,8 @@ func (v *View) Doubt(info *ServerInfo) {
 	}
 }
 
-// doubt is [View.Doubt] without the lists. It reports whether it had an effect.
+// doubt makes the next caller ask for the capabilities again, as [View.Doubt] does, but leaves the lists alone. It reports whether it had
+// an effect.
 func (v *View) doubt(info *ServerInfo) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -172,7 +173,7 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 
 // cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. After a
 // fetch has timed out, the view does not ask the backend again for a while. During that time, cachedList returns the last
-// list or, if there is none, an empty one.
+// list, or an empty one if the list was never fetched.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]

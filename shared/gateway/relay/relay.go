@@ -47,7 +47,7 @@ type Backend interface {
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
 	// Info returns the capabilities and the revision that the backend told last, and asks the backend only if it has not told them yet.
-	// EventTypes returns what the configuration says about the backend's event types.
+	// EventTypes returns the configured prefix and scopes of the backend's event types, and whether the backend acts for its callers.
 	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
 	EventTypes() catalog.BackendTypes
 	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor sends requests with a caller's credentials.

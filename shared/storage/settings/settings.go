@@ -372,8 +372,8 @@ type Change struct {
 const unannouncedPartition = "announce"
 
 // Unannounced returns the operations that record a change for [Announce]: the clients of these workspaces must be told about
-// this version of the document. The record of a later version replaces that of an earlier one, so both versions must have the
-// same workspaces. If the workspaces may differ, use [UnannouncedOf].
+// this version of the document. The record of a later version replaces the record of an earlier one, so both versions must
+// have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil

@@ -384,7 +384,7 @@ func (s *FastSlot) Hang(ctx context.Context) {
 	}
 }
 
-// Hang is like [FastSlot.Hang].
+// Hang records that the endpoint hangs, as [FastSlot.Hang] does.
 func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
 
 // recordHang records that the endpoint hangs, and writes its mark. again says that the previous attempt hung, too, and warned that the

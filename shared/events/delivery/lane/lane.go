@@ -274,7 +274,7 @@ func (s *slot) record(out webhook.Outcome) {
 	}
 }
 
-// Unused is the outcome for [FastSlot.Done] and [SlowSlot.Done] if no attempt was made.
+// Unused is the outcome for [FastSlot.Done], [SlowSlot.Done] and [DetachedSlot.Done] if no attempt was made.
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
 // FastSlot is the permission to make a first attempt, for which a page waits.
