@@ -3,6 +3,7 @@ package client
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"math"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
 // transport is a function as an [http.RoundTripper].
@@ -78,6 +80,32 @@ func TestCallRefusesParamsThatAreNotJSON(t *testing.T) {
 		if !errors.Is(err, ErrInvalid) || Retryable(err) || !strings.Contains(err.Error(), spec.MethodToolsCall) {
 			t.Errorf("%s: got %v, want ErrInvalid with the method", name, err)
 		}
+	}
+}
+
+// The server keeps the stream open after the response, which MCP allows.
+func TestCallReturnsWithTheResponseOfAnOpenStream(t *testing.T) {
+	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
+		t.Run(revision, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := pipes.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					var m struct{ ID json.RawMessage }
+					_ = json.NewDecoder(r.Body).Decode(&m)
+					if m.ID == nil {
+						w.WriteHeader(http.StatusAccepted)
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"protocolVersion\":%q}}\n\n", m.ID, revision)
+					_ = http.NewResponseController(w).Flush()
+					<-r.Context().Done()
+				}))
+				c := expect.Value(Connect(t.Context(), s.URL, Options{Revision: revision}))(t)
+				began := time.Now()
+				expect.OK(t, c.Call(t.Context(), spec.MethodToolsCall, map[string]any{"name": "a"}, nil))
+				expect.AtMost(t, "the time", time.Since(began), time.Second)
+			})
+		})
 	}
 }
 

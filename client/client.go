@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -325,17 +326,15 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	if err != nil {
 		return nil, err
 	}
-	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(session, method, params), request)
+	resp, body, err := c.server.DoRead(ctx, http.MethodPost, c.url, c.header(session, method, params), request, readAnswer)
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound && session != "" {
 		return nil, errSessionGone // the revisions with sessions define this status
 	}
-	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
-		if body, err = lastMessage(body); err != nil {
-			return nil, err
-		}
+	if body == nil {
+		return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")
 	}
 	var answer struct {
 		Result json.RawMessage `json:"result"`
@@ -359,13 +358,19 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// lastMessage returns the response at the end of a stream. It skips malformed messages.
-func lastMessage(stream []byte) ([]byte, error) {
-	r := sse.NewReader(strings.NewReader(string(stream)), httpcall.MaxAnswer)
-	for {
+// readAnswer reads the body of an answer. If it is a stream, readAnswer returns the first response in it, or nil if there is none, and skips
+// malformed messages. It does not wait for the end of the stream, because a server only should, and need not, end it after the response.
+func readAnswer(resp *http.Response) ([]byte, error) {
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		return io.ReadAll(resp.Body)
+	}
+	for r := sse.NewReader(resp.Body, httpcall.MaxAnswer); ; {
 		e, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
 		if err != nil {
-			return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")
+			return nil, err
 		}
 		if !json.Valid(e.Data) {
 			continue

@@ -128,6 +128,18 @@ func (s Server) StreamClient() *http.Client {
 // Do sends a request with a JSON body, and returns the response and its body, whatever the status is. If the server cannot be
 // reached, the error has the kind fault.Unavailable.
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	return s.DoRead(ctx, method, url, header, body, func(resp *http.Response) ([]byte, error) { return io.ReadAll(resp.Body) })
+}
+
+// endTime and maxEnd limit how long, and for how many bytes, [Server.DoRead] waits for the end of a body.
+const (
+	endTime = 20 * time.Millisecond
+	maxEnd  = 16 << 10
+)
+
+// DoRead is like [Server.Do], but it returns the part of the body that read returns. read need not read the body to its end, because a
+// server may keep a stream open after the last message that the caller needs.
+func (s Server) DoRead(ctx context.Context, method, url string, header http.Header, body []byte, read func(*http.Response) ([]byte, error)) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	req, err := s.NewRequest(limited, method, url, header, body)
@@ -138,11 +150,16 @@ func (s Server) Do(ctx context.Context, method, url string, header http.Header, 
 	if err != nil {
 		return nil, nil, Unreachable(ctx, err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer))
+	whole := resp.Body
+	defer func() { _ = whole.Close() }()
+	resp.Body = io.NopCloser(io.LimitReader(whole, MaxAnswer))
+	b, err := read(resp)
 	if err != nil {
 		return nil, nil, Unreachable(ctx, err)
 	}
+	late := time.AfterFunc(endTime, cancel) // nearly all bodies end here, and then the connection can be used again
+	defer late.Stop()
+	_, _ = io.CopyN(io.Discard, whole, maxEnd)
 	return resp, b, nil
 }
 
