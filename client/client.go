@@ -131,7 +131,7 @@ func (c *Client) Revision() string { return string(c.version) }
 // isStateless reports whether the revision has no sessions.
 func (c *Client) isStateless() bool { return c.version.Stateless() }
 
-// clientInfo returns the name and version that servers see.
+// clientInfo returns MCP's clientInfo: the name and version of the program, from [Options.Agent].
 func (c *Client) clientInfo() map[string]string {
 	name, version, _ := strings.Cut(c.server.Agent, "/")
 	return map[string]string{"name": name, "version": version}
@@ -170,7 +170,7 @@ func (c *Client) startSession(ctx context.Context) error {
 // errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-// sessionID returns the id of the open session, or an empty string.
+// sessionID returns the id of the open session, or an empty string if no session is open.
 func (c *Client) sessionID() string {
 	if open := c.session.Load(); open != nil {
 		return *open
@@ -203,8 +203,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session, unless another goroutine has already replaced the session gone. It returns the session to
-// use.
+// renewSession replaces the ended session gone with a new one, unless another goroutine has already done so. It returns the
+// session to use.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()

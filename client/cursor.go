@@ -25,7 +25,7 @@ type cursorSaver struct {
 	hung    bool    // the store did not save a cursor in time
 }
 
-// saving is a save that is running, or that waits for the running one.
+// saving is a save that is running, or that waits until the running save has ended.
 type saving struct {
 	cursor string
 	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
@@ -77,7 +77,8 @@ func (c *cursorSaver) saveAndHold(cursor string) {
 	s.wait()
 }
 
-// start begins to save a cursor and returns the save, or nil if there is nothing to save.
+// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if the cursor is empty or
+// already saved, if the saved cursor is held, or if the store did not answer in time.
 func (c *cursorSaver) start(cursor string) *saving {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +88,7 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked begins to save a cursor like start, even if the saved cursor is held. The caller holds the lock.
+// startLocked does the same as start, but saves the cursor even if the saved cursor is held. The caller holds the lock.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {

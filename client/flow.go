@@ -132,7 +132,8 @@ func (f *flow) doOnce(name string, do func() error) error {
 	return err
 }
 
-// spawn runs a function in a goroutine for which finish waits. It returns false if the subscription has ended.
+// spawn runs a function in a goroutine, and finish waits for it. If the subscription has ended, spawn does not run the
+// function and returns false.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,7 +148,7 @@ func (f *flow) spawn(do func()) bool {
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
-	//lint:ignore SA2001 taking the lock is enough to wait for that spawn
+	//lint:ignore SA2001 the lock is taken only to wait for a concurrent spawn
 	f.mu.Unlock()
 	f.running.Wait()
 	f.cursors.finish()

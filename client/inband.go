@@ -33,8 +33,8 @@ func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
 
-// uri returns the event's URI, which only servers of this project send. Other servers may put any JSON into _meta, and their events
-// must still arrive.
+// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, whose
+// _meta may be any JSON, it returns an empty string.
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string

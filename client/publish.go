@@ -55,7 +55,7 @@ type Accepted struct {
 const (
 	// MaxBatch is the largest number of events that the server accepts in a request.
 	MaxBatch = 1000
-	// maxBatchBytes limits a request. It is below the server's limit.
+	// maxBatchBytes limits the size of a request. The server's limit is 5 MiB.
 	maxBatchBytes = 1 << 20
 	// patience is how long a request waits for an answer before Waiting is called.
 	patience = time.Second
@@ -227,8 +227,8 @@ type decoded struct {
 	err   error
 }
 
-// decodeValues returns a channel with the JSON values in r and then with an error, which is [io.EOF] at the end of r. Its goroutine ends when
-// ctx has ended and r returns.
+// decodeValues returns a channel with the JSON values in r and then with an error, which is [io.EOF] at the end of r. Its
+// goroutine ends after that error, or when ctx has ended and a pending read from r has returned.
 func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	values := make(chan decoded)
 	go func() {
@@ -265,7 +265,8 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete adds the missing ids and times to events. The events are from the input's value number n.
+// complete adds the missing ids and times to events. The events come from the value number n of the input, which error
+// messages name.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)

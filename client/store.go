@@ -21,8 +21,9 @@ import (
 type Store interface {
 	// Load returns the cursor that was saved last, or an empty string.
 	Load(ctx context.Context, key string) (cursor string, err error)
-	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends, because
-	// the subscription waits for it. That is after a minute or, when the subscription has ended, after five seconds.
+	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends,
+	// because the subscription waits for it. ctx ends after a minute or, once the subscription is closed, after five
+	// seconds.
 	Save(ctx context.Context, key, cursor string) error
 }
 
@@ -115,7 +116,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 	return saved, nil
 }
 
-// memory is the [Store] of a client that was not given one. It keeps the cursors as long as the client exists.
+// memory is the default [Store]. It keeps the cursors in memory, as long as the client exists.
 type memory struct{ cursors sync.Map }
 
 func (m *memory) Load(_ context.Context, key string) (string, error) {

@@ -118,8 +118,8 @@ type endpoint interface {
 	expect(k *hook) error
 	// bind sets the id of the subscription to the one in the server's answer.
 	bind(k *hook, id string)
-	// complete is called when the server has accepted a registration or a refresh. until is the end of the subscription's lifetime, or zero
-	// if that is unlimited.
+	// complete is called when the server has accepted a registration or a refresh. until is the end of the subscription's
+	// lifetime, or the zero time if the lifetime is unlimited.
 	complete(k *hook, until time.Time) error
 	// remove forgets the subscription.
 	remove(k *hook)
@@ -266,12 +266,13 @@ func refreshAfter(lifetime time.Duration) time.Duration {
 }
 
 const (
-	// clockTolerance is the largest difference between our clock and a Date header that does not yet mean that one of the clocks is wrong.
-	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole seconds.
+	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong.
+	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole
+	// seconds.
 	clockTolerance = 5 * time.Second
 	// leastLifetime replaces a shorter lifetime, so that the client does not refresh without a pause.
 	leastLifetime = time.Second
-	// unlimited stands for the lifetime of a subscription that has no end.
+	// unlimited replaces the lifetime of a subscription that does not end, so that it is refreshed after 24 to 36 hours.
 	unlimited = 2 * defaultRotate
 	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
 	// answer has no Date header that shows it.

@@ -106,9 +106,9 @@ type Options struct {
 	// refused. The server logs why, and GET /readyz reports it, until a [Server.Reload] succeeds.
 	LastSettings bool
 	// Metrics are additional readers of the server's metrics, for example an OpenTelemetry exporter. GET /metrics works
-	// without one. The program shuts them down.
+	// without them. The program that passes a reader shuts it down.
 	Metrics []sdk.Reader
-	// Traces receives the server's spans; nil records none. The program shuts it down.
+	// Traces receives the server's spans; nil records none. The program that passes it shuts it down.
 	Traces oteltrace.TracerProvider
 	// Log receives the server's log; nil is [slog.Default].
 	Log *slog.Logger

@@ -136,7 +136,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
 }
 
-// stopped is the panic value that ends a step, like FailNow ends a test.
+// stopped is the value with which a check panics to end the current step early, as t.FailNow ends a test.
 type stopped struct{ error }
 
 // step runs one step of the run, for example the checks of polls, and returns the error that ended the step early.
@@ -162,7 +162,8 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events. If the server does not, without is the reason, for the error message.
+// discover asks whether the server offers events. If the server does not, without says why, for the error message: for
+// example, "it does not speak revision 2026-07-28".
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -205,7 +206,7 @@ func (c *checker) checkUnoffered(ctx context.Context) error {
 	return nil
 }
 
-// methodNotFound is the JSON-RPC error of an unknown method.
+// methodNotFound is the JSON-RPC error code for an unknown method.
 const methodNotFound = -32601
 
 // list reads all pages of events/list and checks each event type.
@@ -283,7 +284,8 @@ func (c *checker) useMode(mode, plural string, do func(context.Context, eventTyp
 	}
 }
 
-// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and more.
+// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and the
+// members of more.
 func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)

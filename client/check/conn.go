@@ -169,7 +169,8 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes limits the unread messages of a stream.
+// maxNotes is how many messages of a stream are kept until a check reads them. After that, the client stops reading the
+// stream.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")

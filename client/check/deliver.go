@@ -28,7 +28,8 @@ type deliveryCheck struct {
 	hook         *hook
 	subscription *subscribed
 	endpoints    *endpoints
-	// quiet is how long to wait before concluding that no delivery will arrive. It is longer than the first delivery took.
+	// quiet is how long to wait before concluding that no delivery will arrive. It is at least three times as long as the
+	// first delivery took.
 	quiet time.Duration
 }
 
@@ -51,7 +52,9 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints is a set of webhook endpoints that all receive the same events, at the same time.
+// endpoints are webhook endpoints to which the server sends the same events. Their names say how they answer: for example,
+// gone answers every event with 410, and redirect redirects to target, which must receive no request. The subscription of
+// expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // zero if that takes longer than the wait
@@ -144,7 +147,8 @@ func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// checkRetries waits for the second attempt at the endpoint that failed once, and checks that the other endpoints did not get one.
+// checkRetries waits for the second attempt at the endpoint that answered 500 once. It also checks that the endpoints that
+// answered 410 or 413 got no second attempt, and that the server did not follow a redirect.
 func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
@@ -203,14 +207,15 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of an endpoint that failed. The answer should have a deliveryStatus with lastError,
-// which the subscribe method then judges. Otherwise the rule is marked as not testable.
+// checkStatus refreshes the subscription of an endpoint that failed. If the answer has a deliveryStatus with lastError,
+// subscribe judges it. Otherwise checkStatus marks the rule as not testable.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// checkEnd checks that no event arrives at an endpoint after events/unsubscribe, or at another one after its subscription has expired.
+// checkEnd checks that no event arrives at an endpoint after events/unsubscribe, and that none arrives at another endpoint
+// after its subscription has expired.
 func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))

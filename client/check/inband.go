@@ -101,8 +101,8 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 	return ids
 }
 
-// beat decodes the params that all notifications of a stream have, including heartbeats.
-type beat struct {
+// commonParams are the params that all notifications of a stream have: events, heartbeats and errors.
+type commonParams struct {
 	Cursor *string                    `json:"cursor"`
 	Meta   map[string]json.RawMessage `json:"_meta"`
 }
@@ -119,7 +119,7 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 		if n.Method == "" {
 			return
 		}
-		var b beat
+		var b commonParams
 		_ = json.Unmarshal(n.Params, &b)
 		got := string(b.Meta[spec.MetaSubscription])
 		c.judge(rulePushID, got == strconv.Itoa(s.id), "%s of request %d has the subscriptionId %s", n.Method, s.id, got)

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver is an HTTP server for webhooks with a path for each hook.
+// receiver is an HTTP server that receives webhooks. Each [hook] has a path of its own.
 type receiver struct {
 	base   string
 	server *http.Server
@@ -26,7 +26,7 @@ type receiver struct {
 	hooks map[string]*hook
 }
 
-// hook is an endpoint and the requests that it has received.
+// hook is a webhook endpoint of the receiver, with the requests that it has received.
 type hook struct {
 	url string
 	// status returns the HTTP status for delivery n, counted from 0; nil means 204. Challenge writes the answer to a challenge; nil echoes
@@ -122,7 +122,7 @@ func (h *hook) serve(w http.ResponseWriter, d delivery) {
 	}
 }
 
-// record stores a delivery. It returns how many events were delivered before.
+// record verifies the signatures of a delivery and stores it. It returns how many events the endpoint had received before.
 func (h *hook) record(d *delivery) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,14 +156,14 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// listDeliveries returns the events or the control messages so far.
+// listDeliveries returns the control messages that the endpoint has received so far or, if control is false, the events.
 func (h *hook) listDeliveries(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// awaitEvents waits for n events, at most as long as wait, and returns the events so far.
+// awaitEvents waits until the endpoint has received n events, or until the time wait is over. It returns all events so far.
 func (h *hook) awaitEvents(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {

@@ -45,7 +45,7 @@ type Report struct {
 	Results     []Result            `json:"results"`
 }
 
-// mixed is the profile of a server that shows more than one.
+// mixed is the profile in the report if some answers of the server follow the released profile, and others the final one.
 const mixed = "mixed"
 
 // results are the results of the rules that were checked so far. A rule that has failed once stays failed.

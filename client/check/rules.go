@@ -158,7 +158,8 @@ func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	r.fail(rule, "%s: got %s, want %s (%d)", what, a, name, codes[name][0])
 }
 
-// categories are the values of lastError and data.reason.
+// categories are the allowed values of deliveryStatus.lastError, and of data.reason in the error for an endpoint that
+// fails.
 var categories = []string{"connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"}
 
 // occurrence is an event, in the form that all modes share.

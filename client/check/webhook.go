@@ -116,7 +116,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// noPrincipals is the reason for rules that need authentication, if the server under test does not authenticate callers.
+// noPrincipals is the reason why rules that need two different callers are not testable on a server without authentication.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
 // judgeChallenge checks the challenge that the server sent before it accepted the first subscription.

@@ -114,7 +114,7 @@ func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.Err
 // written the event's text, and an agent may follow instructions in it.
 const keyVariable = "MCPEVENTS_KEY="
 
-// inheritedEnvironment returns the environment of this process without the key.
+// inheritedEnvironment returns the environment of this process without the server's key, see [keyVariable].
 func inheritedEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, keyVariable) })
 }

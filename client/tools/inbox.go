@@ -120,7 +120,7 @@ func (b *inbox) toAnnounce(e *entry) bool {
 	return true
 }
 
-// countToAnnounce returns the number of entries to announce.
+// countToAnnounce returns the number of entries for which toAnnounce returns true.
 func (b *inbox) countToAnnounce() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +132,8 @@ func (b *inbox) countToAnnounce() (n int) {
 	return n
 }
 
-// announce returns what to push next, and marks its events as announced. If single is set, that is the oldest unannounced event. Otherwise
-// it is the number of all unannounced events, or the event itself if there is only one.
+// announce returns the next announcement, and marks its events as announced. If single is true, it announces the oldest
+// unannounced event. Otherwise it announces all of them by their number, or as an event if there is only one.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -219,10 +219,11 @@ const (
 	capabilityChannel = "claude/channel"
 	channelClient     = "claude-code"
 	recentURI         = "events://recent"
-	// maxPushed limits the data of a pushed event in bytes, and maxAttribute each attribute.
+	// maxPushed limits the data of a pushed event, and maxAttribute each attribute in its [methodChannel] notification, in
+	// bytes.
 	maxPushed, maxAttribute = 8 << 10, 128
-	// The first pushBurst notifications are sent immediately, each for one event. After that there is one per pushEvery, which
-	// only says how many events have arrived.
+	// The first pushBurst notifications are sent immediately, each for one event. After that, one notification is sent
+	// every pushEvery. It says only how many events have arrived.
 	pushBurst = 10
 	pushEvery = 3 * time.Second
 )

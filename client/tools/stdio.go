@@ -21,7 +21,7 @@ import (
 // maxLine is the longest line, in bytes, that is read from the client.
 const maxLine = 4 << 20
 
-// lastWithBatches is the last revision in which a line may be a batch.
+// lastWithBatches is the last revision of MCP in which a line may be a JSON-RPC batch.
 const lastWithBatches = "2025-03-26"
 
 // stdio exchanges messages with a client over standard input and output, one per line. It answers an invalid line with an error and
@@ -264,8 +264,8 @@ func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	return ctx.Err()
 }
 
-// end gives the client until endTimeout to read the rest. If the client still does not read, the goroutine of run stays blocked
-// in its write until the process exits.
+// end waits up to endTimeout until the client has read the remaining messages. If the client still does not read, the
+// goroutine of run stays blocked in its write until the process exits.
 func (o *output) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()

@@ -96,7 +96,7 @@ type provider struct {
 	Description string `json:"description,omitempty"`
 	// Receives lists the kinds of messages that the provider receives with consent.
 	Receives []string `json:"receives"`
-	// Consented is true if the provider receives all of them.
+	// Consented is true if the principal has consented to all kinds in Receives.
 	Consented bool `json:"consented"`
 	// Consent is the last decision, or nil if there was no decision yet.
 	Consent *decision `json:"consent"`

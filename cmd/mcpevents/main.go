@@ -252,7 +252,8 @@ func (r *Remote) server() httpcall.Server {
 	return httpcall.Server{URL: r.Server, Key: r.Key, Agent: agent()}
 }
 
-// HealthCmd checks whether a server is healthy. Containers use it, because the image contains no other program for that.
+// HealthCmd checks whether a server is healthy. The health check of the container image uses it, because the image contains
+// no other program that can send a request.
 type HealthCmd struct {
 	Remote
 	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
@@ -293,7 +294,7 @@ func (c *VersionCmd) Run(g *Globals) error {
 	return err
 }
 
-// agent returns the name and version that servers see.
+// agent returns the name and version of this program, which it sends to servers.
 func agent() string { return "mcp-events-cli/" + app.Version }
 
 // DemoCmd shows the product in one process, without any setup.
@@ -329,7 +330,7 @@ func (c *CompletionCmd) Help() string {
   fish  ~/.config/fish/config.fish  mcpevents completion fish | source`
 }
 
-// completions is the code for each shell. PROGRAM stands for the path of this program in quotes.
+// completions is the code that [CompletionCmd] prints, by shell. PROGRAM stands for the path of this program in quotes.
 var completions = map[string]string{
 	"bash": "complete -o default -C PROGRAM mcpevents\n",
 	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -C PROGRAM mcpevents\n",

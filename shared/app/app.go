@@ -198,8 +198,8 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
-// NewReview returns the check of whether subscriptions may continue: whether their event types are still compatible, and
-// whether their principals still have the right to the events. It checks the current rights only if [Core.Auth] is a
+// NewReview returns the review that decides whether subscriptions may continue. It checks that their event types are still
+// compatible, and that their principals may still receive the events. It checks the current rights only if [Core.Auth] is a
 // directory of principals.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
@@ -214,8 +214,8 @@ type Publishing struct {
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewHooks returns the webhook subscriptions at backends. Their tokens and secrets are derived from the deployment's key,
-// which the function key returns.
+// NewHooks returns the webhook subscriptions through which backends send their events to this server. Their tokens and
+// secrets are derived from the deployment's key, which the function key returns.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -275,8 +275,8 @@ func newInbox(c *Core, documents ingest.Documents, service *publish.Service) *pu
 	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Documents: documents}, Log: c.Log}
 }
 
-// newDocuments returns the part that turns a source's requests (POST /sources/{name}) and its messages in the inbox queue into
-// events.
+// newDocuments returns the converter of a source's requests (POST /sources/{name}) and of its messages in the inbox queue
+// to events.
 func newDocuments(c *Core, service *publish.Service) ingest.Documents {
 	return ingest.Documents{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
@@ -319,8 +319,8 @@ type StreamOptions struct {
 	// Backends and Conversation may be nil.
 	Backends     mcp.Gateway
 	Conversation streams.Conversation
-	// Registrar and Deregistrar change subscriptions in this process. ForwardRegistrar and ForwardDeregistrar let another
-	// process do it.
+	// Registrar and Deregistrar create and end subscriptions in this process. ForwardRegistrar and ForwardDeregistrar
+	// forward these requests to another function instead.
 	Registrar                            events.Registrar
 	Deregistrar                          events.Deregistrar
 	ForwardRegistrar, ForwardDeregistrar http.Handler

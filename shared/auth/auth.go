@@ -44,7 +44,7 @@ const ScopeOperate = "events:operate"
 // Scopes returns the general scopes in a stable order.
 func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish} }
 
-// DefaultWorkspace is the workspace of principals, backends and other things whose configuration names no workspace.
+// DefaultWorkspace is the workspace of principals, backends, sources and so on whose configuration names no workspace.
 const DefaultWorkspace = "default"
 
 // anonymousID is the principal of [AcceptAll].
@@ -54,7 +54,7 @@ const anonymousID = "anonymous"
 type Principal struct {
 	// ID names the principal within the workspace.
 	ID string
-	// Workspace is the tenant. A principal has no access to other workspaces.
+	// Workspace is the principal's workspace. A principal has no access to other workspaces.
 	Workspace string
 	// Scopes are the scopes that the caller was granted.
 	Scopes []string
@@ -67,7 +67,8 @@ type Principal struct {
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
-	// ScopePrefix precedes the names of scopes at the authorization server of the caller's token. [Challenge] adds it.
+	// ScopePrefix is the prefix of scopes at the authorization server of the caller's token, for example
+	// "https://events.example.com/". [Challenge] adds it to the names of scopes.
 	ScopePrefix string
 }
 
@@ -208,7 +209,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for all invalid tokens: unknown, expired and malformed ones.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is the error of a caller who must get a token of an authorization server with prefixed scopes.
+// prefixedError is an error with a [Principal.ScopePrefix], for callers who have to get a token at an authorization server
+// that prefixes the names of scopes. [Challenge] uses the prefix.
 type prefixedError struct {
 	error
 	prefix string

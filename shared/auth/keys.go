@@ -168,9 +168,9 @@ func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ refre
 // name identifies a principal.
 type name struct{ workspace, id string }
 
-// SecretPath is for clients that cannot send an Authorization header. They put their key in the URL, as /mcp/u/KEY (requirement RCH-05).
-// SecretPath accepts only keys whose configuration allows this. It turns the request into one to /mcp with the key in the Authorization
-// header, so that no other handler sees, logs or returns the path with the key.
+// SecretPath is for clients that cannot send an Authorization header. They put their key in the URL, as /mcp/u/KEY.
+// SecretPath accepts only keys whose configuration allows this. It turns the request into one to /mcp with the key in the
+// Authorization header, so that no other handler sees, logs or returns the path with the key.
 type SecretPath struct {
 	Auth Authenticator
 	// Proxies are the proxies whose X-Forwarded-Proto is trusted.

@@ -227,10 +227,10 @@ type consents struct {
 type Consent struct {
 	// Given is false if the consent was revoked.
 	Given bool `json:"given"`
-	// At is when it was given or revoked, and By is the principal or operator who did it.
+	// At is when the consent was given or revoked, and By is the principal or operator who did it.
 	At time.Time `json:"at"`
 	By string    `json:"by"`
-	// Kinds are the kinds of messages that it covers.
+	// Kinds are the kinds of messages that the consent covers.
 	Kinds []Kind `json:"kinds,omitempty"`
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a message: bytes, and turns of its history. Exceeding one is an error of kind fault.TooLarge, with [fault.Limit] as
-// its data.
+// The limits of a message, in bytes, except maxTurns, which is the number of turns in its history. A message over a limit
+// is an error of kind fault.TooLarge, with [fault.Limit] as its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
@@ -256,7 +256,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	return failure{refused}
 }
 
-// eventID returns the event's id. It is the same if a message is sent again.
+// eventID returns the id of a message's event. If the client sends the message again, the id is the same.
 func eventID(c Caller, m *Message) string {
 	b, _ := json.Marshal([]string{string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID}) // strings
 	h := sha256.Sum256(b)
@@ -272,11 +272,11 @@ type Context struct {
 	Text string
 	// Memories are sorted by relevance.
 	Memories []Memory
-	// Cut is true if some context was left out.
+	// Cut is true if a part of the context was left out, because it would have been too large.
 	Cut bool
 }
 
-// Memory is a part of a structured context.
+// Memory is a piece of information that a provider has stored, for example a fact about the user.
 type Memory struct {
 	Content   string  `json:"content"`
 	Relevance float64 `json:"relevance"` // 0 to 1
@@ -284,7 +284,7 @@ type Memory struct {
 	Source string `json:"source"`
 }
 
-// Members encodes the result as JSON members without braces. It returns nil if there is no context.
+// Members encodes the context as members of a JSON object, without the braces. It returns nil if there is no context.
 func (c *Context) Members() []byte {
 	type structured struct {
 		Memories []Memory `json:"memories"`
@@ -439,7 +439,8 @@ const (
 	leastText = 32
 )
 
-// source returns the source of a memory. Providers' names contain no colon.
+// source returns the source of a memory, for example "crm: notes" if the provider crm names its own source "notes". Names
+// of providers contain no colon, so a provider cannot imitate another one.
 func (p part) source(own string) string {
 	if own == "" {
 		return p.name

@@ -57,7 +57,7 @@ type Options struct {
 	Source Source
 	DB     store.DB
 	// Key has 32 bytes. Two keys are derived from it: one for the pseudonyms by which providers know principals, and one
-	// that encrypts contexts in the log from which clients' streams read them.
+	// that encrypts contexts in the event log, from which clients' streams read them.
 	Key []byte
 	// Backends may be nil if there are no backends.
 	Backends Backends
@@ -143,13 +143,13 @@ func (s *Service) Close(ctx context.Context) error {
 	}
 }
 
-// Offers are the messages that a caller is asked to send.
+// Offers says which kinds of messages a caller is asked to send.
 type Offers struct {
 	OnUserMessage       bool `json:"onUserMessage,omitempty"`
 	OnAssistantResponse bool `json:"onAssistantResponse,omitempty"`
 }
 
-// Any reports whether the caller is asked to send anything.
+// Any reports whether the caller is asked to send any messages.
 func (o Offers) Any() bool { return o.OnUserMessage || o.OnAssistantResponse }
 
 // Has reports whether the caller is asked to send messages of the kind.
@@ -157,7 +157,7 @@ func (o Offers) Has(kind Kind) bool {
 	return kind == UserMessage && o.OnUserMessage || kind == assistantResponse && o.OnAssistantResponse
 }
 
-// Enabled reports whether any caller is asked to send anything.
+// Enabled reports whether callers are asked to send any messages.
 func (s *Service) Enabled(ctx context.Context) bool {
 	now, err := s.current(ctx)
 	return err == nil && now.Conversation.Enabled()
@@ -521,7 +521,8 @@ func (s *Service) askBackend(name string) asker {
 // metaPrincipal is the key in _meta under which a backend receives the caller's principal id or pseudonym.
 const metaPrincipal = "io.github.mcp-events/principal"
 
-// secrets holds the keys that are derived from the deployment's key.
+// secrets holds the keys that are derived from the deployment's key: one for pseudonyms of principals (names), and one for
+// encrypting contexts (aead).
 type secrets struct {
 	names []byte
 	aead  cipher.AEAD

@@ -35,7 +35,7 @@ type route struct {
 	name, member string
 }
 
-// routeName routes a request to the tool, prompt or task that a member of its params names.
+// routeName returns a router to the backend with the tool, prompt or task that a member of the params names.
 func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.RequiredString(member)

@@ -32,7 +32,7 @@ func conversationKind(c *method.Call) conversation.Kind {
 	return ""
 }
 
-// answer serves a message that arrives as a request.
+// answer serves a message of a conversation that arrives as a request.
 func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Result, error) {
 	found, _, err := h.collectContext(ctx, c)
 	if err != nil {

@@ -28,8 +28,8 @@ import (
 // Requests to "/mcp" use a transport of the MCP specification.
 const PathWorkspace = "workspace"
 
-// pathEndpoint replaces the path of a request to the named-event dialect when the endpoint forwards the request to another
-// service.
+// pathEndpoint is the path to which the endpoint forwards requests that another service serves. A request of the
+// named-event dialect has arrived at another path.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
@@ -69,8 +69,8 @@ func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
-// admit checks the origin and the credentials of a request, and returns its call. If it refuses the request, or if the request
-// is a browser's preflight, it answers itself and returns nil.
+// admit checks the origin and the credentials of a request, and returns a [method.Call] for it. If it refuses the request,
+// or if the request is a browser's preflight, it answers itself and returns nil.
 func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
 		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})
@@ -91,7 +91,8 @@ func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	return c
 }
 
-// route serves the named-event dialect, and GET and DELETE of sessions at /mcp.
+// route serves all requests except POSTs to /mcp: the named-event dialect at /mcp/{workspace}, and GET and DELETE of a
+// session at /mcp.
 func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	r := c.Request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
@@ -294,18 +295,18 @@ func isStateless(c *method.Call) bool {
 	return spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.Meta)
 }
 
-// namesStateless reports whether _meta names a protocol version other than a session-based one. An unknown version counts as
-// stateless, because only the stateless revisions require clients to name their version in _meta. Other clients may do so too.
+// namesStateless reports whether _meta names a stateless protocol version or an unknown one. An unknown version counts as
+// stateless, because only the stateless revisions require clients to name their version in _meta.
 func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, spec.MetaVersion))
 	return ok && (spec.Version(v).Stateless() || !spec.Version(v).Known())
 }
 
 const (
-	// maxBatch is the number of messages in one batch.
+	// maxBatch is the largest number of messages in one batch.
 	maxBatch = 50
-	// maxBatchBytes limits the responses of a batch. When they have more bytes, the remaining requests of the batch get an
-	// error.
+	// maxBatchBytes limits the total size of a batch's responses. Once they exceed it, the remaining requests of the batch
+	// fail.
 	maxBatchBytes = 2 << 20
 )
 
@@ -393,7 +394,7 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []jso
 	})
 }
 
-// postStateless serves one message of the stateless revisions.
+// postStateless serves one message of the stateless protocol revisions (2026-07-28).
 func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Response {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, so it has no responses"))
@@ -491,8 +492,8 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel checks the log level in _meta, with which a client asks for log messages. Only backends send such messages in
-// 2026-07-28, because that revision deprecates them.
+// checkLogLevel checks the log level in _meta. With it a client asks for log messages of the backends. This server sends
+// none of its own in 2026-07-28, because that revision deprecates log messages.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

@@ -80,7 +80,8 @@ func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri strin
 	return uri, cat, err
 }
 
-// admitOpen returns an error if t, a target with parents or wildcards, would exceed the session's limit for such targets.
+// admitOpen returns an error if subscribing to t, which is a parent or has wildcards, would exceed the session's limit for
+// such targets.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.streams.Sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
@@ -225,8 +226,8 @@ func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	return h.notify(ctx, c)
 }
 
-// create creates a session. If the principal already has the maximum number of sessions, create first ends the one that was
-// not prolonged for the longest time.
+// create creates a session. If the principal already has the maximum number of sessions, create first ends the one that has
+// been unused for the longest time.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
 	surplus, err := h.streams.Sessions.FindSurplus(ctx, p)
 	if err != nil {
@@ -241,8 +242,8 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 	return h.streams.Sessions.Create(ctx, s)
 }
 
-// end ends a session and its stream, and also the sessions and subscriptions that it has at backends. client identifies the
-// session to the gateway.
+// end ends a session, its stream, its sessions at backends and its subscriptions there. client identifies the session to
+// the gateway.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {
@@ -290,7 +291,7 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.R
 	return method.Result{}, h.notify(ctx, c)
 }
 
-// postSessionBased serves one message of the session-based revisions.
+// postSessionBased serves one message of the session-based protocol revisions (up to 2025-11-25).
 func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
 		e.session.initialize(w, c)
@@ -310,7 +311,7 @@ func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// enterSession determines the session and the revision of a request. If that fails, it answers and returns false.
+// enterSession finds the session and the revision of a request. If that fails, it answers the request and returns false.
 func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 	c.Version = spec.V20250326 // the revision of clients without the header
 	if header := c.Request.Header.Get(spec.HeaderVersion); header != "" {
@@ -341,7 +342,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 	return e.loadSession(w, c, id)
 }
 
-// loadSession loads the session with the given id into the call. If that fails, it answers and returns false.
+// loadSession loads the session with the given id into the call. If that fails, it answers the request and returns false.
 func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string) bool {
 	s, err := e.sessions.Load(c.Request.Context(), id, c.Principal, c.Dialect)
 	if err != nil {

@@ -32,7 +32,7 @@ func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
 	if !c.Version.Stateless() {
-		// The service that receives the request has no sessions, so pass on the revision of the session instead.
+		// The service that receives the request has no sessions, so tell it the session's revision in a header.
 		r.Header.Del(spec.HeaderSession)
 		r.Header.Set(spec.HeaderVersion, string(c.Version))
 	}
@@ -71,7 +71,8 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodRead] = reading(toBackend(e.calls.routeRead, answer(reads.Read)))
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
-		// Clients of the session-based revisions could not end the stream, because a disconnect does not cancel a request there.
+		// Only the stateless revisions have events/stream and subscriptions/listen. In the session-based ones a disconnect
+		// does not cancel a request, so clients could not end the stream.
 		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.NewPush(e.streams)}
 		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}

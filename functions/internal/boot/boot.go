@@ -47,7 +47,7 @@ const (
 	envAuth     = "MCPEVENTS_AUTH"
 	envLogLevel = "MCPEVENTS_LOG_LEVEL"
 	envStack    = "MCPEVENTS_STACK"
-	// EnvKey is the KMS key that wraps the private keyset.
+	// EnvKey is the KMS key that encrypts the private keyset, with which webhook secrets are opened.
 	EnvKey = "MCPEVENTS_KEY_ID"
 	// EnvRegister and EnvDeregister name the functions to which the stream function forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
@@ -131,9 +131,9 @@ func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.S
 	return counters, trace.New(p.spans), nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. With API
-// keys, a function without callers gets the authenticator, too, because it looks up principals there. In the other
-// modes it gets nil.
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. A function that
+// no client calls gets an authenticator only with --auth keys, because it uses the authenticator to look up whether
+// principals still have their rights.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:
@@ -147,7 +147,7 @@ func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored)
 	return nil, ""
 }
 
-// Variable returns an environment variable that must be set.
+// Variable returns the value of an environment variable, or an error if the variable is not set.
 func (p *Process) Variable(name string) (string, error) {
 	if v := p.getenv(name); v != "" {
 		return v, nil
@@ -155,7 +155,7 @@ func (p *Process) Variable(name string) (string, error) {
 	return "", fault.New(fault.Invalid, "%s is not set", name)
 }
 
-// IsFrom reports whether the ARN of an event source identifies a queue.
+// IsFrom reports whether arn, the source of an invocation's event, is the ARN of the queue with the given name.
 func (p *Process) IsFrom(arn string, name queue.Name) bool {
 	url := p.getenv(queueVariable(name))
 	return arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:]
@@ -187,9 +187,10 @@ func newLog(level slog.Leveler) *slog.Logger {
 }
 
 const (
-	// flushTime limits how long an invocation waits for the collector, because its caller waits too.
+	// flushTime limits how long an invocation waits for the collector of spans and metrics, because the caller of the
+	// function waits too.
 	flushTime = 500 * time.Millisecond
-	// flushPause is how long a process does not send anything after the collector was too slow.
+	// flushPause is how long a process stops sending to the collector after the collector was too slow.
 	flushPause = time.Minute
 )
 

@@ -94,9 +94,9 @@ func (p *Process) flush() {
 	p.sendSpans(context.Background())
 }
 
-// Lambda kills a process 500 ms after SIGTERM. Streams may use the first drainTime to end. Until lastWords after SIGTERM, the
-// process then waits while the Lambda runtime forwards what the streams have written, because the runtime does not signal when
-// it is done.
+// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to write their last messages and end. The process
+// then stays alive until lastWords after SIGTERM, so that the Lambda runtime can forward these messages. It has to wait for
+// a fixed time, because the runtime does not signal when it is done.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond
@@ -229,7 +229,7 @@ func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r)
 }
 
-// request converts an event to the HTTP request.
+// request converts the event of a Function URL to the HTTP request that it describes.
 func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.Request, error) {
 	body := []byte(event.Body)
 	if event.IsBase64Encoded {

@@ -32,7 +32,8 @@ type Handler struct {
 	Log    *slog.Logger
 }
 
-// maxBody is the maximum size of a request body. The endpoint in front of it has its own, smaller limit.
+// maxBody is the maximum size of a request body, in bytes. The MCP endpoint that passes requests to the handler accepts at
+// most 1 MiB.
 const maxBody = 2 << 20
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

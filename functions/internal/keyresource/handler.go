@@ -67,8 +67,8 @@ func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	})(ctx, event)
 }
 
-// change handles CloudFormation's request. The other functions depend on the resource, so an error fails the deployment
-// before any of them receives its settings.
+// change handles CloudFormation's request to create, update or delete the custom resource. The other functions depend on
+// the resource, so an error fails the deployment before any of them receives its settings.
 func (h Handler) change(ctx context.Context, e cfn.Event) error {
 	if e.RequestType == cfn.RequestDelete {
 		return nil
@@ -138,7 +138,8 @@ func fingerprint(properties map[string]any) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// adoptable are the parameters of the tables and the key that a stack can adopt, in the order of the property Adopted.
+// adoptable are the template parameters for the tables and the KMS key that a stack can adopt. The property Adopted of the
+// custom resource lists their values in this order.
 var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }

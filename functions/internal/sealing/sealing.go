@@ -67,7 +67,8 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	// The stored keys may come from another stack.
+	// Open the stored private keyset even if it existed before, because it may come from another stack whose tables this
+	// one has adopted.
 	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")

@@ -1,8 +1,9 @@
 // Package config parses the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and the
 // limits that are flags and environment variables.
 //
-// The file is read as strictly as the catalog. Parse reports all faults together, each with its line. The package reads the environment
-// only through the functions that callers pass, and it creates no clients.
+// Like the catalog, the file is read strictly: an unknown or repeated member is a fault. Parse reports all faults together,
+// each with its line. The package reads the environment only through the functions that callers pass, and it creates no
+// clients.
 package config
 
 import (
@@ -452,7 +453,7 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 	return secret.Plain(s)
 }
 
-// EnvSettings is the environment variable with the settings for which the template has no parameter, for example
+// EnvSettings is the environment variable with the settings for which template.yaml has no parameter, for example
 // "quota=50;webhook-timeout=10s".
 const EnvSettings = envPrefix + "SETTINGS"
 

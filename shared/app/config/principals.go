@@ -329,8 +329,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads the settings of an OAuth client into o, and the other fields of the same section. It returns the names of the
-// members that the section has.
+// readClient reads a section with the settings of an OAuth client into o. others are further fields that the section may
+// have. readClient returns the names of the members that the section has.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -341,7 +341,7 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 	}, others...)...)
 }
 
-// clientWithSecret are the settings that a client with a secret needs.
+// clientWithSecret names, for error messages, the settings of an OAuth client that authenticates itself with a secret.
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
 // checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. needed lists the names of these

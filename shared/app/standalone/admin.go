@@ -173,7 +173,7 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 // backendPatience is how long a backend has to respond before it counts as unreachable.
 const backendPatience = 3 * time.Second
 
-// addStates asks the backends of a workspace concurrently, and fills in which ones respond.
+// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds.
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
@@ -198,7 +198,8 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	asked.Wait()
 }
 
-// addCommandStates fills in the states of the commands that do not run. Asking them would start them.
+// addCommandStates fills in the states of backends that are commands and do not run now. They are not asked, because a
+// request would start them.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
 	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just made the list from them
 	for _, b := range all {

@@ -89,7 +89,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	return durable.Rename(out.Name(), file)
 }
 
-// maxCopies is how often a backup copies the database before it gives up because the keys changed during each copy.
+// maxCopies is how many times a backup copies the database before it gives up, because the keys changed during each copy.
 const maxCopies = 3
 
 // copyWithKeys calls copyDatabase and returns the content of the keys file for this copy of the database.

@@ -24,7 +24,8 @@ type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals them
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
-	// Identity is the server's own private key, which signs webhooks (v1a) in addition to the subscription's secret.
+	// Identity is the server's own private key. It adds an asymmetric signature (v1a of Standard Webhooks) to webhooks,
+	// next to the signature with the subscription's secret.
 	Identity string `json:"identity"`
 }
 
@@ -204,7 +205,8 @@ func lockKeys(data string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// loadIdentity returns the server's own key for v1a signatures, or nil if on is false, so that webhooks have no v1a signature.
+// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If on is false, it returns nil,
+// and webhooks have no v1a signature.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil

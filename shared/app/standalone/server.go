@@ -164,8 +164,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	// Everything that can fail comes before the first worker and the first request. The addresses are taken before the roles are built,
-	// because the sender of webhooks refuses the server's own address. The settings are applied after that, because they end subscriptions.
+	// Do everything that can fail before the first worker starts and the first request is served. Open the listeners before
+	// the roles are built, because the sender of webhooks must know the server's own address, to which it sends none. Apply
+	// the settings after that, because a changed catalog can end subscriptions, for which the roles are needed.
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err

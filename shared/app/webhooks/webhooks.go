@@ -31,7 +31,8 @@ import (
 type SenderOptions struct {
 	// OwnHost is the address on which this process listens. Webhooks must not have it as their target. It may be empty.
 	OwnHost string
-	// Identity signs webhooks with the server's own key (v1a). If it is nil, they have no v1a signature.
+	// Identity signs webhooks with the server's own key (the v1a signatures of Standard Webhooks). If it is nil, they have
+	// no such signature.
 	Identity *webhook.Identity
 	// ConnsPerHost limits the connections to one host; 0 is the default of package webhook.
 	ConnsPerHost int

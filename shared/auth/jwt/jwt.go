@@ -247,7 +247,7 @@ type verified struct {
 	until     time.Time
 }
 
-// tokens has the cached tokens by their SHA-256.
+// tokens caches verified tokens by their SHA-256.
 type tokens struct {
 	*bounded.Map[[sha256.Size]byte, verified]
 }

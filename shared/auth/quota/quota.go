@@ -39,9 +39,9 @@ type principal struct{ workspace, id string }
 // maxPrincipals is the number of principals that a Rate keeps in memory. It forgets the ones that have been inactive the longest.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate with the limit per second of each principal, and a function that returns the burst for such a limit. Error
-// messages contain name, which is the name of the limit, and what, which is a plural for the counted things. For example, they can be
-// "publishRate" and "events".
+// NewRate returns a Rate. limitOf returns the limit per second of a principal, and burst the burst for such a limit. Error
+// messages contain name, the name of the limit (for example "publishRate"), and what, the plural of the counted things (for
+// example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
 }
@@ -62,8 +62,9 @@ func ExceededFor(limit string, most float64, seconds int, format string, args ..
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
 
-// SetRetryAfter sets the header Retry-After of an answer with status 429 or 503, so that the client knows when to try again. A limit
-// without a [RetryAfter], such as the number of open streams, may be reached for longer than a failure of the server lasts.
+// SetRetryAfter sets the header Retry-After of an answer with status 429 or 503, so that the client knows when to try
+// again. If the error has no [RetryAfter], the header is 5 s for a reached limit (429), such as the number of open streams,
+// and 1 s for a failure of the server (503), which is usually over sooner.
 func SetRetryAfter(h http.Header, status int, err error) {
 	after, ok := fault.DataOf(err).(RetryAfter)
 	switch {
@@ -119,7 +120,8 @@ const (
 	DefaultCalls            = 100
 	DefaultSessions         = 1000
 	DefaultConversationRate = 10
-	// DefaultVerifications is the number of challenges per minute to all hosts together.
+	// DefaultVerifications is how many challenges per minute the server sends for a principal's subscriptions, to all hosts
+	// together.
 	DefaultVerifications = 200
 )
 
@@ -198,8 +200,8 @@ type Concurrency struct {
 	held       holdings
 }
 
-// NewConcurrency returns a Concurrency with a limit for each principal, and a total for all principals together. Error messages contain
-// name, which is the name of the limit, and what, which is a plural for the counted things.
+// NewConcurrency returns a Concurrency. limitOf returns the limit of a principal, and total is the limit of all principals
+// together. Error messages contain name, the name of the limit, and what, the plural of the counted things.
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }

@@ -29,7 +29,7 @@ type Conversation struct {
 	Events Events
 }
 
-// Enabled reports whether clients are asked to send anything.
+// Enabled reports whether clients are asked to send any messages.
 func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
 
 // Provider configures a context provider: an endpoint that receives messages and may answer with context for the model. It is

@@ -40,7 +40,7 @@ const (
 	MaxBackendTypes = 200
 	// maxBackendArguments is the largest size of canonical arguments in bytes, because they become part of a URI.
 	maxBackendArguments = 600
-	// callerSize is by how many bytes the limit for the arguments is lower if the URI also contains the caller's id.
+	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
 	callerSize = 30
 )
 
@@ -162,7 +162,7 @@ func CallerOf(uri string) string {
 // PerCaller reports whether the event type belongs to a backend that acts for its callers.
 func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller }
 
-// backendAuthority is the beginning of the first segment of a backend's event URIs.
+// backendAuthority begins the first segment of the URIs of a backend's events, for example event://~github/….
 const backendAuthority = "~"
 
 // BindArguments returns the values of the URI template's variables for a subscription by p to a backend's event type. canonical
@@ -423,9 +423,9 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 // HasPerCaller reports whether a backend acts for its callers.
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
-// findPerCaller returns the event type with a name that no stored event type has. It may belong to a backend that acts for its
-// callers: the one with the longest prefix with which the name begins. If that backend does not act for its callers,
-// findPerCaller returns nil.
+// findPerCaller returns an event type for a name that no stored event type has, because the event types of backends that
+// act for their callers are not stored. The name belongs to the backend with the longest prefix that the name begins with.
+// If that backend does not act for its callers, findPerCaller returns nil.
 func (c *Catalog) findPerCaller(name string) *Entry {
 	owner := ""
 	for _, backend := range slices.Sorted(maps.Keys(c.backends)) {

@@ -65,8 +65,8 @@ type Catalog struct {
 type Entry struct {
 	// Name is the dotted name, unique in the catalog.
 	Name string
-	// URI is the canonical URI of an event type without variables, and URITemplate the template of one with variables. The other is
-	// empty.
+	// URI is the canonical URI of an event type without variables, and URITemplate the template of one with variables. One
+	// of the two is empty.
 	URI         string
 	URITemplate string
 	// Title and Description are for people; both may be empty.
@@ -135,7 +135,8 @@ func (c *Catalog) ByName(name string) *Entry {
 	return c.findPerCaller(name)
 }
 
-// Fingerprint returns the base64url SHA-256 of the source, which has 43 characters.
+// Fingerprint returns a hash of the catalog's text and of its backends' event types: a SHA-256 in base64url, which has 43
+// characters.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
 // Text returns the text of the catalog, which must not be changed. It is empty for a nil catalog.

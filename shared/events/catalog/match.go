@@ -45,7 +45,8 @@ func (n *node) insert(e *Entry) {
 	n.entry = e
 }
 
-// overlap returns an entry that could match the same URI as the segments, or nil.
+// overlap returns an entry below n that could match the same URI as a template with these segments, or nil if there is
+// none.
 func (n *node) overlap(segs []segment) *Entry {
 	if len(segs) == 0 {
 		return n.entry
@@ -250,7 +251,7 @@ func parseSegment(part string, authority bool) (segment, error) {
 	return segment{literal: part}, nil
 }
 
-// checkSimple refuses the features of RFC 6570 beyond level 1.
+// checkSimple refuses the features of RFC 6570 beyond level 1, for example {+path} and {?query}.
 func checkSimple(s string) error {
 	for {
 		_, after, found := strings.Cut(s, "{")

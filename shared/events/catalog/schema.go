@@ -108,7 +108,8 @@ func (e *Entry) coerce(name, text string) any {
 	return text
 }
 
-// checkNumbers finds numbers that would be too expensive to compare exactly. For example, 1e999999 has eight bytes but a million digits.
+// checkNumbers adds a fault for each number in v that would be too expensive to compare exactly. For example, 1e999999 has
+// eight bytes but a million digits.
 func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
 		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
@@ -500,7 +501,7 @@ func (c *coster) costOfTarget(ref string) int {
 	return c.known[pointer]
 }
 
-// statesPerCost is the number of states of a regular expression that cost as much, per byte of text, as one value of a schema.
+// statesPerCost is how many states of a regular expression count as much in [schemaCost] as one value of a schema.
 const statesPerCost = 4
 
 // patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has seven bytes and 1,000

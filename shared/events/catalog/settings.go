@@ -142,8 +142,9 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 	return s.Catalog(ctx, workspace)
 }
 
-// Try calls accept with the workspace's catalog and, if accept returns false, with the latest one. The catalog of this process may be
-// seconds old, and lack an event type that another process already uses. Try returns the last catalog, also if accept has refused it.
+// Try calls accept with the workspace's catalog and, if accept returns false, with the latest one. The catalog of this
+// process may be seconds old, and lack an event type that another process already uses. Try returns the catalog with which
+// it called accept last, even if accept returned false.
 func Try(ctx context.Context, s Source, workspace string, accept func(*Catalog) bool) (*Catalog, error) {
 	cat, err := s.Catalog(ctx, workspace)
 	if err == nil && accept(cat) || err != nil && !fault.Is(err, fault.NotFound) {
@@ -192,7 +193,8 @@ func (s *Stored) Written() {
 	s.backends.Written()
 }
 
-// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil, they are unknown.
+// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil,
+// these workspaces are unknown.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source

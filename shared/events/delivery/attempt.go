@@ -57,7 +57,8 @@ type firstAttempt struct {
 	answer chan webhook.Outcome
 }
 
-// attemptFirst sends an event to one subscriber for the first time, and reports the records to write once. It releases the slot.
+// attemptFirst sends an event to one subscriber for the first time. It calls report exactly once, with the records to write
+// or an error, and releases the slot s.
 //
 // A hanging endpoint must not hold up the page, so the page waits only for [lane.FastSlot.Wait]. Then attemptFirst moves the delivery to the
 // slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
@@ -111,8 +112,8 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	}
 }
 
-// outlast handles an attempt that takes longer than the slot's Usual or, without it, Wait. It returns what [Dispatcher.attemptFirst]
-// reports, and releases the slot.
+// outlast handles an attempt that takes longer than [lane.FastSlot.Usual] or, if that is 0, than [lane.FastSlot.Wait]. It
+// returns the records or the error for [Dispatcher.attemptFirst] to report, and releases the slot.
 func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
@@ -143,12 +144,12 @@ func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	return f.record(ctx, out)
 }
 
-// awaitAfterUsual waits for the part of Wait after Usual, and reports whether the answer arrived. It does not wait if a process has found
-// that the endpoint hangs.
+// awaitAfterUsual waits, after [lane.FastSlot.Usual] is over, for the rest of [lane.FastSlot.Wait], and reports whether the
+// answer arrived. It does not wait if another process has already found that the endpoint hangs.
 func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome) bool {
 	s := f.slot
 	if s.Usual == 0 || s.Usual == s.Wait {
-		return false // there is no rest
+		return false // Wait is over, too
 	}
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
@@ -195,8 +196,9 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, de
 	return err == nil && written
 }
 
-// finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the HangsAfter and Rest of its new
-// slot. If there is no outcome, the stored delivery remains, and the slow lane repeats the attempt.
+// finish waits for the outcome of a detached attempt and records it. It cancels the attempt after the HangsAfter and Rest
+// of its new slot. If the attempt was canceled, or failed because of this program, the stored delivery remains, and the
+// slow lane repeats the attempt.
 func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	var out webhook.Outcome
 	if !await(f.answer, &out, s.HangsAfter) {
@@ -237,7 +239,8 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is how long the gate remembers an ended subscription. Pages that read the subscription before its end are sent long before that.
+// gateFor is how long the gate remembers an ended subscription, at least. By then, all pages that read the subscription
+// before its end have long been sent.
 const gateFor = 15 * time.Minute
 
 // Close closes the gate for a subscription.
@@ -287,8 +290,8 @@ type sender struct {
 	tracer  *trace.Tracer
 }
 
-// attempt makes one signed POST of a delivery. e is nil for a notice. A failure of this program, such as an unreadable secret, has the
-// category [webhook.Internal].
+// attempt makes one signed POST of a delivery. e is nil for a control message, such as a gap notice. A failure of this
+// program, such as an unreadable secret, has the category [webhook.Internal].
 func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -81,9 +81,9 @@ type Options struct {
 	// it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery, and not afterwards, so
 	// that the page waits for less time.
 	SlowLaneDelay time.Duration
-	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
-	// canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda function, an attempt can
-	// continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
+	// Detached is the number of first attempts that may continue after their page task has stopped waiting for them. Other
+	// attempts are canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda
+	// function, an attempt can continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
@@ -94,7 +94,7 @@ type Options struct {
 	Records records.Keep
 	// KeepResponses keeps the beginning of each failed response in the record of the attempt.
 	KeepResponses bool
-	// Profile is the default for MCP Events subscriptions without a profile.
+	// Profile is the protocol version for MCP Events subscriptions that do not name one (see [spec.Profile]).
 	Profile spec.Profile
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool
@@ -111,7 +111,8 @@ type Config struct {
 	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may. It must be
 	// set.
 	Terminator *lifecycle.Terminator
-	// Gaps is needed to send gap notices. Its Sealer also makes the webhook-id of the final profile. It must be set.
+	// Gaps is needed to send gap notices. For subscriptions with the final profile, its Sealer also makes the webhook-id. It
+	// must be set.
 	Gaps *lifecycle.Gaps
 	// Switches pause deliveries; nil pauses none.
 	Switches *switches.Set

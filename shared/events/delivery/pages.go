@@ -153,7 +153,7 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	}
 	done := d.sendAll(ctx, p, found.List, read)
 
-	// Queue the remaining tasks last. By now the batch may have run out of time.
+	// Write the records and queue the remaining tasks even if the batch has run out of time by now.
 	ctx, cancel := finishContext(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
@@ -291,8 +291,8 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits if an endpoint has as many attempts under way as allowed. hold is how long it waits if other
-	// endpoints use up the slots.
+	// busyHold is how long a page waits for a slot if an endpoint has as many attempts under way as allowed. hold is how long
+	// it waits if other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -333,7 +333,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps copies what the new tasks inherit from the task that they were split from.
+// followUps sets the hops and the queue time of the tasks into which the task t was split.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since
@@ -431,10 +431,10 @@ func pageDelay(retries int) time.Duration {
 	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
 }
 
-// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
-// becomes a single delivery instead. If that cannot be written, if a filter panics, or if the event is a gap, another page task repeats the
-// first attempt, up to [maxPageRetries] times. After that, or if the event can never be written, it becomes a dead letter of the deliveries
-// queue.
+// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this
+// program, an event becomes a single delivery instead. If that cannot be written, if a filter panics, or if the event is only a
+// mark for lost events ([event.Event.Gap]), another page task repeats the first attempt, up to [maxPageRetries] times. After
+// that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
@@ -459,7 +459,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
 	for n, i := range v.failed {
-		// The slow lane would send the event without checking the filters, and a gap as an event without a payload.
+		// Do not move these to the slow lane: it does not check filters, and it would send a gap as an event without a payload.
 		if _, err := v.wants(i); err != nil || t.Events[i].Gap {
 			unwritten = append(unwritten, t.Events[i])
 			continue
@@ -487,8 +487,8 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks has tasks repeat the first attempts of t after a delay. If t was repeated [maxPageRetries] times already, it makes them dead
-// letters and returns none.
+// retryTasks makes the tasks delayed repetitions of t and returns them. If t was repeated [maxPageRetries] times already, it
+// dead-letters the tasks and returns none.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil

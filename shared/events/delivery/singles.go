@@ -107,7 +107,7 @@ func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, 
 	return err == nil
 }
 
-// outcomeOf is the outcome of a task's attempt, as the writes that record it.
+// outcomeOf has the writes that record the outcome of a task's attempt.
 type outcomeOf struct {
 	task  task.Single
 	began time.Time
@@ -182,10 +182,10 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is how often a message fails because its endpoint has no free slot, each time waiting twice as long in the queue
-	// as before. Then the delivery waits in the due table, because a failed message stays in flight, and SQS allows only 120,000 of
-	// those per queue. All these waits together are also shorter than the delay of the due entry, which would otherwise send a second
-	// message.
+	// laterReceives is how often a message may fail because its endpoint has no free slot. Each time, it waits in the queue
+	// twice as long as before. After that, the delivery waits in the due table, because a failed message stays in flight, and
+	// SQS allows only 120,000 such messages per queue. With 5 receives, all these waits together are shorter than the delay of
+	// the due entry, which would otherwise send a second message.
 	laterReceives = 5
 	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message
 	// is received so often only if the store fails for about an hour, or if each attempt ends the process. In the second case the
@@ -200,11 +200,11 @@ const (
 	// hundred messages for one endpoint that hangs. If they were all written together, the writes of pages would have to wait for
 	// them.
 	maxWaitWrites = 4
-	// manyWaits is how often a delivery must have waited in the due table before it can be given up. It must then also be older than
-	// its schedule.
+	// manyWaits is how often a delivery must have waited in the due table before it can be given up. It must also be older than
+	// the total time of its schedule.
 	manyWaits = 6
-	// maxJudged is how often an attempt may read the delivery's subscription. It reads the subscription again if that may have ended
-	// since.
+	// maxJudged limits how often attemptSingle reads and judges a delivery's subscription. It does so again if the subscription
+	// may have ended since it was read.
 	maxJudged = 3
 )
 
@@ -333,7 +333,8 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// If the client has subscribed again, it would take a termination notice to be about the new subscription.
+	// Send a termination notice only if the subscription is still gone. If the client has subscribed again, it would take the
+	// notice to be about the new subscription.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {
 		send, later, err = d.manager.PrepareGap(ctx, del, record)

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit is one subscriber's part of a page. It makes the first attempts of the page's events concurrently, as far as the endpoint
-// has slots.
+// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the
+// endpoint has slots.
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -143,8 +143,8 @@ const (
 	ended               // there is nothing to do for it and the events after it
 )
 
-// sendEvents starts the attempts and returns when they have ended. Some results, e.g. left, also apply to all later events. They
-// are then recorded for each of these.
+// sendEvents starts the attempts and returns when they have ended. Some results, e.g. left, also apply to all later events.
+// sendEvents then records the same result for each later event.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -297,8 +297,9 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// If the subscriber was read longer ago than this, it is read again before an attempt, so that [Dispatcher.mayStart] permits the
-// attempt, and so that pausing a subscription takes effect within five seconds.
+// Before an attempt, a subscriber is read again if it was read longer ago than stale, or than staleWithGate if there is a
+// [Gate]. Otherwise [Dispatcher.mayStart] might refuse the attempt. This also lets a person's pause of a subscription take
+// effect within five seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second

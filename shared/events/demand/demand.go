@@ -209,7 +209,8 @@ func uriOf(it *store.Item) string {
 	return uri
 }
 
-// await waits until the relay has subscribed. It ignores an error that is in the state before.
+// await waits until the relay has subscribed, or until it records an error. It ignores an error that the state before already
+// had.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {

@@ -45,7 +45,7 @@ type Fanout struct {
 
 func (f *Fanout) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }
 
-// uriBatch holds the events of one batch that have the same URI, in their order.
+// uriBatch holds the events of one batch that have the same URI, in their order. The comments below call it a group.
 type uriBatch struct {
 	workspace, uri string
 	entry          *catalog.Entry
@@ -145,10 +145,10 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 
 // deliver appends the events to the log and then sends page tasks.
 //
-// It looks for subscribers after it has appended, because otherwise a subscription that is made from a cursor meanwhile could miss
-// an event. In this order, either deliver finds the subscription, or the subscription's replay reads the log later and finds the
-// event. The partitions for in-band readers are an exception, because they are written last. So if there are in-band readers,
-// deliver looks for subscribers again.
+// It looks for subscribers after it has appended, because otherwise a subscription that is made from a cursor meanwhile could
+// miss an event. In this order, either deliver finds the subscription, or the subscription's replay reads the log later and
+// finds the event. If streams or polls read a pattern, deliver also appends to the pattern's partitions. A replay reads these,
+// too, so deliver looks for subscribers again after that.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -424,8 +424,9 @@ const recordTime = time.Second
 // patternID identifies a pattern: a URI, parent or wildcard to which clients subscribe. key is as in [match.Pattern].
 type patternID struct{ workspace, key string }
 
-// match finds the patterns in use that each group's events match, and their numbers of subscribers. Its first read gets the shapes
-// in use and the subscribers of the URI itself. It needs a second read only if parents or wildcards are in use or read by streams.
+// match finds the patterns in use that each group's events match, and their numbers of subscribers. Its first read gets the
+// patterns' shapes ([match.Shape]) in use and the subscribers of the URI itself. It needs a second read only if parents or
+// wildcards have subscribers or are read by streams.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads

@@ -21,8 +21,8 @@ import (
 // reader of several of these partitions has read either all copies or none, at any position.
 type exact struct{ log *Log }
 
-// append writes the events and their copies in the pattern partitions in one transaction. It has room for all copies, because no
-// URI has so many patterns in use.
+// append writes the events and their copies in the pattern partitions in one transaction. A transaction has room for about a
+// hundred copies, and no URI has so many patterns in use.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -71,8 +71,9 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 
 // putSegment returns 0, because the store stamps the key at the commit.
 //
-// While the clock is set back, keys are in its future. The segment then stays until its key is as old as the retention, because the clock may
-// be corrected. But it stays for one retention more at most, because the clock may also have been ahead before, for example by a year.
+// After the clock was set back, the store still stamps keys after the old ones, so they are in the clock's future. The segment
+// then stays until its key is as old as the retention, because the clock may be corrected. But it stays for one retention more
+// at most, because the clock may also have been ahead before, for example by a year.
 func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
 	if err != nil {
@@ -225,23 +226,23 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 	}
 }
 
-// mayUse reports whether a copy of an event may have the stamp that the event has in the partition of its URI. It may not if the stamp is
-// old, because a reader may already have passed it. It may not if the stamp is far in the future either, because readers would read the
-// entry again and again.
+// mayUse reports whether a copy of an event may have the stamp that the event has in the partition of its URI. An old stamp is
+// not allowed, because a reader may already have passed it. A stamp far in the future is not allowed either, because readers
+// would read the entry again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them
-// to their own partition, or empty. Only a log with stamped keys needs it, because otherwise [Log.Append] writes the copies.
+// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them to their
+// own partition, or empty. Only a log with stamped keys needs it, because otherwise [Log.Append] writes the copies.
 //
-// The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the
-// events of a URI in the same order, even if the clocks of two writers differ.
+// The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the events
+// of a URI in the same order, even if the clocks of two writers differ.
 //
 // The events that go to the same partition share a segment, and the partitions are written concurrently. So a batch of many
-// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than its
-// function may run, and as each attempt starts from the beginning, the URI would never get past it.
+// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than a Lambda
+// function may run. The next try would begin with the same events, so fanout would never finish the batch.
 func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {

@@ -153,7 +153,8 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	return max(at, floor), true
 }
 
-// endBefore returns the end of the log. If writers stamp keys, it returns a time that is earlier than now by the given duration.
+// endBefore returns the position at the end of the log. If writers stamp keys, positions are times, and it returns the time
+// that is lag before now.
 func (l *Log) endBefore(lag time.Duration) int64 {
 	if l.TotalOrder() {
 		return l.DB.End()
@@ -196,8 +197,9 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. The end of a quiet log does not grow with
-// the clock, and without that time, the cursor would seem too old. The result is 0 if positions are times themselves.
+// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. While no events are
+// published, the end of the log does not move. Without Given, a cursor at this end would therefore seem to become too old. The
+// result is 0 if positions are times themselves.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -279,7 +281,7 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock counts a skewed clock if this process's clock has not reached a time that another process has already stamped.
+// CheckClock increments [Log.Skewed] if this process's clock is far behind a time that another process has already stamped.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -356,8 +358,8 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the first position from which a cursor finds all events of the pattern. It is before Since, because a client that
-// got its cursor at Since has a position up to a window earlier.
+// FirstPosition returns the first position from which a cursor finds all events of the pattern. It is before Since, because a
+// client that gets its cursor at this moment may get a position that is up to [Window] earlier.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -392,8 +394,8 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
 			}
-			// Each renewal changes the version, so that one of two concurrent renewals fails and tries again. That moves the
-			// beginning by a microsecond, which does not matter.
+			// Increment the version with each renewal, so that one of two concurrent renewals fails and tries again. The
+			// version is Since, which moves by only a microsecond.
 			item.Version = had.Since + 1
 		}
 		err = l.DB.Write(ctx, store.Put(item, cond))

@@ -436,8 +436,8 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of the two texts. It reuses hashers, because a stream needs a hash for each message, and creating the
-// hasher is most of the work.
+// sum returns the keyed hash of begin followed by rest. It reuses hashers, because a stream needs a hash for each message, and
+// creating the hasher is most of the work.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {

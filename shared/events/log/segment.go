@@ -254,7 +254,7 @@ type Appended struct {
 	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
 }
 
-// logEnd describes the end of a partition for a batch of events to append.
+// logEnd describes the end of a partition to which a batch of events is being appended.
 type logEnd struct {
 	key      int64         // of the last entry, or the time of the last append; 0 for an empty partition
 	position int64         // before all events of the batch
@@ -271,7 +271,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, 
 	return l.appendAfter(ctx, p, workspace, uri, end)
 }
 
-// readEnd reads the last segment of a partition.
+// readEnd reads the last segment of a partition, and finds out which events of the batch it already has.
 func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []event.Event) (end logEnd, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
@@ -302,9 +302,10 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// isRepeatable is called when a batch arrives again. It reports whether the events in the segment with the last key end need not be written
-// again, because no reader can have passed them. If writers stamp keys, that holds only for a recent segment. The writer of an older one may
-// have died during a slow append, before it could write the segment again with a new key.
+// isRepeatable is called when a batch arrives again, and the last segment (with the key end) already has some of its events. It
+// reports whether these events can stay there. If writers stamp keys, that holds only for a recent segment. An older one may
+// have been committed so late that readers had already passed its key, and its writer may have died before it could write the
+// segment again with a new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }

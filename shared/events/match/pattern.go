@@ -34,7 +34,8 @@ const (
 	Concrete Kind = "concrete"
 	// Wildcard is a template in which some variables are open, i.e. match any value.
 	Wildcard Kind = "wildcard"
-	// Parent is a proper prefix of event URIs that ends at a segment border. It matches the URIs below it.
+	// Parent is a proper prefix of event URIs that ends at a segment border, e.g. event://github/acme. It matches the URIs
+	// below it.
 	Parent Kind = "parent"
 )
 

@@ -268,7 +268,7 @@ func (r *faultList) parseBinary(h http.Header, body []byte, in *Input) {
 	r.addCloudEvent(ce, in, len(body) > 0)
 }
 
-// decodeHeader does what [headerText] does, and returns "" if that fails.
+// decodeHeader is like [headerText], but returns "" for a malformed header.
 func decodeHeader(s string) string {
 	s, _ = headerText(s)
 	return s

@@ -63,10 +63,10 @@ func (m *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which all entries of the source were read. The caller passes a position, end, that the
-// log has already reached. If the feed has read the partition's last write, there is no other entry up to end, so readTo
-// returns end. It also stores end in s.past. Otherwise, after the next write, the feed would not know anymore that the partition has no
-// entry up to end, because the store tells it only the position of the last write.
+// readTo returns the position up to which all entries of the source were read. end is a position that the log has already
+// reached. If the feed has read the partition's last write, the partition has no further entry up to end. Then readTo returns
+// end, and stores it in s.past. If it did not, the position would fall back after the next write, because the store tells the
+// feed only the position of the last write.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -74,8 +74,9 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging empties the inbox before the feed reads a page of the past. That page or a later one will contain every batch
-// that the inbox has dropped so far, so addPast only has to check for batches that were dropped since.
+// findLagging returns the source that is furthest behind, unless the next entry to return comes before all entries that this
+// source has yet to read. It empties the inbox before the feed reads a page of the source's past. That page or a later one
+// contains every batch that the inbox has dropped so far, so addPast only has to check for batches that were dropped since.
 func (m *exactMerge) findLagging() *source {
 	first, behind := m.first(), m.at.furthestBehind()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
@@ -107,7 +108,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 	s.past = max(s.past, upTo)
 }
 
-// countReturned removes a returned entry from m.ahead or m.old.
+// countReturned subtracts a returned entry from the counter m.ahead or m.old.
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
 		m.ahead = m.ahead.minus(load{1, sizeOf(q.entry)})
@@ -221,8 +222,8 @@ func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp boo
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after this position may still be committed. The tail reads them, but the feed returns them only
-		// after the past, which may take long if the client reads slowly. Until then the floor must not pass this position.
+		// Entries with keys after settled may still be committed. The tail reads them, but the feed returns them only after the
+		// past, which may take long if the client reads slowly. Until then the floor must not pass settled.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -306,7 +307,8 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// A client may resume with another pattern, and must then find all events of that pattern that are published from now on.
+	// Unless the client will resume with the same pattern, do not go beyond the end of the log. With another pattern, it must
+	// find all events of that pattern that are published from now on.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}

@@ -233,7 +233,7 @@ func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	})
 }
 
-// end ends, with the error err, those feeds of the tail for whose renewal matches returns true.
+// end ends the feeds of the tail for whose renewals matches returns true. They get the error err.
 func (t *tail) end(err error, matches func(renewal) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -484,7 +484,7 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests caches the stored records of which patterns clients read, so that not every poll reads them from the store.
+	// interests caches which patterns clients read according to the store, so that not every poll reads these records.
 	interests bounded.Map[string, eventlog.Interest]
 }
 

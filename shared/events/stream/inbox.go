@@ -141,8 +141,9 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken tells the inbox the load of the live entries that the merge has taken, whether sources still read their past, and
-// whether the merge still has entries of the past.
+// setTaken tells the inbox which entries the merge holds: taken is the load of the entries from tails, and hasPast reports
+// whether there are entries of the past. readsPast reports whether sources still read their past. The inbox needs this to know
+// whether the feed is catching up, and how many entries wait in total.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -157,7 +158,8 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold sets whether every batch wakes the reader, even one without entries.
+// hold sets whether every batch wakes the reader, even one without entries. That is needed while an entry waits until the other
+// sources have been read up to its key.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

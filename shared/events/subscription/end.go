@@ -334,10 +334,10 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 }
 
 // SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch
-// stays for [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with
-// the same parameters. SweepSwitches also removes the notes about origins that are healthy again. It runs in the first minute
-// of each hour, because reading all switches every minute would cost too much. If a run is missed, the run of the next hour
-// removes the switches.
+// stays for [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the
+// same parameters. SweepSwitches also removes operators' notes ([switches.Note]) about failing origins that are healthy again.
+// It runs in the first minute of each hour, because reading all switches every minute would cost too much. If a run is missed,
+// the run of the next hour removes the switches.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil

@@ -245,7 +245,7 @@ var errContested = fault.New(fault.Unavailable, "the subscription is being chang
 const (
 	// resealPage is how many subscriptions one call of [Store.Reseal] visits.
 	resealPage = 200
-	// resealConcurrency is how many of them it visits concurrently.
+	// resealConcurrency is how many subscriptions one call of [Store.Reseal] works on concurrently.
 	resealConcurrency = 16
 )
 
@@ -323,27 +323,27 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 
 // Two kinds of items tell fanout where to look for subscribers, so that it never scans:
 //
-//	shapes  one per event type, and one for parents: how many subscriptions use
-//	        each shape ("w_" counts), and until when a stream or poll reads it ("i_" times)
+//	shapes  one per event type, and one for parents: how many subscriptions use each
+//	        shape of pattern ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
 // [Store] raises the counts before it writes a subscription, and lowers them after it has removed it. After a crash they may therefore be
 // too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count has reached
 // zero, so that unused patterns leave no items.
 
-// ShapesKey returns the key of the shapes item of a scope ([match.Shape]).
+// ShapesKey returns the key of the shapes item for a scope, which is an event type or all parents (see [match.Shape]).
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
 
-// HeaderKey returns the key of a pattern's header item.
+// HeaderKey returns the key of a pattern's header item, which counts the pattern's subscribers. key is [match.Pattern.Key].
 func HeaderKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
 }
 
 const headerCount = "n"
 
-// HeaderCount returns the number of subscribers that a header counts. The header may be nil.
+// HeaderCount returns the number of subscribers in a pattern's header item, or 0 if header is nil.
 func HeaderCount(header *store.Item) int {
 	if header == nil {
 		return 0
@@ -397,7 +397,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// If another subscription has raised the header in the meantime, this write conflicts, and the header does not expire.
+		// If another subscription has raised the header's count from 0 in the meantime, this write conflicts, and the header
+		// does not expire.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerLasts)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -435,8 +436,8 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long a header stays after its count has reached zero. headerStays is the expiry of all other headers. It
-// means never: an addition that sets no expiry would leave the expiry of an empty header in place.
+// headerLasts is how long a header stays after its count has reached zero. headerStays is the expiry of all other headers, and
+// means never. Each increment of a count sets it, because otherwise a header that was empty before would keep its old expiry.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -452,9 +453,9 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [Interested] does for streams and
-// polls. The record lasts until one retention after the subscription's expiry, because a client can resume from the cursors in deliveries and
-// gap notices. Without an expiry the record never ends.
+// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [Interested] does
+// for streams and polls. The record lasts until the subscription's expiry plus the log's retention, because a client can resume
+// from the cursors in deliveries and gap notices. Without an expiry the record never ends.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
@@ -484,6 +485,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Also wait if the interest was recorded before, because another reader may have written it only a moment ago.
+	// Wait until the events that are being stored are in the log. Do this even if the interest was recorded before, because
+	// another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }

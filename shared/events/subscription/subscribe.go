@@ -34,7 +34,8 @@ type SubscribeRequest struct {
 	// MaxAge is the greatest age of replayed events; 0 means no limit.
 	MaxAge time.Duration
 	TTL    TTL
-	// Plain is set if the client accepts no control envelopes except the challenge.
+	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// challenge.
 	Plain bool
 	// Profile is the profile of the MCP Events extension that deliveries follow.
 	Profile spec.Profile
@@ -157,8 +158,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// After a move to another pattern, pages that are queued or paused under the old one skip the subscription. So tell the client that
-		// it may have missed events.
+		// If the subscription moved to another pattern, page tasks that are queued or paused for the old pattern skip it. So
+		// tell the client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -175,7 +176,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	return out, err
 }
 
-// checkRequest checks a request without reading the store. It returns the selected events and the key of the secret.
+// checkRequest checks a request without reading the store. It returns the pattern and filters of the selected events, and the
+// signing key that the secret contains.
 func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r SubscribeRequest) (selection match.Selection, key []byte, err error) {
 	entry := cat.ByName(r.Name)
 	if entry == nil {

@@ -94,18 +94,19 @@ func decodeSubscriber(text []byte) (Subscriber, error) {
 	return s, nil
 }
 
-// maxDecoded is the longest cached text. An ordinary item is ten times shorter.
+// maxDecoded is the largest item that is cached, in bytes of JSON. An ordinary item is ten times smaller.
 const maxDecoded = 8 << 10
 
-// When the catalog changes, the recheck must find the affected subscriptions without a scan. It uses four kinds of items, which are written
-// before the subscription, so that even after a crash no subscription lacks them:
+// When the catalog changes, a recheck ends the subscriptions that the new catalog does not allow. To find them without a scan,
+// it uses four kinds of items, which are written before the subscription, so that even after a crash no subscription lacks
+// them:
 //
 //	k#  the subscriptions of a workspace by scope (see [match.Shape]), i.e. by event type, with their owners
 //	w#  the workspaces that have or had subscriptions
 //	a#  the catalog against which a workspace's subscriptions were last rechecked
 //	c#  the contracts of event types, i.e. the terms on which subscribers rely, by their hash
 //
-// An entry may name a subscription that does not exist.
+// After a crash, a k# item may name a subscription that does not exist.
 
 func listKey(workspace, scope, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
@@ -127,8 +128,8 @@ func (s *Subscription) listKeys() []store.Key {
 	return keys
 }
 
-// addEntries writes the subscription's index entries, and the other items that a recheck needs. The version of an entry is the
-// subscription's creation time, so that a late removal of an earlier subscription with the same id does not delete it.
+// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is
+// the subscription's creation time, so that a late removal of an earlier subscription with the same id does not delete it.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
@@ -256,7 +257,8 @@ type RecheckState struct {
 	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.HashTerms].
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog that was first seen at Since.
+	// Seen is the fingerprint of a newer catalog, against which the subscriptions must be rechecked. Since is when a process
+	// first saw it.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.

@@ -120,7 +120,8 @@ type Subscription struct {
 	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain is set if the client accepts no control envelopes except the challenge.
+	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// challenge.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
 	Profile spec.Profile `json:"pf,omitempty"`
@@ -182,7 +183,7 @@ const (
 	idPrefix      = "sub_"
 )
 
-// URI returns the URI of a subscription as an MCP resource, e.g. "subscription://sub_0123…".
+// URI returns the URI under which MCP clients read a subscription as a resource, e.g. "subscription://sub_0123…".
 func URI(id string) string { return uriPrefix + id }
 
 // ParseURI returns the id in a subscription URI.
@@ -199,8 +200,8 @@ func validID(id string) bool {
 	return strings.Trim(hexes, "0123456789abcdef") == ""
 }
 
-// Range selects subscribers of a pattern by the hexadecimal digits of their ids. From is inclusive, and To is exclusive; an empty To means
-// no upper end.
+// Range selects the subscribers of a pattern whose ids, without "sub_", sort after From and before To; an empty To means no
+// upper end. The bounds are often prefixes: {"40", "80"} selects the ids that begin with the digits 40 to 7f.
 type Range struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
@@ -241,7 +242,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscriberItems returns the subscription's items, one for each of s.Patterns and in that order.
+// subscriberItems returns the items that hold the [Subscriber], one for each of s.Patterns and in that order.
 func (s *Subscription) subscriberItems() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
@@ -276,7 +277,8 @@ func (s *Subscription) Subscriber() Subscriber {
 // Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// advancedCursor returns the subscription's cursor, moved forward as far as all deliveries are known to be finished.
+// advancedCursor returns the subscription's cursor, moved forward to the position up to which all deliveries are known to be
+// finished.
 func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) string {
 	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
@@ -315,9 +317,9 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false
-// if the log did not keep the events of one of the patterns for all of the time since the cursor. In that case an event that
-// the log does not have may still be on its way to the subscriber.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if
+// the log did not keep the events of one of the patterns for all of the time since the cursor. In that case, an event that is
+// missing from the log may still be waiting in a queue for the subscriber.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {

@@ -30,8 +30,8 @@ func resumedKey(workspace string, n Name) store.Key {
 // round is the time over which one run of Requeue spreads the messages.
 const round = time.Minute
 
-// claimedFor limits how long a worker may take for one run of one switch. If the worker dies, another one continues
-// after this time.
+// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another one
+// continues after this time.
 const claimedFor = 2 * time.Minute
 
 // Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
@@ -107,7 +107,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues as many messages of a switch as fit into one run.
+// requeueAll requeues the messages of a switch, up to the 6,000 that one run may send ([RequeueRate] times [round]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(round/time.Second)
 	for shard := range shards {
@@ -187,8 +187,8 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 // isRefused reports whether an error means that a queue will never accept the message.
 func isRefused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
 
-// Note is an operator's note about an origin with failing endpoints, e.g. "the owner has been told". It does not pause deliveries. Notes
-// are stored next to the switches, because the same functions may read and write both.
+// Note is an operator's note about an origin with failing endpoints, e.g. "the owner has been told". It does not pause
+// deliveries. Notes are stored next to the switches, because the same Lambda functions need permission to read and write both.
 type Note struct {
 	Origin string    `json:"origin"`
 	Text   string    `json:"text"`

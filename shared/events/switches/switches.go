@@ -34,7 +34,7 @@ import (
 )
 
 const (
-	// MaxAge limits how old the switches may be that a process has in memory.
+	// MaxAge is the maximum age of the switches that a process has cached in memory.
 	MaxAge = 4 * time.Second
 	// recheck is the age at which a process reads the switches from the store again.
 	recheck = 2 * time.Second
@@ -115,7 +115,7 @@ type Switch struct {
 // StatePaused is the state of every switch that exists.
 const StatePaused = "paused"
 
-// Set accesses the switches. It is safe for concurrent use. Only Requeue needs Queue.
+// Set reads and changes the switches in the store. It is safe for concurrent use. Only Requeue needs Queue.
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
@@ -227,7 +227,8 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
-// Pause pauses a switch, or changes the reason of one that is already paused.
+// Pause stores a switch, which pauses its deliveries. If the switch exists already, Pause replaces it, for example to change
+// the reason.
 func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	err := s.DB.Write(ctx, s.PauseOps(workspace, sw)...)
 	s.forget(workspace)
@@ -242,7 +243,8 @@ func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
-// Resume resumes a switch. It returns false if the switch was not paused. [Set.Requeue] then requeues its messages.
+// Resume deletes a switch, so that its deliveries continue. It returns false if the switch did not exist. [Set.Requeue] then
+// requeues the messages that waited for it.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -280,7 +282,7 @@ func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin strin
 	return "", nil
 }
 
-// namesOf returns the cached names of a workspace's switches, which the [refresh.Value] reads again when they are too old.
+// namesOf returns the cache of the names of a workspace's switches. The [refresh.Value] reads them again when they are too old.
 func (s *Set) namesOf(workspace string) *refresh.Value[map[Name]bool] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,7 +362,8 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Waiting counts the messages that wait for a switch. A message is one delivery, or one event for up to 25 subscribers.
+// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which can stand for several
+// events and many subscribers.
 type Waiting struct {
 	Messages int `json:"messages"`
 	// More is true if there are too many messages to count all of them.

@@ -25,9 +25,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Guard decides where webhooks may be sent. It checks twice. [Guard.checkURL] runs early, to tell subscribers what is
-// wrong with their URL, and again before every request. [Guard.dialContext] checks each address after DNS resolution,
-// just before connecting, so that changing a name's address does not get around the check.
+// Guard decides where webhooks may be sent. It checks twice. [Guard.checkURL] checks the URL, first to tell subscribers what is
+// wrong with it, and again when a process first sends a request to that URL. [Guard.dialContext] checks each address after DNS
+// resolution, just before connecting, so that changing a name's address does not get around the check.
 //
 // The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must
 // not be changed while in use.
@@ -173,7 +173,7 @@ func (g *Guard) portNames() string {
 // ICANN's reservation of internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost returns a description of the problem with a lower-case host, or "".
+// checkHost returns a description of the problem with a lower-case host, or "" if the host is allowed.
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -424,8 +424,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count the connection's running exchanges. begin adds answerQuota to the quota. end removes what the exchange
-// did not use.
+// begin and end count the connection's running exchanges. begin adds answerQuota to the quota. end takes back the part of it
+// that the exchange did not use.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
@@ -436,8 +436,8 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks which connection an exchange uses and whether it has reached the endpoint, because net/http's transport reveals only
-// errors.
+// exchange tracks which connection an exchange uses and whether it has reached the endpoint. The errors of net/http's transport
+// do not tell that.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
@@ -529,7 +529,7 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.free }
 
-// limitDial wraps a dial function so that it waits for a free connection in s.conns.
+// limitDial wraps a dial function so that it first waits until s.conns allows another open connection.
 func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values

@@ -96,7 +96,7 @@ type Sender struct {
 
 // Request is one attempt of a delivery.
 type Request struct {
-	// URL is the target. The guard checks it at every attempt.
+	// URL is the target. The guard checks the URL, and the address of each new connection to it.
 	URL string
 	// ID is the webhook-id, which is the same in all attempts. It is the event's id, or in the final profile a hash of subscription and event.
 	ID string
@@ -196,8 +196,8 @@ func (s *Sender) Check(target string) error {
 	return err
 }
 
-// Send makes one attempt. It does not follow redirects or use a proxy from the environment, reads at most 16 KiB of
-// the response, and returns within the timeout regardless of the endpoint's behavior.
+// Send makes one attempt. It does not follow redirects or use a proxy from the environment, reads at most 16 KiB of the
+// response body, and returns within the timeout regardless of the endpoint's behavior.
 //
 // Send repeats the request once, on another connection, in two cases: the endpoint closed a kept connection just as
 // the request was sent, or the sender closed a connection as idle just as the response arrived. The endpoint may then
@@ -351,7 +351,8 @@ func (s *Sender) newHeader(r *Request) http.Header {
 	return h
 }
 
-// parseTarget returns the parsed URL of a checked target. The result is shared between calls and must not be changed.
+// parseTarget checks a target and returns its URL, or takes the URL from a cache if the target was checked before. The result
+// is shared between calls and must not be changed.
 func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
@@ -439,8 +440,8 @@ var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
 // errnoOfMachine returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
 func errnoOfMachine(err error) syscall.Errno {
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		// A DNSError keeps only the text of a socket error. And a resolver that could not open its own configuration reports an unknown
-		// name. So test whether the process can still open a file.
+		// A DNSError keeps only the text of a socket error, so compare the text. A resolver that could not open its own
+		// configuration reports an unknown name. So also test whether the process can still open a file.
 		for _, errno := range exhausted {
 			if strings.HasSuffix(d.Err, errno.Error()) {
 				return errno

@@ -337,7 +337,8 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 		return false
 	}
 	path := target.EscapedPath()
-	// The endpoint may resolve dot segments and encoded slashes. Its path could then lie outside the declared prefix.
+	// Refuse dot segments and encoded slashes. The endpoint may resolve them, and its real path could then lie outside
+	// the declared prefix.
 	if strings.Contains(path, "/.") || strings.Contains(strings.ToLower(path), "%2e") || strings.Contains(strings.ToLower(path), "%2f") {
 		return false
 	}

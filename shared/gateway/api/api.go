@@ -18,10 +18,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Client describes the MCP client that sends a request. Backends receive some of it, and answers are sent to its session.
+// Client describes the MCP client that sends a request. The gateway tells backends a part of this, and sends their answers to
+// the client's session.
 type Client struct {
 	Principal auth.Principal
-	// Session is the key of the client's session. It is empty in 2026-07-28, which has no sessions.
+	// Session identifies the client's session. It is empty in revision 2026-07-28, which has no sessions.
 	Session string
 	Version spec.Version
 	// Capabilities and Info are the JSON that the client sent.
@@ -35,11 +36,13 @@ type Client struct {
 // Capabilities describes what a backend, or all backends of a principal together, can do.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// These are true if the backend notifies clients when its lists or resources change.
+	// The first three are true if the backend notifies clients when the list changes, and Subscribe if clients can subscribe to
+	// updates of single resources.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// Events is true if the backend has event types, and EventsChanged if it notifies clients when they change.
 	Events, EventsChanged bool
-	// These are true if the backend wants to receive such messages of conversations.
+	// UserMessages is true if the backend wants the messages that users write to an assistant, and AssistantResponses if it
+	// wants the assistant's responses.
 	UserMessages, AssistantResponses bool
 	// Tasks is true if the backend declares the tasks extension, which exists since 2026-07-28.
 	Tasks bool
@@ -48,7 +51,7 @@ type Capabilities struct {
 	Extensions map[string]json.RawMessage
 }
 
-// Notifies reports whether the backend notifies of any change.
+// Notifies reports whether the backend sends notifications about changes of any kind.
 func (c Capabilities) Notifies() bool {
 	return c.ToolsChanged || c.PromptsChanged || c.ResourcesChanged || c.Subscribe || c.EventsChanged
 }
@@ -70,7 +73,8 @@ func (c Capabilities) Has(kind Kind) bool {
 type Call struct {
 	Client
 	Kind Kind
-	// Name is the name or URI of the tool, prompt or resource as the client knows it. Member is its key in Params, e.g. "name" or "uri".
+	// Name is the name or URI of the tool, prompt or resource as the client knows it, i.e. with the backend's prefix. Member is
+	// its key in Params, e.g. "name" or "uri".
 	Name, Member string
 	Method       string
 	ID, Params   json.RawMessage
@@ -79,11 +83,11 @@ type Call struct {
 	// ResponseOnly is set if the client does not accept an event stream. A backend then cannot ask the client anything within
 	// the call and immediately gets an error if it tries.
 	ResponseOnly bool
-	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
-	// disconnected.
+	// Send sends a message to the client. response is true for the last message, which is the response. Send returns an error
+	// if the client has disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, is called as soon as the client has got the backend's response or question. The client need not wait
-	// for the work that follows: the gateway closes and records the call, and cancels it at a backend that asked a question.
+	// Answered, if set, is called as soon as the client has the backend's response or question. The client then need not wait
+	// until the gateway has recorded the call and, after a question, has canceled it at the backend.
 	Answered func()
 }
 
@@ -94,7 +98,7 @@ type Task struct {
 	Params json.RawMessage
 }
 
-// Place identifies a backend, because two workspaces may have backends of the same name.
+// Place identifies a backend by its workspace and name, because two workspaces may have backends with the same name.
 type Place struct{ Workspace, Backend string }
 
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
@@ -108,28 +112,29 @@ type Subscription struct {
 	// Principal is the owner of the session or stream. The subscription counts against this principal's quota. The relay subscribes for one
 	// principal after the other, so that a principal with many subscriptions does not delay the others.
 	Principal string
-	// Holder is the session or stream. Until is when the subscription expires.
+	// Holder identifies the session or stream. Until is when the subscription expires.
 	Holder string
 	Until  time.Time
 }
 
-// Covers reports whether a subscription to a resource includes the updates of another one: of itself, and of the resources below
-// it. For example, file:///dir covers file:///dir/a.txt and x://1 covers x://1?page=2.
+// Covers reports whether a subscriber of one resource also receives the updates of the resource uri: of the same resource, or
+// of one below it. For example, file:///dir covers file:///dir/a.txt and x://1 covers x://1?page=2.
 //
-// According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to". Only the
-// server knows its sub-resources, but a URI below another one is the case that every scheme with paths has.
+// According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to".
+// Only the server knows its sub-resources, so Covers assumes that they are the resources whose URIs are below the subscribed
+// one.
 func Covers(subscribed, uri string) bool {
 	rest, ok := strings.CutPrefix(uri, subscribed)
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))
 }
 
-// Notice is a notification from a backend. The relay writes it to the log, from which all streams read it.
+// Notice is a notification from a backend. The relay writes it to the event log, from which all streams read it.
 type Notice struct {
 	Method string          `json:"m"`
 	Params json.RawMessage `json:"p,omitempty"`
 }
 
-// ReadNotice reads an encoded [Notice], faster than encoding/json because each stream reads it.
+// ReadNotice decodes a [Notice]. It does not use encoding/json, which is slower, because each stream decodes each notice.
 func ReadNotice(encoded []byte) Notice {
 	method, _ := jsonrpc.String(jsonrpc.Member(encoded, "m"))
 	return Notice{method, jsonrpc.Member(encoded, "p")}
@@ -137,8 +142,8 @@ func ReadNotice(encoded []byte) Notice {
 
 // Reasons why a backend did not accept a message of a conversation.
 var (
-	// ErrIncapable means that the backend did not declare that it wants such messages.
+	// ErrIncapable means that the backend did not declare that it wants messages of conversations.
 	ErrIncapable = errors.New("gateway: the backend does not ask for messages of conversations")
-	// ErrRefused means that the backend answered with an error.
+	// ErrRefused means that the backend answered the message with an error.
 	ErrRefused = errors.New("gateway: the backend refused a message of a conversation")
 )

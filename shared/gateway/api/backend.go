@@ -27,14 +27,16 @@ type Backend struct {
 	Workspace string
 	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
 	Scopes []string
-	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's own names,
-	// without the prefix. The rules for resources also apply to resource templates such as file:///{path}, as texts.
+	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's
+	// own names, without the prefix. The rules for resources are also matched against the text of resource templates, such as
+	// file:///{path}.
 	Tools, Prompts, Resources rules.Rules
 	// Extensions says which of the backend's extensions callers may use, by identifier.
 	Extensions rules.Rules
 	// ProtocolVersion is a revision of MCP, or [AutoVersion].
 	ProtocolVersion string
-	// Headers are sent with each request. With ForwardToken, a caller's requests never carry a configured Authorization header.
+	// Headers are sent with each request. If the backend acts for callers (see [Backend.ActsForCallers]), requests of a caller
+	// never carry a configured Authorization header.
 	Headers map[string]secret.Value
 	// OAuth gets tokens with the client credentials grant. It may be nil.
 	OAuth *OAuth
@@ -42,8 +44,9 @@ type Backend struct {
 	// default, because the backend can then act as the caller. If the configuration has no OAuth and no Authorization header, the
 	// gateway also requests the backend's lists with the caller's token.
 	ForwardToken bool
-	// Exchange exchanges the caller's token for another one, and sends that with calls. It may be nil. Requests outside of calls carry the
-	// same credentials as with ForwardToken.
+	// Exchange exchanges the caller's token for another one, and sends that with calls. It may be nil. As with ForwardToken,
+	// the gateway also requests the backend's lists with such a token if the configuration has no OAuth and no Authorization
+	// header.
 	Exchange *Exchange
 }
 
@@ -68,10 +71,11 @@ type Exchange struct {
 	OAuth
 	// Audience and Resource tell the authorization server which backend the token is for. One of them may be empty.
 	Audience, Resource string
-	// SecretInBody sends the client's secret in the body of the request (client_secret_post) instead of a header.
+	// SecretInBody sends the client secret in the request body (client_secret_post) instead of a header (client_secret_basic).
 	SecretInBody bool
-	// ClientKey is a private key with which the client authenticates itself instead of a secret (private_key_jwt), as PEM or JWK. KeyID
-	// is its id at the authorization server, by default the one in the JWK. Issuer identifies the authorization server.
+	// ClientKey is a private key, as PEM or JWK, with which the gateway authenticates itself instead of with a secret
+	// (private_key_jwt). KeyID is its id at the authorization server, by default the one in the JWK. Issuer identifies the
+	// authorization server.
 	ClientKey     secret.Value
 	KeyID, Issuer string
 }
@@ -117,8 +121,8 @@ const (
 // CommandScheme is the scheme of [Command.URL]. The configuration accepts only http and https, so no configured URL has it.
 const CommandScheme = "stdio"
 
-// URL returns the address of a command for the gateway's own use. It changes with each setting of the command, because the gateway must
-// treat a changed command as another server.
+// URL returns the address that the gateway uses internally for a command. It contains a hash of the command's settings, so that
+// the gateway treats a changed command as another server.
 func (c *Command) URL(workspace, name string) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q %q %q %d %s", workspace, name, c.Args, c.Dir, c.MemoryMiB, c.Idle)

@@ -23,7 +23,7 @@ const (
 	Tasks
 	// Extensions has no list. A call of this kind names a method.
 	Extensions
-	// Events has the lists of backends that act for their callers. The relay reads the event types of other backends.
+	// Events has a list only for backends that act for their callers. The relay reads the event types of all other backends.
 	Events
 )
 

@@ -50,13 +50,14 @@ type Backend struct {
 	view    *View // with the operator's credentials
 	callers callers
 
-	// These limit how often a failing backend is logged, because each client's request may find it failing.
+	// These limit how often the log reports that the backend fails. Otherwise each client's request to it could write a line.
 	logCapabilities rate.Sometimes
 	logExchange     rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
 }
 
-// commandTime replaces a shorter AskTimeout for a command, because a package runner such as npx may download the command when it starts.
+// commandTime is the minimum AskTimeout for a backend that is a command, because a package runner such as npx may download the
+// command when it starts.
 const commandTime = 30 * time.Second
 
 func newBackend(o *Options, c api.Backend) *Backend {

@@ -92,7 +92,8 @@ func (b *Backend) dropOAuthToken(h http.Header) {
 	}
 }
 
-// headerOf returns the Authorization header with a token.
+// headerOf returns the Authorization header with a token. It remembers the latest header, and when it changed, for
+// [Backend.dropOAuthToken].
 func (o *oauthTokens) headerOf(t *oauth2.Token) string {
 	header := t.Type() + " " + t.AccessToken
 	o.mu.Lock()
@@ -150,15 +151,16 @@ func (b *Backend) tokenContext() context.Context {
 	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
-// credentials adds the operator's headers and the Authorization header to requests to a backend. With an empty token, a request is the
-// gateway's own, otherwise it is on behalf of the caller with this token.
+// credentials adds the operator's headers and the Authorization header to requests to a backend. The token is that of the
+// caller for whom the request is made. It is empty for the gateway's own requests, and for a caller without a token if bare is
+// set.
 type credentials struct {
 	*Backend
 	token string
 	bare  bool // send no Authorization header
 }
 
-// add implements the Credentials of an [upstream.Client].
+// add adds the headers to h. It is the Credentials function of an [upstream.Client].
 func (c credentials) add(ctx context.Context, h http.Header) error {
 	err := c.addHeaders(ctx, h)
 	switch {

@@ -42,15 +42,17 @@ const (
 	grantExchange = "urn:ietf:params:oauth:grant-type:token-exchange"
 	accessToken   = "urn:ietf:params:oauth:token-type:access_token"
 
-	// maxExchanged limits how many outcomes are cached per backend. maxToken limits the size of a token in bytes.
+	// maxExchanged limits how many outcomes of token exchanges are cached per backend. maxToken limits the size of a token in
+	// bytes.
 	maxExchanged = 1024
 	maxToken     = 16 << 10
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
 	// unstatedLife is how long the gateway uses a token without an expires_in.
 	unstatedLife = time.Minute
-	// After a refusal, an unusable token or a slow answer, the gateway does not ask again for the same caller for refusedFor. If the
-	// authorization server fails in less than failedFor, the gateway asks for no caller for failedFor, because the server is probably down.
+	// If the authorization server refuses a caller, issues an unusable token or takes longer than failedFor, the gateway does
+	// not ask it again for that caller for refusedFor. If the server fails faster, it is probably down, and the gateway does
+	// not ask it for any caller for failedFor.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -65,7 +67,7 @@ type exchanged struct {
 	forAll bool // the error concerns all callers
 }
 
-// exchanges caches the recent outcomes for a backend.
+// exchanges caches the outcomes of a backend's recent token exchanges.
 type exchanges struct {
 	asking singleflight.Group
 	kept   *bounded.Map[subject, exchanged]

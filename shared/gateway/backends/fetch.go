@@ -23,8 +23,8 @@ type ServerInfo struct {
 	session string // the gateway's own session with it, in session-based revisions
 }
 
-// refreshInfo asks the backend for its capabilities, and then ends the session of the previous answer. If another goroutine still uses that
-// session, it gets an error from the backend and calls LoadInfo again.
+// refreshInfo asks the backend for its capabilities, with a new session at a session-based backend, and then ends the previous
+// session. If another goroutine still uses that session, it gets an error from the backend and calls LoadInfo again.
 func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
@@ -185,8 +185,9 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	return e, ""
 }
 
-// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction of text. It
-// checks a member like "Name" too, and each of several members with the same name, because readers differ in which of them they use.
+// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction
+// of text. It ignores the case of member names and checks each of several members with the same name, because clients differ in
+// which of them they read.
 func isPrintable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {

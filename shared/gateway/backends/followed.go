@@ -28,8 +28,8 @@ func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	return out
 }
 
-// isDormant reports whether the backend is a command that does not run and need not be started. A command with events that clients want
-// is kept running between polls.
+// isDormant reports whether the backend is a command that does not run and need not be started. If clients are subscribed to
+// events of the command, isDormant also records that it is in use, so that it keeps running between polls.
 func (b *Backend) isDormant(ctx context.Context) bool {
 	if b.Command == nil || b.options.Commands == nil {
 		return false
@@ -61,8 +61,9 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 	return info.Capabilities, info.Version, nil
 }
 
-// Check returns an error unless the backend responds. At a session-based backend, it sends a ping in the gateway's own session, because a
-// new one for each check would cost the backend more. If that fails, the backend may have restarted, and Check asks it like Ask.
+// Check returns an error unless the backend responds. At a session-based backend, it sends a ping in the gateway's own session,
+// because a new one for each check would cost the backend more. If that fails, the backend may have restarted, and Check calls
+// Ask.
 func (f Followed) Check(ctx context.Context) error {
 	if info, _ := f.view.info.Peek(); info != nil && !info.Version.Stateless() {
 		request := upstream.Request{Version: info.Version, Session: info.session}

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Options configure a [Set]. All are required, except that Source, Metrics and Tracer may be nil.
+// Options configure a [Set]. Source, Commands, EventsWanted, Metrics and Tracer may be nil; everything else is required.
 type Options struct {
 	// Source returns the current backends. The set calls it before each use and does not modify the result. Without a Source, the backends
 	// change only by [Set.Replace].

@@ -106,8 +106,8 @@ func (v *View) doubt(info *ServerInfo) bool {
 	return true
 }
 
-// versionedList is a backend's list of one kind under one list version. After a change of the version, the view makes another one, so that
-// callers do not wait for a fetch that began before the change.
+// versionedList is a backend's list of one kind under one list version. After a change of the version, the view makes another
+// versionedList, so that callers do not wait for a fetch that began before the change.
 type versionedList struct {
 	version string
 	since   time.Time // when the view noticed that the version had changed; zero for the view's first version
@@ -202,7 +202,8 @@ func (v *View) Outdate() {
 	}
 }
 
-// listVersionLife is how long a list version is stored, which is longer than any list is used. When it expires, that counts as a change.
+// listVersionLife is the minimum time for which a list version is stored, so that the version outlives the cached lists. When a
+// version expires, the lists count as changed.
 const listVersionLife = time.Hour
 
 // listVersionKey returns the key of the list version that changes with a notification, given the notification's method.

@@ -16,10 +16,10 @@ import (
 	"sync"
 )
 
-// Scheme is the scheme of the handler's URL. The URL of a configured backend can only have http or https.
+// Scheme is the scheme of [URL]. A configured backend cannot have it, because the configuration accepts only http and https.
 const Scheme = "inprocess"
 
-// URL is the URL for requests to the handler, which sees only the path.
+// URL is the URL at which the gateway reaches the handler. The handler sees only the path, /mcp.
 const URL = Scheme + "://upstream/mcp"
 
 // Transport is an [http.RoundTripper] that calls a handler. It is safe for concurrent use.
@@ -95,7 +95,7 @@ func (t *Transport) Wait(ctx context.Context) error {
 // errAborted is the error for the reader if the handler panicked.
 var errAborted = errors.New("the handler aborted its answer")
 
-// serve runs the handler and ends the answer. As under net/http, the handler may panic.
+// serve runs the handler and ends the answer. A panic of the handler does not end the process, as with net/http.
 func (t *Transport) serve(w *writer, r *http.Request) {
 	defer func() {
 		p := recover()
@@ -175,7 +175,7 @@ func (w *writer) begin(status int, failed error) {
 	})
 }
 
-// end ends the answer. If the handler wrote nothing, the answer is empty.
+// end ends the answer. If the handler wrote nothing, the answer is an empty response with status 200.
 func (w *writer) end(failed error) {
 	w.begin(http.StatusOK, failed)
 	_ = w.pipe.CloseWithError(failed) // io.EOF for nil

@@ -28,7 +28,8 @@ var (
 	errUnknown = fault.New(fault.NotFound, "it has no such event type for the caller")
 )
 
-// receiveAs keeps a principal's subscription until ctx ends.
+// receiveAs receives the events of a URI with the token of the URI's principal until ctx ends. If the subscription fails, it
+// subscribes again, with a new token if the token was refused.
 func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	workspace, log := e.backend.Place().Workspace, e.relay.log(e.backend).With("uri", uri)
 	var refused auth.Token
@@ -100,7 +101,8 @@ func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (er
 	return as.subscribe(ctx, uri, as.modes[own], false)
 }
 
-// fits reports whether an event matches the schema that the backend shows to the caller. If it does not, the schema may have changed.
+// fits reports whether an event matches the schema that the backend shows to the caller. If it does not match, the schema may
+// have changed, so fits reads it again, but at most every 30 seconds ([retryAfter]).
 func (e *receiver) fits(ctx context.Context, uri string, data json.RawMessage) bool {
 	_, own, _, _ := catalog.ParseBackendURI(uri)
 	matches := func() bool { t := e.types[own]; return t != nil && t.ValidatePayload(data) == nil }

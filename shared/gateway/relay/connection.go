@@ -65,7 +65,7 @@ var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, htt
 // errNoStream reports that a backend has no notification stream.
 var errNoStream = errors.New("gateway: the backend has no notification stream")
 
-// keep keeps the connection open for as long as the relay has the lease.
+// keep keeps the connection open for as long as the relay has the lease, and connects again after failures.
 func (c *connection) keep() {
 	if c.backend.OnlyForCallers() { // it notifies the relay of nothing
 		<-c.lease.ctx.Done()
@@ -140,8 +140,8 @@ func (c *connection) connect(ctx context.Context) (state, error) {
 	return comparing, err
 }
 
-// compare takes the lease over from a holder that ends, now that this relay is also listening. Then it compares the lists. The stream
-// reports all later changes.
+// compare takes over the lease from another relay whose time is ending, because this relay is now listening too. Then it
+// compares the lists, to announce changes that no relay has noticed. The stream reports all later changes.
 func (c *connection) compare(ctx context.Context) (state, error) {
 	c.lease.connected.Store(true)
 	if c.lease.follows {
@@ -150,7 +150,8 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
 	}
-	// Only this connection continues the previous one without a gap. If it fails, there is a gap before the next one.
+	// Only this connection continues the other relay's without a gap. If it fails, there is a gap before the next one, so reset
+	// took.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compare(ctx, c.backend, true); err != nil {

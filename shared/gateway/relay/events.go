@@ -31,7 +31,7 @@ import (
 
 // Events connects the relay to the event log, so that clients can subscribe to the events of backends.
 type Events struct {
-	// Intake accepts the events of backends, and has the demand for them.
+	// Intake publishes the events of backends. Its Demand tells which URIs clients want, and has their tokens.
 	intake.Intake
 	// Hooks has the subscriptions at backends that deliver by webhook only. Their events arrive at the publish role.
 	Hooks demand.Hooks
@@ -39,7 +39,7 @@ type Events struct {
 	Configured func(ctx context.Context) ([]api.Backend, error)
 	// Changed is called after the relay has stored changed event types.
 	Changed func(ctx context.Context) error
-	// Agent names the relay to backends as NAME/VERSION.
+	// Agent is the name and version of the relay, e.g. "mcp-events/1.2". Backends see it.
 	Agent string
 }
 
@@ -108,7 +108,8 @@ type receiver struct {
 	limit   *rate.Limiter
 	lines   *rate.Limiter // of streams, see [limitedStream]
 
-	// If the backend acts for its callers, types are the event types that it shows to one of them, by its names, and listed is when.
+	// If the backend acts for its callers, types are the event types that it shows to one of them, by their names at the
+	// backend, and listed is when the relay read them.
 	perCaller bool
 	types     map[string]*catalog.Entry
 	listed    time.Time
@@ -128,8 +129,8 @@ const (
 	maxTypePages = 20
 	maxTypes     = 256 << 10
 	maxListed    = 1 << 20
-	// eventRate and eventBurst limit the events of a backend per second. Each further KiB of a payload counts as one more. The relay reads
-	// the streams no faster, so a backend that sends more has to wait.
+	// eventRate and eventBurst limit the events of a backend per second. Each further KiB of a payload counts as one more
+	// event. The relay reads the streams no faster, so a backend that sends more has to wait.
 	eventRate, eventBurst = 1000, 2000
 )
 
@@ -377,7 +378,8 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 	return prefixes, err
 }
 
-// check reports why an event type cannot be used. As for tools, a name that begins with the prefix of another backend belongs to that one.
+// check returns the catalog's form of an event type, or an error if the relay cannot use the type. As for tools, a name that
+// begins with another backend's prefix belongs to that backend, so this one must not have it.
 func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
 		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {

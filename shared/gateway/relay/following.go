@@ -157,7 +157,7 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// isAnyLeftOut reports whether a client got a list without the backend's entries since the lists were compared.
+// isAnyLeftOut reports whether, since the relay last compared the lists, a client got a list without the backend's entries.
 func (f *following) isAnyLeftOut(ctx context.Context) bool {
 	var keys []store.Key
 	for _, kind := range api.Kinds {
@@ -249,7 +249,7 @@ func (f *following) fail(err error) {
 // the relay dies before that, the next relay that connects finds a difference and announces a change.
 var unsettled = []byte("?")
 
-// markUnsettled stores unsettled for the lists that have changed.
+// markUnsettled stores [unsettled] for the lists that the backend's notification, given its method, reports as changed.
 func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {

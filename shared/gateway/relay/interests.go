@@ -122,7 +122,7 @@ func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	return first
 }
 
-// dropChanges forgets the updates that have not been announced.
+// dropChanges forgets the updates that were still to be announced, because none can have been missed.
 func (i *interests) dropChanges() {
 	for _, of := range i.of {
 		of.changed = false
@@ -152,7 +152,8 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts the requests that make the backend's subscriptions the ones that clients want.
+// pursue starts the subscribe and unsubscribe requests that are needed so that the relay is subscribed at the backend to
+// exactly the resources that clients want.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -192,7 +193,7 @@ func (f *following) change(method, uri string) error {
 	return upstream.ErrAnswer
 }
 
-// recordChange records the outcome of change. Only a lost session ends the connection.
+// recordChange records the outcome of [following.change]. Only a lost session ends the connection.
 func (f *following) recordChange(method, uri string, err error) error {
 	delete(f.interests.asking, uri)
 	switch {

@@ -40,7 +40,8 @@ type lease struct {
 
 	connected atomic.Bool
 
-	// follows is set while another holder still listens. took is set after this relay has taken the lease over from it.
+	// follows is set while another holder still listens. took is set after this relay has taken the lease over from a holder
+	// that was still connected.
 	follows, took bool
 
 	ctx      context.Context // ends with the lease
@@ -123,7 +124,7 @@ func (l *lease) mayFollow(held *store.Item) *holding {
 	return h
 }
 
-// take takes over the lease if this relay does not have it yet. It is called when the relay is connected.
+// take takes over the lease if follows is set. It returns an error if another relay was faster.
 func (l *lease) take(ctx context.Context) error {
 	if !l.follows {
 		return nil

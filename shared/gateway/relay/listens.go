@@ -26,11 +26,11 @@ const (
 	// maxListens is how many further listens there may be before a single one replaces them. An update during the replacement may
 	// arrive twice, but none is lost.
 	maxListens = 8
-	// maxSplit is the limit if the backend refuses that single listen.
+	// maxSplit is the maximum number of further listens if the backend refuses to replace them by a single one.
 	maxSplit = 32
 )
 
-// listens has the listens of a connection in addition to the first one.
+// listens has the open listen requests of a connection, except for the first one.
 type listens struct {
 	further    []*stream
 	opening    bool              // a listen is being opened
@@ -158,7 +158,8 @@ func (f *following) split(uris map[string]bool, err error) {
 	}
 }
 
-// pursueListens opens and closes listens until they cover exactly the wanted resources.
+// pursueListens closes the listens of which no resource is wanted any more, and opens a listen for the wanted resources that no
+// listen has yet.
 func (f *following) pursueListens() {
 	if f.listens.opening {
 		return

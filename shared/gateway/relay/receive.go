@@ -26,8 +26,8 @@ func (r *reception) stop() {
 	<-r.done
 }
 
-// start starts a subscription in the background. With resume, a backend that delivers by webhook sends the events after the stored cursor
-// again.
+// start starts a subscription in the background. If resume is set, a backend that delivers by webhook sends the events after
+// the stored cursor again.
 func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *reception {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reception{cancel: cancel, done: make(chan struct{})}
@@ -134,10 +134,10 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 // configuration, the backend ends it after this time.
 const hookTTL = 24 * time.Hour
 
-// errNoURL is why the relay cannot use an event type without a public URL.
+// errNoURL is the reason why the relay does not use an event type that needs webhooks: the server has no public URL for them.
 var errNoURL = fault.New(fault.Unsupported, "it is delivered by webhook only, and --public-url is not set")
 
-// endpoint returns where the backend sends the events of a URI.
+// endpoint returns the webhook endpoint at this server to which the backend sends the events of a URI.
 func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Cursor) (*client.Endpoint, error) {
 	workspace := e.backend.Place().Workspace
 	to, err := e.Hooks.URL(ctx, workspace, uri)
@@ -158,7 +158,8 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 	}, err
 }
 
-// restartHooks subscribes again where the backend has ended a subscription or given up deliveries, which its webhooks say.
+// restartHooks makes new subscriptions in place of those whose webhooks have reported that the backend ended the subscription
+// or gave up deliveries.
 func (e *receiver) restartHooks(ctx context.Context) error {
 	place := e.backend.Place()
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {

@@ -46,11 +46,12 @@ type Backend interface {
 	Place() api.Place
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
-	// Info returns the capabilities and the revision that the backend told last, and asks the backend only if it has not told them yet.
-	// EventTypes returns the configured prefix and scopes of the backend's event types, and whether the backend acts for its callers.
+	// Info returns the last known capabilities and revision, and asks the backend only if it does not know them yet. EventTypes
+	// returns the configured prefix and scopes of the backend's event types, and whether the backend acts for its callers.
 	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
 	EventTypes() catalog.BackendTypes
-	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor sends requests with a caller's credentials.
+	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor returns a client whose requests carry a
+	// caller's credentials.
 	OnlyForCallers() bool
 	ClientFor(token string) *upstream.Client
 	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. Changed receives when they may
@@ -62,7 +63,8 @@ type Backend interface {
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
-	// ListHashKey returns where the relay stores the hash of a list, or the gateway stores [api.LeftOut].
+	// ListHashKey returns the key under which the relay stores the hash of a list, and under which the gateway stores
+	// [api.LeftOut].
 	ListHashKey(kind api.Kind) store.Key
 	// SetNoStream records until the given time that the backend has no notification stream; the zero time removes the record.
 	SetNoStream(ctx context.Context, until time.Time) error
@@ -78,7 +80,7 @@ type Relay struct {
 	// DB holds the leases, and hashes of the backends' lists, by which the relay notices changes.
 	DB  store.DB
 	Log *slog.Logger
-	// Lease is how long others wait for a holder that has died; 0 means 30 s.
+	// Lease is how long a lease lasts, and so how long other relays wait after its holder has died; 0 means 30 s.
 	Lease time.Duration
 	// Relist is the interval between comparisons of the lists of a backend without notifications; 0 means 1 min.
 	Relist time.Duration

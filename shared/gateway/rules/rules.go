@@ -63,8 +63,9 @@ type Set struct {
 // and the bare form.
 type forms []string
 
-// bareForm is the index of the form without query, fragment and slashes at the end. It is only for Deny and Scopes. For example, a server
-// may read file:///a?x as file:///a, so denying file:///a denies both. But allowing x://list?page=* does not allow x://list.
+// bareForm is the index of the form of a URI without its query, its fragment and the slashes at its end. Only Deny and Scopes
+// use it. For example, a server may read file:///a?x as file:///a, so denying file:///a denies both. But allowing
+// x://list?page=* does not allow x://list.
 const bareForm = 3
 
 type scoped struct {
@@ -94,7 +95,7 @@ func newSet(r Rules, uris bool) Set {
 	return s
 }
 
-// formsOf returns the forms of a name or a glob, or nil if it has no normal form. A glob keeps its query in the bare form.
+// formsOf returns the forms of a name or a glob, or nil if [unify] refuses it. A glob keeps its query in the bare form.
 func (s Set) formsOf(text string, glob bool) forms {
 	if !s.uris {
 		return forms{text}

@@ -42,7 +42,7 @@ type exchange struct {
 	rest []byte // the part of an event that was not read yet
 }
 
-// errTooSlow is the error of a request whose messages arrive faster than they are read.
+// errTooSlow is the error of a request whose messages arrive faster than they are read, so that the queue is full.
 var errTooSlow = errors.New("stdio: the messages of the request are not read fast enough")
 
 // Read implements [io.Reader]. Only one goroutine may read.
@@ -148,8 +148,8 @@ func (p *process) send(ctx context.Context, message []byte) error {
 // maxReplies limits [process.replies].
 const maxReplies = 64
 
-// reply sends one of this package's own messages to the process, without waiting. If the process does not read, reply drops all messages
-// after the first maxReplies. The caller holds the lock.
+// reply sends one of this package's own messages to the process, without waiting. If the process does not read, at most
+// maxReplies messages wait, and reply drops further ones. The caller holds the lock.
 func (p *process) reply(message []byte) {
 	if p.replies >= maxReplies {
 		return

@@ -67,8 +67,8 @@ type process struct {
 	initialized json.RawMessage
 
 	out chan []byte // messages for its standard input
-	// stopping ends when the process begins to end, see [process.endLocked]. killing ends with kill: then a process that is already
-	// stopping ends without waiting for [Transport.Grace].
+	// stopping is canceled when the process begins to end, see [process.endLocked]. Canceling killing makes a process that is
+	// already stopping end without waiting for [Transport.Grace].
 	stopping, killing   context.Context
 	beginStopping, kill context.CancelFunc
 	done                chan struct{}
@@ -296,7 +296,7 @@ func (p *process) endLocked(why string, failed bool) {
 	}
 }
 
-// isEnding reports whether the process ends or has ended.
+// isEnding reports whether the process is ending or has ended.
 func (p *process) isEnding() bool { return p.stopping.Err() != nil }
 
 func (p *process) idleTime() time.Duration {
@@ -347,7 +347,7 @@ func (p *process) checkIdle() {
 	p.idle.Reset(left)
 }
 
-// retire stops the process after its last call.
+// retire stops the process when its running calls have ended, because the configuration no longer has the backend.
 func (p *process) retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -74,7 +74,7 @@ func placeOf(name []byte) place {
 	return nowhere
 }
 
-// hasOwn reports whether a value has members to drop.
+// hasOwn reports whether a value has a member of _meta with our prefix.
 func hasOwn(value json.RawMessage) bool {
 	for element := range jsonrpc.Elements(value) {
 		if hasOwn(element) {
@@ -104,7 +104,7 @@ func hasOwn(value json.RawMessage) bool {
 	return false
 }
 
-// dropOwn returns the value without the members to drop.
+// dropOwn returns the value without the members of _meta that have our prefix.
 func dropOwn(value json.RawMessage) json.RawMessage {
 	switch value[0] {
 	case '[':

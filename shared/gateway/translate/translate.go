@@ -30,7 +30,7 @@ import (
 // Revisions is a call's pair of protocol revisions, between which it is translated.
 type Revisions struct{ Client, Backend spec.Version }
 
-// MultiRound has the methods for which 2026-07-28 allows input_required.
+// MultiRound has the methods whose results may be input_required in 2026-07-28.
 var MultiRound = map[string]bool{spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true}
 
 // requestMeta lists the members of _meta that only 2026-07-28 has.
@@ -38,7 +38,7 @@ var requestMeta = []string{spec.MetaVersion, spec.MetaCapabilities, spec.MetaCli
 
 func isRequestMeta(name string) bool { return slices.Contains(requestMeta, name) }
 
-// WithoutRounds removes the members of params that a client of 2026-07-28 carries between rounds.
+// WithoutRounds removes the members of params with which a client of 2026-07-28 answers an input_required result.
 func WithoutRounds(params json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
@@ -202,7 +202,8 @@ var applied = map[string]bool{
 	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
 }
 
-// collectParameters collects the annotations of an object schema's properties, also of nested ones. path leads to the schema.
+// collectParameters collects the annotations of an object schema's properties, also of nested ones. path has the names of the
+// properties that lead to the schema.
 func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) error {
 	for keyword, value := range jsonrpc.Members(schema) {
 		switch {
@@ -271,7 +272,8 @@ func integer(s string) (*big.Int, bool) {
 	return n, n.CmpAbs(big.NewInt(maxSafe)) <= 0
 }
 
-// Equal reports whether a header has the value that [Parameter.Text] returned.
+// Equal reports whether a header has the value want, which [Parameter.Text] returned. An integer in the header may have any
+// notation, for example 1e3 for 1000.
 func (p Parameter) Equal(header, want string) bool {
 	got, err := spec.DecodeHeader(header)
 	if err != nil {
@@ -304,8 +306,8 @@ func QuestionDigest(params json.RawMessage) string {
 	return Digest(params)
 }
 
-// AppendInput appends a backend's request to the object inputRequests. It removes the progress token, because the gateway reports no
-// progress between rounds, and the elicitationId, which the revision does not have.
+// AppendInput appends a backend's request to the object inputRequests. It removes the progress token, because the gateway
+// reports no progress between rounds, and the elicitationId, which 2026-07-28 does not have.
 func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	if len(b) > 1 {
 		b = append(b, ',')
@@ -321,7 +323,7 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	return append(b, '}')
 }
 
-// Need is a client capability that a request needs, such as "elicitation.url". It is empty for none.
+// Need is a client capability that a request needs, such as "elicitation.url". It is empty if the request needs none.
 type Need string
 
 // FindMissing returns the capability that a request to the client needs but the client has not declared. If no client can declare support

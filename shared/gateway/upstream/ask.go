@@ -52,7 +52,7 @@ type Known struct {
 	Capabilities json.RawMessage // the JSON that the backend sent
 }
 
-// Ask sends a request of the gateway's own, and returns the result. It replaces the body of r.
+// Ask sends a request of the gateway's own, and returns the result. It sets the body and a header of r.
 func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()

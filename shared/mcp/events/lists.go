@@ -336,7 +336,8 @@ type listed struct {
 	pieces [][]byte
 }
 
-// entries are the entries of one list, with their indices by name for cursors.
+// entries are the catalog's entries in one list, with their indices by name. A cursor has the name of an entry, after which the
+// list continues.
 type entries struct {
 	all []listed
 	at  map[string]int
@@ -350,7 +351,7 @@ func (es *entries) add(entry *catalog.Entry, text []byte) {
 	es.all = append(es.all, listed{entry, [][]byte{text}})
 }
 
-// listing is a catalog that was encoded for the lists, once per catalog.
+// listing has the encoded entries of a catalog for the lists. A catalog is encoded only once.
 type listing struct {
 	resources, templates, events entries
 	// open is true if no entry has an access rule, so that all principals see the same lists.

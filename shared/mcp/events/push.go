@@ -30,7 +30,7 @@ const maxBeat = 25 * time.Second
 // recovery is how long a stream waits after a temporary failure before it continues.
 const recovery = time.Second
 
-// push is the framing of an events/stream, which sends the events of one subscription in the notifications of SEP-3415.
+// push is the [streams.Framing] of an events/stream. It sends the events of one subscription in the notifications of SEP-3415.
 type push struct {
 	selected
 	stream  *streams.Stream

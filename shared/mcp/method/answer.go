@@ -59,7 +59,8 @@ func (a *answer) streamAfter(d time.Duration) {
 	}
 }
 
-// sendHeartbeat begins the stream if necessary. It runs again whenever the stream is quiet.
+// sendHeartbeat sends a heartbeat, and begins the stream if necessary. A timer calls it again whenever the stream has been
+// quiet for too long.
 func (a *answer) sendHeartbeat() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -112,7 +113,7 @@ func (a *answer) Stop() {
 	a.close()
 }
 
-// close stops the heartbeats and other messages before the response. The caller holds the lock.
+// close stops the heartbeats, and keeps all other messages except the response from being sent. The caller holds the lock.
 func (a *answer) close() {
 	a.over = true
 	if a.timer != nil {
@@ -268,7 +269,8 @@ func statusOf(message json.RawMessage) int {
 // connection's write deadline forward.
 
 const (
-	// DetachedFor limits a request that continues after its client has disconnected.
+	// DetachedFor limits how long a call in a session may run, unless it is a call to a backend. The call continues even if its
+	// client disconnects.
 	DetachedFor = time.Minute
 	// NoticeFor is how long a notification, a response or the end of a session may run. A client that cancels a call or ends its
 	// session often closes the connection right after it has sent that message.

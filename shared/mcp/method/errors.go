@@ -58,7 +58,7 @@ type meaning struct {
 	events                  string // the name in the MCP Events extension, or empty if that has no name for it
 }
 
-// meanings translates the kinds of faults for all methods.
+// meanings has the error codes for each kind of fault.
 var meanings = map[fault.Kind]meaning{
 	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
 	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
@@ -161,7 +161,7 @@ func NotFound(uri string) error {
 	return fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": Clip(uri)})
 }
 
-// Clip shortens a text of the client to 256 bytes so that an error can repeat it.
+// Clip shortens a text from a client to 256 bytes and appends "…", so that an error can repeat the text.
 func Clip(s string) string {
 	const most = 256
 	if len(s) <= most {

@@ -186,7 +186,8 @@ func (c *Call) RequiredString(name string) (string, error) {
 	return value, nil
 }
 
-// maxDeclaration is the maximum size in bytes of a client's declaration. Larger declarations are ignored.
+// maxDeclaration is the maximum size in bytes of the capabilities or the clientInfo that a client declares. Larger ones are
+// ignored.
 const maxDeclaration = 16 << 10
 
 // CopyDeclaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is
@@ -237,7 +238,7 @@ func (c *Call) Arguments() (json.RawMessage, error) {
 	return raw, nil
 }
 
-// maxMilliseconds is about 285 years, close to the longest [time.Duration].
+// maxMilliseconds is about 285 years. A [time.Duration] can hold at most 292 years.
 const maxMilliseconds = 9e12
 
 // Milliseconds returns an optional member of the params that is a duration in milliseconds. It must be an integer and not
@@ -308,8 +309,8 @@ func (cs Catalogs) CatalogOf(ctx context.Context, p auth.Principal) (*catalog.Ca
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
 
-// With returns the catalog of the principal's workspace. If the cached catalog lacks the named event type, With reads the latest one,
-// because the event type may have been added and its first event published a moment ago.
+// With returns the catalog of the principal's workspace. If the cached catalog lacks the named event type, With reads the
+// latest catalog from the store, because an event may arrive moments after its type was added.
 func (cs Catalogs) With(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
 	cat, err := catalog.Try(ctx, cs.Source, p.Workspace, func(cat *catalog.Catalog) bool { return cat.ByName(name) != nil })
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")

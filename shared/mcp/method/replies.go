@@ -25,8 +25,8 @@ type Replies struct {
 	memory   *quota.Share
 }
 
-// NewReplies returns the Replies of a server. server is the JSON object with its name and version, and metadata is the URL of
-// the protected resource metadata, or empty.
+// NewReplies returns the Replies of a server. server is the JSON object with its name and version, and metadata is the URL
+// of the protected resource metadata (RFC 9728), or empty.
 func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) *Replies {
 	return &Replies{
 		faults: f, catalogs: cs, metadata: metadata, server: append([]byte(`"`+spec.MetaServer+`":`), server...),
@@ -38,7 +38,7 @@ const (
 	// answerBytes limits the total memory, in bytes, of the answers that clients have not read yet. Answers of up to
 	// smallAnswer bytes do not count.
 	answerBytes = 128 << 20
-	// smallAnswer is the size in bytes up to which an answer is not counted and gets no write deadline of its own.
+	// Answers of up to smallAnswer bytes do not count toward answerBytes and get no write deadline of their own.
 	smallAnswer = 16 << 10
 	// answerTime is how long a client may take to read an answer that is larger than smallAnswer.
 	answerTime = time.Minute
@@ -129,9 +129,9 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
-// SendStatus answers a request that failed before or after its method ran, or a message without a method, with an HTTP status instead of
-// 200: 429 for a reached limit, 503 for an error of the server, and 400 for any other error. It does not use 404 or 409 for their kinds of
-// faults, because 404 tells a client that its session has ended.
+// SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and
+// 400 for any other error. It is for requests that failed before or after their method ran, and for notifications and
+// responses. NotFound and Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
 func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage, err error) {
 	status := http.StatusBadRequest
 	_, refused := errors.AsType[*jsonrpc.Error](err)

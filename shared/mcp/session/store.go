@@ -1,8 +1,9 @@
-// Package session stores the clients' sessions with this server, in the revisions that have sessions, so that any instance can serve them.
+// Package session stores the clients' MCP sessions, so that any instance of the server can serve a session. Only the
+// protocol revisions up to 2025-11-25 have sessions.
 //
-// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the session
-// of a request and sends the messages of streams. Only [Store] reads and writes sessions, but package erase deletes the
-// sessions of an erased principal.
+// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the
+// session of a request and sends the messages of streams. Only [Store] reads and writes sessions, but package erase deletes
+// the sessions of an erased principal.
 package session
 
 import (
@@ -32,10 +33,10 @@ import (
 //	"-"       the session itself
 //	"#"       the number of its URIs
 //	"stream"  the newest of its GET streams; the version is 0 once any of its streams has begun
-//	"quiet"   where a stream without an event id has ended; see [Store.RecordQuietEnd]
-//	"open"    in the dialect: the newest stream is open
+//	"quiet"   the cursor at which a stream has ended that sent no event id; see [Store.RecordQuietEnd]
+//	"open"    in the named-event dialect: the newest stream is open
 //	"u#HASH"  one of the URIs that the session is subscribed to
-//	"i#HASH"  in the dialect: a used request id
+//	"i#HASH"  in the named-event dialect: a used request id
 //
 // The items "#", "stream", "quiet" and "u#HASH" expire up to [TTL] later than the session. Without this margin, a URI could expire
 // before its session: if one request prolongs the session, another request that read the session before still writes its URI
@@ -47,7 +48,7 @@ type Store struct {
 	DB store.DB
 	// MaxURIs is the maximum number of URIs that a session may be subscribed to.
 	MaxURIs int
-	// Max returns how many sessions a principal may have. Nil means no limit.
+	// Max returns the maximum number of sessions of a principal. Nil means no limit.
 	Max func(ctx context.Context, p auth.Principal) int
 	// Broken counts items that cannot be decoded.
 	Broken *metric.Undecodable
@@ -73,7 +74,7 @@ type Session struct {
 	// Dialect is true for a session of the named-event dialect, whose path is /mcp/{workspace}. Such a session cannot be used
 	// at /mcp, and other sessions cannot be used with the dialect.
 	Dialect bool `json:"di,omitempty"`
-	// Level is the least severity of log messages that the client wants. It is empty for none.
+	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants none.
 	Level string `json:"lv,omitempty"`
 
 	ID      string `json:"-"` // known only while a request with the id is served
@@ -85,7 +86,8 @@ type Session struct {
 // URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the position of the event log when the client subscribed.
+	// After is the end of the event log when the client subscribed. The session's first stream begins with the events after
+	// it.
 	After int64 `json:"p,omitempty"`
 	// Open is true if the URI is a parent or has wildcards.
 	Open bool `json:"o,omitempty"`
@@ -98,7 +100,7 @@ const (
 	TTL = 24 * time.Hour
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
-	// usedEvery is how often a process writes that a session is in use.
+	// usedEvery is the shortest time between two writes in which a process records that a session is in use.
 	usedEvery = 10 * time.Minute
 )
 
@@ -135,8 +137,9 @@ func ListKey(workspace, principal string) store.Key {
 // Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
-// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
-// Its version is when the session was used last, in seconds since 1970, up to usedEvery too early.
+// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's
+// items. Its version is the time at which the session was last used, in seconds since 1970. It may be up to usedEvery too
+// early.
 func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
@@ -375,17 +378,17 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// Earlier says what a new stream of a session needs to know of the session's earlier streams.
+// Earlier describes a session's earlier streams for a new one.
 type Earlier struct {
 	// Exists is set if there is an earlier stream. If several streams take over at the same time, it is false for only one of them.
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
 	Begun bool
-	// QuietEnd is the cursor of [Store.RecordQuietEnd] for the stream before this one, or empty.
+	// QuietEnd is the cursor that [Store.RecordQuietEnd] recorded for the stream before this one, or empty.
 	QuietEnd string
 }
 
-// TakeOver makes a stream the newest of its session.
+// TakeOver makes a stream the newest of its session. connection identifies the stream.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (Earlier, error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
@@ -461,8 +464,8 @@ func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection s
 // cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
-// decode returns nil for a nil item, and for a session that it cannot decode. Callers treat it as unknown, so that the client begins a
-// new one.
+// decode returns the session in a stored item. It returns nil for a nil item, and for an item that it cannot decode.
+// Callers treat nil as an unknown session, so that the client begins a new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
 	if item == nil {
 		return nil
@@ -534,8 +537,8 @@ func LimitReached(name string, most int) error {
 		AtLimit(name, float64(most))
 }
 
-// RecordRequestID records a request id of the session, and reports whether no instance has seen it before. It forgets an id after [TTL],
-// which limits the number of stored ids of a session that lives long.
+// RecordRequestID records a request id of the session, and reports whether it is new to all instances. It forgets an id
+// after [TTL], which limits the number of stored ids of a session that lives long.
 func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
 	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms

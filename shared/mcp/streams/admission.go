@@ -16,15 +16,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the open streams of each principal, and of all principals and instances together. If a newer stream replaces
-// the stream of a lease, superseded is called. An error means that no further stream can be opened now. Package
-// shared/events/stream/lease implements them.
+// Leases limit the number of open streams: of each principal, and of all principals and instances together. Take calls
+// superseded later if a newer stream takes the place of this one, and returns an error if no further stream can be opened
+// now. Package shared/events/stream/lease implements them.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
 
-// reserve is how long before the deadline of its request a stream ends. On Lambda, ending a stream takes up to three seconds,
-// and two seconds are a margin.
+// reserve is how long before the deadline of its request a stream ends. On Lambda, ending a stream takes up to three
+// seconds; the other two are a margin.
 const reserve = 5 * time.Second
 
 // Admission admits, counts and ends streams.

@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// dialectStream is the framing of a session's GET stream in the named-event dialect.
+// dialectStream is the framing of a session's GET stream in the named-event dialect, an older transport at /mcp/{workspace}
+// whose SSE events have names (see dialect.go in package mcp).
 type dialectStream struct {
 	basic
 	stream  *Stream

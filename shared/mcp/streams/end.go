@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 )
 
-// The reasons for which the server ends a stream.
+// The reasons why the server ends a stream.
 var (
 	errAge        = errors.New("mcp: the stream reached its maximum age")
 	errExpired    = errors.New("mcp: the caller's token has expired")

@@ -308,7 +308,7 @@ func reservedMeta(name string) bool {
 	return false
 }
 
-// logger is the member logger of the log messages that this server itself sends to clients.
+// logger is the value of the member "logger" in log messages that this server itself sends to clients.
 const logger = "mcp-events"
 
 // sendLog sends a log message to the client if level is at least as severe as the level that the client asked for.
@@ -367,12 +367,12 @@ type Conversation interface {
 // MetaCut is the member of _meta that marks an incomplete context.
 const MetaCut = `"` + spec.MetaContextCut + `":true`
 
-// ContextLife is how long a context waits in the log for an interrupted stream. It is short because a context is useful only for its
-// message.
+// ContextLife is how long a context waits in the log for an interrupted stream. It is short because a context is useful
+// only while the conversation is at the message that it belongs to.
 const ContextLife = 2 * time.Minute
 
-// ContextNotice is the notice with which the context of a message reaches the client's stream. The context is encrypted,
-// because the event log stores the notice. Cut is true if the context is incomplete.
+// ContextNotice is the notice with which the context of a conversation message reaches the client's stream. The context is
+// encrypted, because the event log stores the notice. Cut is true if the context is incomplete.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`

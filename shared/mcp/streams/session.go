@@ -86,8 +86,8 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.stream, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session. Unlike a subscriptions/listen, a session does not choose lists, so its
-// stream notifies the client of changes of all lists.
+// newSessionStream returns the stream of a session. A subscriptions/listen chooses the lists whose changes it wants to
+// know. A session cannot choose, so its stream notifies the client of changes of all lists.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	s := &sessionStream{position: last}
@@ -167,7 +167,8 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	if first {
-		// In the order of the subscriptions, because the topic of a backend begins with the first one.
+		// Add the targets in the order in which the client subscribed. Several of them may follow the same backend's topic,
+		// and the feed reads the topic from the position of the first one.
 		for _, t := range slices.SortedFunc(maps.Values(subscribed), compareAfter) {
 			if err := s.add(ctx, t); err != nil {
 				return err
@@ -185,8 +186,9 @@ func (s *sessionStream) open(ctx context.Context) error {
 	return s.stream.Streams.Feeds.Log.Notify(ctx, s.stream.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
 }
 
-// recordQuietEnd makes the end of the stream record its position if the stream has not sent an event id until then. Before 2025-11-25, streams
-// cannot send an id without a message, so a client whose stream ends without one continues without a Last-Event-ID.
+// recordQuietEnd registers a function that records the stream's position when the stream ends without having sent an event
+// id. Before 2025-11-25, streams cannot send an id without a message. A client without an id reconnects without a
+// Last-Event-ID, and its next stream then begins at the recorded position.
 func (s *sessionStream) recordQuietEnd(ctx context.Context) {
 	sequence := s.position.sequence
 	s.stream.ends = append(s.stream.ends, func() {
@@ -249,7 +251,8 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	return uris, fresh, nil
 }
 
-// add adds a target to the feed. The feed keeps the beginning of a topic that it already follows.
+// add adds a target to the feed. If the feed already follows the target's topic, it keeps the position from which it reads
+// the topic.
 func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 	switch {
 	case t.topic != "":

@@ -46,12 +46,12 @@ type Stream struct {
 	ends           []func()         // are called in reverse order when the stream ends
 }
 
-// Options are how the kinds of streams differ.
+// Options are the settings in which the kinds of streams differ.
 type Options struct {
 	Kind    string // for the log
 	Framing Framing
-	// MaxBeat is the longest time between two heartbeats, even while messages are sent. If it is 0, a heartbeat is only due after a time
-	// without messages.
+	// MaxBeat is the longest time between two heartbeats, even while messages are sent. If it is 0, a heartbeat is due only
+	// when no message was sent for [method.Timing.Heartbeat].
 	MaxBeat time.Duration
 	// Gather makes the stream write all messages that are ready together, because a write takes longer than everything else that a
 	// stream does for a message. It is for framings whose Deliver does not wait, e.g. for the store.
@@ -67,7 +67,8 @@ type Framing interface {
 	Deliver(ctx context.Context, d stream.Delivery) error
 	// Heartbeat checks the caller's credentials, and sends a message that keeps a quiet stream alive.
 	Heartbeat(ctx context.Context) error
-	// SendCursor is called when the feed has moved its cursor past events that the client does not receive.
+	// SendCursor is called when the feed has moved its cursor past events that the client does not receive, so that the
+	// client can resume after them.
 	SendCursor() error
 	// Recover handles an error of the feed. The stream continues if it returns nil.
 	Recover(ctx context.Context, err error) error
@@ -75,7 +76,7 @@ type Framing interface {
 	End(c *method.Call, why error)
 }
 
-// basic is embedded in framings without messages about cursors and errors of the feed.
+// basic is embedded in framings that do not notify clients of cursors, and whose streams end at an error of the feed.
 type basic struct{}
 
 func (basic) SendCursor() error                          { return nil }
@@ -244,8 +245,8 @@ func (s *Stream) verify(ctx context.Context, d stream.Delivery) error {
 	return s.CheckCredentials(ctx)
 }
 
-// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type. URIs that are no
-// longer in the catalog stay, without events.
+// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type.
+// URIs that are no longer in the catalog stay subscribed, but bring no events.
 func (s *Stream) resolveAgain(ctx context.Context) error {
 	cat, err := s.Streams.Catalogs.CatalogOf(ctx, s.Caller.Principal)
 	if err != nil {
@@ -347,7 +348,8 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 	return now, nil
 }
 
-// sendComment checks the caller's credentials and sends an SSE comment, as the heartbeat of streams without another one.
+// sendComment is the heartbeat of streams that have no heartbeat message: it checks the caller's credentials and sends an
+// SSE comment.
 func (s *Stream) sendComment(ctx context.Context) error {
 	if err := s.CheckCredentials(ctx); err != nil {
 		return err

@@ -27,7 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Streams opens streams. It contains the dependencies that all of them share.
+// Streams opens streams, and has the dependencies that all streams share.
 type Streams struct {
 	Admission    *Admission
 	Auth         auth.Authenticator
@@ -109,7 +109,7 @@ func (s *Stream) Open(ctx context.Context, r stream.Request) (err error) {
 	return err
 }
 
-// close releases the resources of the stream in reverse order.
+// close releases the resources of the stream in the reverse order of their creation.
 func (s *Stream) close() {
 	for _, end := range slices.Backward(s.ends) {
 		end()
@@ -147,7 +147,7 @@ type Target struct {
 	// Backend is the name of the backend that serves the URI, or empty if this server does. The stream follows the backend's
 	// notifications.
 	Backend string
-	// lost is set while the catalog has no event type for the URI, or the caller may not receive its events.
+	// lost is true while the catalog has no event type for the URI, or the caller may not receive its events.
 	lost bool
 }
 

@@ -28,8 +28,8 @@ type attemptView struct {
 	URI          string `json:"uri,omitempty"`
 	Name         string `json:"name,omitempty"`
 	Origin       string `json:"origin,omitempty"`
-	// Target is the endpoint's URL without its query. Records have only the origin, so the URL comes from the subscription, if that still
-	// exists.
+	// Target is the endpoint's URL without its query. Records have only the origin, so the URL comes from the subscription. It
+	// is absent if the subscription has ended.
 	Target     string    `json:"target,omitempty"`
 	Attempt    int       `json:"attempt"`
 	At         time.Time `json:"at"`
@@ -158,7 +158,8 @@ type letterView struct {
 	// StatusCode is the status of the last attempt, as in [attemptView].
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
-	// Attributes are the attributes of a queue's message that could not be handled. They are absent for a failed delivery.
+	// Attributes are the attributes of a queue message that could not be handled. They are absent if the dead letter is a
+	// failed delivery.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 

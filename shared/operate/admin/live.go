@@ -71,9 +71,9 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the workspace with the
-// most streams. It returns nil instead if the new stream would give the asking workspace at least as many streams as that workspace has
-// now.
+// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the
+// workspace with the most streams. It returns nil instead if the asking workspace would then have at least as many streams as
+// that workspace has now.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -33,7 +33,7 @@ type overview struct {
 	Quotas    []quotaUse `json:"quotas"`
 }
 
-// quotaUse is one quota of a principal, with the part in use.
+// quotaUse is one quota of a principal, and how much of it is in use.
 type quotaUse struct {
 	Name string `json:"name"`
 	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
@@ -55,8 +55,8 @@ type recent struct {
 
 // kept says which records the delivery log keeps, and for how long.
 type kept struct {
-	// Kept is the operator's setting: all, failures or none. With failures, only the time of a subscription's last success
-	// is kept.
+	// Kept is the operator's setting: all, failures or none. With failures, the log has no record of a successful attempt, and
+	// only the subscription has the time of its last success.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }

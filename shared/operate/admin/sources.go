@@ -30,11 +30,11 @@ const (
 // sourceView is a source as the API shows it, without secrets and their names.
 type sourceView struct {
 	Name string `json:"name"`
-	// From is "http" or the name of the bus.
+	// From is "http", or the AWS service that sends messages to the source: "eventbridge", "sns" or "s3".
 	From string `json:"from"`
-	// Path is the path to which requests are sent. It is absent for a bus.
+	// Path is the path to which requests are sent. It is absent unless From is "http".
 	Path string `json:"path,omitempty"`
-	// Verify is the scheme of signatures. It is absent for a bus.
+	// Verify is the scheme of signatures. It is absent unless From is "http".
 	Verify string           `json:"verify,omitempty"`
 	Events []source.Mapping `json:"events"`
 	// Last is the newest stored outcome.
@@ -48,7 +48,7 @@ type sourceRecent struct {
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is the outcome of a request to a source, or of one document in a bus message.
+// outcomeView is the outcome of a request to a source, or of one document in a message from an AWS service.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`

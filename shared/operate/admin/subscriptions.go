@@ -111,8 +111,9 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match the choice. The page is empty if the choice has a URI without an event type,
-// because such events cannot be published. If the URI is the only criterion, choose reads two short lists instead of all subscriptions.
+// choose returns a page of the subscriptions that match the choice. The page is empty if no event type has the choice's URI,
+// because such events cannot be published. If the URI is the only criterion, choose does not search all subscriptions: it
+// reads only those to the event type and those to parents of the URI.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -248,8 +249,9 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and sets or removes its switch. It does nothing if that is already done, with two exceptions:
-// a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end it.
+// setPaused pauses or resumes a subscription and sets or removes its switch. It does nothing if that is already done, with two
+// exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end
+// it. Resuming a subscription that is suspended but not paused is an error, because only its subscriber can reactivate it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)

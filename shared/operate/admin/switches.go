@@ -23,8 +23,8 @@ type switchView struct {
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches is the number of switches per response for which [switchHandlers.list] counts the waiting messages. The count
-// takes four queries per switch, so the others on the list's page have no count.
+// maxCountedSwitches is how many switches of one response get a count of the waiting messages. A count takes four queries, so
+// the other switches of the page have none.
 const maxCountedSwitches = 20
 
 // list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,

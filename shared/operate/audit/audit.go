@@ -1,6 +1,6 @@
-// Package audit is the trail of what operators and owners do. An entry says who did it and when, the action, and its target
-// before and after. Entries are never changed, except that [Trail.Redact] removes the name of an erased principal. They have
-// their own retention.
+// Package audit keeps the audit trail, with an entry for each action of an operator or owner. An entry says who acted and
+// when, the action, and the state of its target before and after. Entries are never changed, except that [Trail.Redact]
+// removes the name of an erased principal. They have their own retention.
 //
 // [Trail.Do] writes the entry before the action, so that there is no action without an entry. If the action fails, it writes a
 // second entry with the error.

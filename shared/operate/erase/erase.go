@@ -37,7 +37,8 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Backends returns the names of the workspace's backends, whose events the principal may want.
+	// Backends returns the names of the workspace's backends. The store keeps the principal's demands for events per backend,
+	// so a run looks through each of them.
 	Backends func(ctx context.Context, workspace string) ([]string, error)
 	// Most is the maximum number of items per run. 0 means [defaultMost].
 	Most int
@@ -73,8 +74,8 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. found has the keys under which the run found the items,
-	// and copies has the keys of everything else that belongs to these items.
+	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, for
+	// example in a list of the principal's sessions. copies has the keys of everything else that belongs to these items.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // of the principal's subscriptions
@@ -287,7 +288,7 @@ func (r *run) eraseSessions(ctx context.Context) error {
 	})
 }
 
-// eraseDemands erases the records of the backends' events that the principal reads, with the principal's tokens for these
+// eraseDemands erases the records that say which events of backends the principal wants, with the principal's tokens for these
 // backends.
 func (r *run) eraseDemands(ctx context.Context) error {
 	if r.Backends == nil {

@@ -37,9 +37,9 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch adds n to the
-// metric, split by the dimensions. These must have few values, because CloudWatch bills each combination as a metric. The attribute must
-// not be in a group.
+// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch
+// adds n to the metric, split by the dimensions. These must have few values, because CloudWatch bills each combination as a
+// metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top level of a line.
 func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	by := make([]string, len(dimensions))
 	for i, d := range dimensions {
@@ -81,7 +81,7 @@ type Definition struct {
 	// By is the attribute by which the metric is split, or empty. A histogram may have several, sorted and separated by commas. Attributes
 	// must have few different values.
 	By string
-	// Help is one sentence.
+	// Help describes the metric in one sentence.
 	Help string
 }
 
@@ -153,8 +153,9 @@ var Table = []Definition{
 // Success is the outcome of a successful attempt. Failed attempts have their category as the outcome.
 const Success = "success"
 
-// lagBounds are the upper bounds of the histograms' buckets, in seconds. The smallest suits a delivery on a stand-alone server, and the
-// largest a delivery's last retry.
+// lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server
+// delivers that fast. They end with a day, although retries can go on for three days, so a last bucket counts all longer
+// times.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -193,7 +194,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics for an unknown name, because names are constants.
+// definition returns the row of a metric in [Table]. It panics if there is none, because names are constants of this package.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -429,7 +430,8 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 // MetricUndecodable is the metric of [Undecodable].
 const MetricUndecodable = "ItemsUndecodable"
 
-// Undecodable counts stored items that cannot be decoded, so that readers treat them as absent. A nil Undecodable counts nothing.
+// Undecodable counts stored items that cannot be decoded. Readers treat such items as absent. A nil Undecodable counts
+// nothing.
 type Undecodable struct{ tally Tally }
 
 // NewUndecodable returns an Undecodable that also logs the items.

@@ -1,6 +1,6 @@
-// Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with its
-// own time limit, so a slow job does not delay the others. [Sleep], [Clock], [Earlier] and [Later] help them to wait, to use a test's clock
-// and to compare times.
+// Package periodic runs jobs every minute, for example to send due retries or to remove expired subscriptions. Jobs run
+// concurrently, each with its own time limit, so a slow job does not delay the others. [Sleep], [Clock], [Earlier] and [Later]
+// help them to wait, to use a test's clock and to compare times.
 package periodic
 
 import (
@@ -21,8 +21,8 @@ type Job struct {
 	Run func(ctx context.Context) (done int, err error)
 }
 
-// Round runs the jobs concurrently, each for at most the given time, and returns their errors. A job may run out of time without an error.
-// A panic only fails its own job.
+// Round runs the jobs concurrently, each for at most the given time, and returns their errors. Running out of time is not an
+// error, because the next round continues the job. A panic only fails its own job.
 func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
 	errs := make([]error, len(jobs))
 	var running sync.WaitGroup

@@ -48,13 +48,14 @@ type Options struct {
 	Stale time.Duration
 	// Backoff is the pause after a failed load. Callers get the old value or the load's error meanwhile.
 	Backoff time.Duration
-	// EmptyBackoff replaces Backoff for callers that cannot use the old value.
+	// EmptyBackoff replaces Backoff for callers that have no old value to use, because none was loaded or it is older than
+	// Stale.
 	EmptyBackoff time.Duration
-	// Proportional makes a pause at least as long as the failed load took, so that a source that hangs does not hold up
-	// every caller.
+	// Proportional makes the pause after a failed load at least as long as that load took. Otherwise a source that hangs would
+	// hold up every caller.
 	Proportional bool
-	// Quick exempts loads that fail within this time from Proportional. For example, a source that refuses immediately can be
-	// asked again immediately.
+	// Quick exempts loads that failed within this time from Proportional. For example, a source that refuses immediately can
+	// be asked again immediately.
 	Quick time.Duration
 	// Timeout bounds a load. The default is 10 s.
 	Timeout time.Duration

@@ -142,7 +142,7 @@ type Field struct {
 	read func(n *Node, what string)
 }
 
-// Func declares a member that a function reads. The function gets a description of the member for its messages as what.
+// Func declares a member that a function reads. The function receives the member's name for messages as the argument what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
 // Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
@@ -150,8 +150,9 @@ func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
 	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
 }
 
-// Fields reads the members of a mapping and returns the names of the given ones, or nil if the node is not a mapping. It reads them
-// in the order of their declaration, so a field can use the values of the fields declared before it.
+// Fields reads the declared members of a mapping and returns the names of those that the mapping has, or nil if the node is
+// not a mapping. It reads them in the order of their declaration, so a field can use the values of the fields declared before
+// it. All other members are faults.
 //
 // In messages, say(name) names a member and say("") names the mapping.
 func (f *File) Fields(n *Node, say func(member string) string, fields ...Field) (given map[string]bool) {
@@ -185,8 +186,9 @@ type Member struct {
 	Value *Node
 }
 
-// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for each key that
-// is a duplicate, a merge key or not text. The parameter what is the name of the mapping in messages, for example "event github.push".
+// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for
+// each key that is a duplicate, a merge key, or neither text nor an integer. The parameter what is the name of the mapping in
+// messages, for example "event github.push".
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
@@ -212,7 +214,7 @@ func (f *File) Members(n *Node, what string) []Member {
 	return out
 }
 
-// checkKey returns the fault of a key, or "".
+// checkKey returns a message about the fault of a key, or "" if the key has none.
 func checkKey(key *Node) string {
 	key = resolve(key)
 	switch {
@@ -270,7 +272,7 @@ func (f *File) NonEmpty(n *Node, what string) string {
 	return s
 }
 
-// Matching returns a reader of texts that match a pattern.
+// Matching returns a function that reads a text that must match a pattern.
 func (f *File) Matching(pattern *regexp.Regexp) func(n *Node, what string) string {
 	return func(n *Node, what string) string {
 		s, ok := f.Text(n, what)
@@ -308,7 +310,7 @@ func (f *File) Bool(n *Node, what string) bool {
 	return b
 }
 
-// Int returns a reader of whole numbers from least to most.
+// Int returns a function that reads a whole number from least to most.
 func (f *File) Int(least, most int) func(n *Node, what string) int {
 	return func(n *Node, what string) int {
 		n = resolve(n)
@@ -366,7 +368,7 @@ func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	return w.out
 }
 
-// Object encodes a node like [File.JSON], and reports an error unless the node is a mapping.
+// Object encodes a node like [File.JSON], and adds a fault unless the node is a mapping.
 func (f *File) Object(n *Node, what string, limit int) json.RawMessage {
 	if resolve(n).Kind != yaml.MappingNode {
 		f.Add(n.Line, "%s must be a mapping, not %s", what, describe(n))

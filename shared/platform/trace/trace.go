@@ -114,8 +114,8 @@ func (all Spans) End(failure string) {
 	}
 }
 
-// The names of the two headers, in lower case. CloudEvents' extension attributes, SQS message attributes and members of MCP's _meta
-// (SEP-414) have the same names.
+// The names of the headers of W3C Trace Context, in lower case. CloudEvents' extension attributes, SQS message attributes and
+// members of MCP's _meta (SEP-414) have the same names.
 const (
 	Parent = "traceparent"
 	State  = "tracestate"

@@ -271,7 +271,8 @@ func Retryable(err error) bool {
 	return fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Exhausted)
 }
 
-// The pause before a repetition doubles each time, starts at FirstPause and has jitter.
+// The pause before the first repetition is at most FirstPause, and doubles with each further one, up to MaxPause. Jitter
+// shortens each pause by up to half.
 const (
 	FirstPause = 500 * time.Millisecond
 	MaxPause   = 30 * time.Second

@@ -76,7 +76,7 @@ func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	return SplitDeep(body, MaxDepth)
 }
 
-// SplitDeep is [Split] with another maximum nesting than [MaxDepth].
+// SplitDeep is [Split] with the maximum nesting maxDepth instead of [MaxDepth].
 func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch bool, err *Error) {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	switch {
@@ -348,7 +348,7 @@ func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
 	}
 }
 
-// walk is [Members], but yields where each value starts and ends.
+// walk iterates over the members like [Members], but yields the indices at which each value starts and ends.
 func walk(object []byte, yield func(key []byte, from, to int) bool) {
 	i := skipSpace(object, 0)
 	if i >= len(object) || object[i] != '{' {
@@ -590,7 +590,8 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// AppendMember appends a member to the beginning of an object. Unless the member is the first one, it also appends a comma.
+// AppendMember appends a member to dst, which holds the beginning of a JSON object, for example {"a":1 without the closing
+// brace, or is empty. It puts a comma before the member if dst already has one.
 func AppendMember(dst []byte, name string, value []byte) []byte {
 	if len(dst) > 0 && dst[len(dst)-1] != '{' {
 		dst = append(dst, ',')
@@ -623,7 +624,7 @@ func HasRepeatedMember(object json.RawMessage) bool {
 	return false
 }
 
-// repeatsAny is [HasRepeatedMember] for objects whose names do not fit into the array of HasRepeatedMember.
+// repeatsAny is the part of [HasRepeatedMember] for objects with many members. It compares names with a map.
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {

@@ -197,8 +197,8 @@ const (
 	MetaIdempotency = OwnPrefix + "idempotencyKey"
 	// MetaContextCut marks a conversation context from which parts are missing, for example because it was too long.
 	MetaContextCut = OwnPrefix + "contextCut"
-	// MetaPlain, if true in events/subscribe, tells the server to send no control messages to the webhook, such as a termination notice.
-	// The challenge is still sent.
+	// MetaPlain, if true in events/subscribe, tells the server to send no control messages, such as a termination notice, to
+	// the webhook. The server still sends the challenge.
 	MetaPlain = OwnPrefix + "plain"
 )
 

@@ -129,7 +129,8 @@ func (w *Writer) Write(events []byte) error {
 // Hurry shortens the timeout, also for a running write. Any goroutine may call it.
 func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // the next write returns the error
 
-// limit sets the deadline of the next or the running write. It keeps a shorter timeout for later writes; 0 does not change the timeout.
+// limit sets the deadline of the running write or of the next one. If shorter is shorter than the timeout, it also becomes the
+// timeout of later writes; 0 keeps the timeout.
 func (w *Writer) limit(shorter time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -31,7 +31,7 @@ type Name string
 // a message to a fair queue sets a group, and the queue shares its consumers among the groups.
 const (
 	// Inbox receives events from senders that write to the queue instead of calling POST /events, for example Amazon
-	// EventBridge. The publish role validates them. Standard.
+	// EventBridge. Package publish validates them. Standard.
 	Inbox Name = "inbox"
 	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
 	Events Name = "events"
@@ -120,7 +120,7 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received counts deliveries of this message, from 1. After a crash, it may be too low.
+	// Received is how often the message was delivered to a handler, including this time. After a crash, it may be too low.
 	Received int
 	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so it may be
 	// false for such a message too.
@@ -143,8 +143,8 @@ type Sender interface {
 
 // Forwarder is a [Sender] whose consumers are in the same process.
 //
-// Forward sends messages whose handlers may start before anything is written. Whatever they write is in the same commit as
-// their messages or in a later one.
+// Forward sends messages whose handlers may start before anything is written. The writes of the handlers are committed
+// together with their messages or later.
 //
 // On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
 // them nevertheless. On a standard queue, messages that are accepted within milliseconds are never written, and Forward
@@ -234,7 +234,7 @@ type DeadLetter struct {
 	V      int    `json:"v"`
 	Queue  Name   `json:"queue"`
 	Reason string `json:"reason"`
-	// Faults are details of the reason, from the handler.
+	// Faults has details of the reason, for example the faults that the validation of an event found.
 	Faults json.RawMessage `json:"faults,omitempty"`
 	// Message is the id that the message had on its queue, Group is its group there, and Received is how often it was
 	// received.
@@ -259,7 +259,7 @@ const (
 	deadLetterVersion = 2
 	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"
-	// Limits of the other members, so that most of the room is for the body.
+	// The size limits of the other members, in bytes, so that most of the room is for the body.
 	maxReason     = 2 << 10
 	maxFaults     = 32 << 10
 	maxAttributes = 32 << 10
@@ -354,8 +354,8 @@ func clip(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-// SendItemLetter sends the key and value of a stored item that cannot be decoded to [Dead]. The letter's origin is "table:"
-// and the table's name.
+// SendItemLetter sends the key and value of a stored item that cannot be decoded to [Dead], as a dead letter whose Queue is
+// "table:" and the table's name.
 func SendItemLetter(ctx context.Context, q Sender, it *store.Item, reason string, now time.Time) error {
 	m := Message{ID: it.Partition + " " + it.Sort, Outgoing: Outgoing{Body: it.Value}}
 	letter := NewDeadLetter(Name("table:"+it.Table), m, reason, nil, now)

@@ -1,5 +1,5 @@
-// Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that every process uses the
-// same ones: the functions on AWS, and the roles of a stand-alone server.
+// Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that all parts of a deployment
+// use the same ones: the Lambda functions on AWS, or the parts of a stand-alone server.
 //
 // A changed file takes these steps, on AWS and on a stand-alone server:
 //
@@ -198,7 +198,7 @@ const (
 	RecheckAfter = 2 * time.Second
 	// retryAfter is the pause after a failed read.
 	retryAfter = time.Second
-	// MaxStale is how long the last document is used while the store does not answer.
+	// MaxStale is the age up to which a cached document is used while the store does not answer.
 	MaxStale = 5 * time.Minute
 	// maxHeld bounds the documents in memory, because callers choose the names of workspaces.
 	maxHeld = 1024
@@ -220,7 +220,8 @@ type Cache[T any] struct {
 }
 
 // parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go
-// would compile package refresh again for each other type, and the functions would become too large.
+// compiles package refresh only once for all pointer types, but again for each other type. The Lambda functions would become
+// too large.
 type parsed[T any] struct {
 	value   T
 	version int64
@@ -259,9 +260,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it reads the version from the store
-// each time, unless [Cache.Written] tells the cache about all writes. It fails with fault.Unavailable while the store does not
-// answer.
+// Latest returns the latest version of a document, for decisions that must not use an old one. Unlike [Cache.Get] it reads the
+// version from the store each time, unless [Cache.Written] tells the cache about all writes. It fails with fault.Unavailable
+// while the store does not answer.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {
@@ -347,14 +348,14 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 	return &parsed[T]{value, stored.Version}, nil
 }
 
-// A change of a document is announced to clients only when every process uses the document, so that a client that asks
-// for a list after the announcement gets the new one at any instance. Until then an item next to the documents says that
-// the announcement is due. It is written with the document, so that no crash loses it.
+// A change of a document is announced to clients only when every process uses the document, so that a client that asks for a
+// list after the announcement gets the new one at any instance. Until then an item in the store says that the announcement is
+// due. It is written with the document, so that no crash loses it.
 
 // Kind is the kind of a changed document.
 type Kind string
 
-// The kinds of documents: the catalog of a workspace, and the backends of the gateway that belong to a workspace.
+// The kinds of documents: the catalog of a workspace, and the settings of the gateway's backends that belong to a workspace.
 const (
 	Catalog  Kind = "catalog"
 	Backends Kind = "backends"

@@ -17,8 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Table names a group of items with one purpose, one retention and one set of
-// permissions.
+// Table names a group of items with one purpose, one retention and one set of permissions.
 type Table string
 
 // The tables. template.yaml grants each function the actions that it needs on each table.
@@ -83,8 +82,8 @@ var ErrConflict = errors.New("store: condition not met")
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
 // when a retry may help.
 type DB interface {
-	// Get reads up to [MaxGet] items of any tables, strongly consistent. The
-	// result has the order of keys; an absent or expired item is nil.
+	// Get reads up to [MaxGet] items of any tables, strongly consistent. The result has the order of keys; an absent or
+	// expired item is nil.
 	Get(ctx context.Context, keys ...Key) ([]*Item, error)
 
 	// Query reads items of one partition in the order of their sort keys. A page has at most q.Limit items. If it has fewer,
@@ -145,7 +144,7 @@ type Query struct {
 	// Limit is the number of items wanted, 1 to 1,000; 0 is 100.
 	Limit   int
 	Reverse bool
-	// Eventual allows a read at half the price that may miss the latest writes.
+	// Eventual allows a read that may miss the latest writes, at half the price on AWS.
 	Eventual bool
 }
 
@@ -219,8 +218,7 @@ const (
 	OpCheck
 )
 
-// Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add],
-// [Raise] or [Check].
+// Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add], [Raise] or [Check].
 type Op struct {
 	Kind OpKind
 	Item Item // for OpPut; the others have only Key, and OpAdd and OpRaise also Counts and Expires
@@ -263,7 +261,8 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-// GroupCommitter is a store whose commits have the writes of many callers, so that a caller need not wait for the commit.
+// GroupCommitter is a store that commits the writes of many callers together, and can return from a write before its commit.
+// See [Unhurried] and [Batched].
 type GroupCommitter interface {
 	Unhurried() DB
 	Batched() DB
@@ -333,8 +332,8 @@ func Scrub(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Limits of keys, names and queries, the same for every adapter. The limits of keys are DynamoDB's. A partition key has
-// room for an event URI with a prefix, and a sort key has room for an event URI.
+// The limits of keys, of the names of counts, and of queries, the same for every adapter. The limits of keys are DynamoDB's. A
+// partition key has room for an event URI with a prefix, and a sort key has room for an event URI.
 const (
 	maxPartition = 2048
 	maxSort      = 1024

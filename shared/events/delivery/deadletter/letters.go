@@ -93,14 +93,14 @@ type Options struct {
 	Metrics *metric.Set
 }
 
-// Operations lets operators and owners list, retry and erase deliveries. Create it with [NewOperations].
+// Operations lets operators, and the owners of subscriptions, list, retry and erase deliveries. Create it with [NewOperations].
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set
 	tests      *quota.Keyed[string] // limits test events, by endpoint
 }
 
-// maxTested is the number of endpoints for which a process remembers the last test event, to limit their rate.
+// maxTested is the maximum number of endpoints in Operations.tests, which remembers when each endpoint last got a test event.
 const maxTested = 20_000
 
 // NewOperations returns the operations on a store.
@@ -185,10 +185,10 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// Retry delivers the event of a dead letter again after a delay, with the same webhook-id, and with all attempts of the schedule. If the
-// letter is a queue's message, Retry sends it back to the queue. Retry deletes the letter, and returns false if the letter no longer
-// exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is suspended, or if the
-// message cannot be sent back.
+// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule. If the
+// letter is a queue's message, Retry sends it back to the queue. Retry deletes the letter, and returns false if the letter no
+// longer exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is
+// suspended, or if the message cannot be sent back.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -271,8 +271,8 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 // TestType is the "type" in the webhook of a test event.
 const TestType = "mcpevents.test"
 
-// Deliver delivers an event to a subscription again, with its id. It returns an error of kind Conflict if the event is already
-// being delivered to the subscription.
+// Deliver delivers an event to a subscription again, with the same event id. It returns an error of kind Conflict if the event
+// is already being delivered to the subscription.
 func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
 	return o.deliver(ctx, sub, e, false)
 }
@@ -289,7 +289,8 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// FindStoredEvent returns an event whose payload is still stored for the retries of a delivery, or nil if it is not.
+// FindStoredEvent returns an event with its payload, which the store keeps while a delivery of the event may be retried. It
+// returns nil if the event is not stored.
 func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	it, err := store.One(ctx, o.Deliveries.DB, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()), "read a stored event")
 	if err != nil || it == nil {
@@ -313,20 +314,21 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
-// Belonging is stored data of one subscription: a record of an attempt, a dead letter, a delivery or a status. Keys are the keys of all its
-// items.
+// Belonging is one piece of a subscription's data in the store, of the given Kind: a record of an attempt, a dead letter, a
+// delivery or a status. It may consist of several items, whose keys are in Keys.
 type Belonging struct {
 	Kind string
 	Keys []store.Key
 	// At is the time at which it was created, or zero if that is unknown.
 	At time.Time
-	// Body is the key of a delivery's stored event, and URI the event's URI. Own is true if no other subscription uses the stored event.
+	// For a delivery, Body is the key of its stored event, and URI is the event's URI. Own is true if no other subscription
+	// uses the stored event, because it is a test event.
 	Body store.Key
 	URI  string
 	Own  bool
 }
 
-// VisitBelongings visits what the store has about the deliveries of a subscription.
+// VisitBelongings calls visit for each [Belonging] of a subscription, i.e. for all stored data about its deliveries.
 func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	visitPartition := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
@@ -379,14 +381,15 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 	return err
 }
 
-// An attempt under way may still write items after its subscription was erased. So the ids of erased subscriptions are kept for
-// [erasedSwept], and a periodic job deletes items that were written under them. To save space, the ids are stored as raw bytes without the
-// prefix "sub_".
+// An attempt under way may still write items after its subscription was erased. So the store keeps the ids of erased
+// subscriptions for [erasedSwept], and a periodic job deletes items of subscriptions with these ids ([Operations.SweepErased]).
+// To save space, an id is stored as 16 raw bytes, without the prefix "sub_".
 
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased is the largest number of ids in one item, and erasedID the size of an id in bytes.
+	// maxErased is the maximum number of erased subscriptions in one item of the store. erasedID is the size of a
+	// subscription's id in bytes.
 	maxErased = 10_000
 	erasedID  = 16
 )
@@ -397,7 +400,8 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater records erased subscriptions, so that [Operations.SweepErased] deletes the items that are still written for them.
+// SweepLater records erased subscriptions, so that [Operations.SweepErased] deletes the items that running attempts still write
+// for them.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	var numbers []byte
 	for _, id := range ids {
@@ -423,8 +427,8 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "record the erased subscriptions")
 }
 
-// SweepErased deletes the items that were written for subscriptions after they were erased. If a client has created its subscription again,
-// newer items stay.
+// SweepErased deletes the items that were written for subscriptions after they were erased. If a client has created a
+// subscription with the same id again, its items stay.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list the erasures", func(it *store.Item) error {
 		var e erased

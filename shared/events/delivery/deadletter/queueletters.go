@@ -22,8 +22,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A message that its queue gave up is stored twice: in the list of its queue (xq#), and in the workspace's list (xa#), which also has the
-// dead letters of webhooks. To tell them apart, the queue's name in the sort key has the prefix "~", with which no subscription id begins.
+// A message that its queue gave up is stored twice: in the list of its queue (xq#), and in the workspace's list (xa#), which
+// also has the dead letters of webhooks. In the workspace's list, a webhook's sort key contains a subscription id, and a
+// message's sort key contains "~" and the name of its queue. No subscription id begins with "~".
 
 // WebhookQueue is the name under which commands and APIs list the dead letters of webhooks.
 const WebhookQueue = "webhooks"
@@ -88,9 +89,9 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. SQS names the queue of a message
-// that it moved. EventBridge and SNS put a message into the dead letter queue themselves if they cannot put it into the inbox, and
-// EventBridge adds the reason.
+// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. If SQS moved the
+// message, m.From is its queue. EventBridge and SNS do not set m.From: they put a message that they cannot put into the inbox
+// directly into the dead letter queue. EventBridge adds the reason as attributes.
 func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
@@ -210,9 +211,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only publish writes to the events
-// queue. Its message names the letter, so that the queue does not drop it as a duplicate of the first message, but does drop a second
-// resend of the same letter.
+// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only package publish
+// writes to the events queue. The events queue drops duplicates. So that it keeps this event but drops a second resend of the
+// same letter, the inbox message contains the letter's key.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Inbox {

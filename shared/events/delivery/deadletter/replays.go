@@ -23,12 +23,13 @@ import (
 )
 
 // A replay is a job that retries the selected dead letters, or sends the events of a time span to one subscription again
-// ([Replayer]). It covers the letters and events that existed when it was requested. Its position is stored in one item.
+// ([Replayer]). It covers the letters and events that existed when it was requested. The store has one item with the replay's
+// state and position.
 //
-// A worker claims the job for [ReplayClaim] before it sends anything, and each step renews the claim, so that two workers do not
-// send the same events. If a worker dies, another one continues after that time and repeats at most one step. A repeated step
-// skips letters that were retried already, because retrying deletes them. Every minute, a periodic job continues all replays in
-// the list of running ones.
+// A worker claims the job for [ReplayClaim] before it sends anything, and each step renews the claim, so that two workers do
+// not send the same events. If the worker dies, another one continues when the claim has expired, and repeats at most one step.
+// A repeated step skips letters that were retried already, because retrying deletes them. Every minute, a periodic job
+// continues all replays in the list of running ones.
 
 // ReplayOptions configure [Replays].
 type ReplayOptions struct {
@@ -103,14 +104,15 @@ type Replay struct {
 }
 
 const (
-	// DefaultReplayRate is the rate of a replay that does not set one, in letters per second.
+	// DefaultReplayRate is the rate of a replay that does not set one, in letters or events per second.
 	DefaultReplayRate = 20
-	// MaxReplayRate is the highest rate of a replay, in letters per second.
+	// MaxReplayRate is the highest rate of a replay, in letters or events per second.
 	MaxReplayRate = 1000
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position.
+	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position. For example, at 20
+	// letters per second, it saves the position after every 100 letters.
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is the default of [ReplayOptions.Ahead].
 	ReplayAhead = time.Minute
@@ -343,7 +345,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	return rs.Find(ctx, r.Workspace, r.ID)
 }
 
-// runStep retries the next letters of a replay and saves its position.
+// runStep makes the next step of a replay: it retries some letters, or sends some events, and saves the replay's position.
 func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
 	limit := max(1, min(1000, r.Rate*int(ReplayStep/time.Second)))
 	if r.Select.Events {
@@ -353,8 +355,8 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	if err != nil {
 		return 0, err
 	}
-	// If two workers make the same step, each letter is retried by one of them. One worker saves the position. The other adds
-	// its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
+	// If two workers make the same step, only one of them retries each letter. One worker saves the position. The other one
+	// adds its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))

@@ -148,7 +148,8 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 	return list, "", nil
 }
 
-// endedAfter is the prefix of positions of [Explainer.ExplainPage] in the list of ended subscriptions.
+// endedAfter is a prefix of positions in the list of [Explainer.ExplainPage]. A position with the prefix is in the second part
+// of the list, which has the ended subscriptions.
 const endedAfter = "!"
 
 // ExplainOne returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if
@@ -222,8 +223,9 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 	return list, nil
 }
 
-// explain finds the outcome for one subscription. It asks the most certain source first: the stored delivery, then the delivery log, then
-// the judge. sub is nil if the subscription does not exist, and del is nil without a stored delivery.
+// explain finds the outcome for one subscription. It asks the most certain source first: the stored delivery, then the delivery
+// log, and then the [Judge], which decides as if the event arrived now. sub is nil if the subscription does not exist, and del
+// is nil without a stored delivery.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {
@@ -399,8 +401,9 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. Either the judge stopped it, or a
-// later attempt succeeded. If the log keeps successes, that attempt's record is about to be written.
+// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If the [Judge] would
+// not send the event now, that is the reason. Otherwise a later attempt succeeded. If the delivery log keeps successes, it will
+// soon have a record of that attempt, and until then the outcome is that the delivery waits.
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

@@ -56,7 +56,7 @@ type originState struct {
 	doubtful  shares // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts the slots that each principal uses of a limited number, so that one principal cannot use all of them.
+// shares counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
 type shares struct {
 	total int
 	by    map[string]int
@@ -116,8 +116,8 @@ const (
 	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
 	// attempt, and doubles with each probe that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt waits for a slot of the slow lane if its endpoint has no free one. Only attempts to endpoints that
-	// answered the last attempt faster than this wait.
+	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits
+	// only if the endpoint's last answer took less time than slotWait.
 	slotWait = 500 * time.Millisecond
 	// probeTime is how long other first attempts take the slow lane while one first attempt, the probe, finds out whether the endpoint
 	// still is slow.
@@ -130,13 +130,15 @@ const (
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
 	maxSlowAtOnce = 32
-	// maxHanging limits the detached attempts to one endpoint, and maxOriginHanging those to all endpoints of one origin.
+	// maxHanging limits the detached attempts (see [FastSlot.Detach]) to one endpoint, and maxOriginHanging those to all
+	// endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
 	// maxOriginDoubtful is how many concurrent attempts the slow lane makes to those endpoints of an origin that may hang.
 	maxOriginDoubtful = 64
 
-	// originAfter is the number of failing endpoints after which their origin counts as failing.
+	// originAfter is the number of failing endpoints after which their origin counts as failing. maxEndpoint is the number of
+	// endpoints whose state a process remembers.
 	originAfter = 5
 	maxEndpoint = 20_000
 )
@@ -164,7 +166,8 @@ func (l *Lanes) get(id, target string) *endpointState {
 	return e
 }
 
-// forget removes endpoints that have no attempts, first the healthy ones, until a quarter of the room is free.
+// forget removes endpoints that have no attempts, the healthy ones first, until fewer than three quarters of [maxEndpoint] are
+// left. It also removes origins without endpoints.
 func (l *Lanes) forget() {
 	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.flows)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
@@ -324,9 +327,9 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	return probe
 }
 
-// noteHang records that the endpoint hangs, and sends first attempts to the slow lane. again says that the previous attempt hung, too; the
-// time is then doubled, because every process makes its own probes, and on AWS a hanging probe holds one of few invocations. A random part
-// keeps processes from probing at the same time.
+// noteHang records that the endpoint hangs, and sends first attempts to the slow lane for a time. again says that the previous
+// attempt hung, too. Then the time is twice as long as the previous one, because every process makes its own probes, and on AWS
+// a hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -355,19 +358,20 @@ func (l *Lanes) CountFailing() (n Failing) {
 	return n
 }
 
-// On AWS, an attempt that hangs holds up one of few processes until [Limits.Patience] is over, and each process would have to learn
-// separately that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other
-// processes read the mark in two cases:
+// On AWS, an attempt that hangs holds up one of few processes until [Limits.Patience] is over, and each process would have to
+// learn separately that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the
+// endpoint's mark. Other processes read the mark in two cases:
 //
 //   - An attempt takes longer than [FastSlot.Usual]. If the endpoint has a mark, the page stops waiting for the attempt.
-//   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed the
-//     mark and serve as probes, so the page makes none.
+//   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed
+//     the mark and serve as probes, so the page makes none.
 //
-// So a hanging attempt costs one write. A late answer costs one read, and so does every half minute in which a process would send a probe.
+// So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
+// read every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark (see above). The item's version is the time until which processes need not probe, in
-// seconds since 1970. The item stays for [maxHold] longer. If the endpoint answers again in the meantime, the mark affects only attempts
-// that take longer than usual, because their pages stop waiting for them.
+// hangKey returns the key of a hanging endpoint's mark (see above). The item's version is the time until which processes need
+// not probe, in seconds since 1970. The item stays for [maxHold] longer. If the endpoint answers again during that time, the
+// mark only keeps pages from waiting for attempts that take longer than usual.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
@@ -430,8 +434,8 @@ func (s *FastSlot) HasWarning(ctx context.Context) bool {
 	return s.warned
 }
 
-// spareProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow lane still
-// hang. First attempts then continue to take the slow lane. The caller must not hold the lock.
+// spareProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow
+// lane still hang. First attempts then continue to take the slow lane. The caller must not hold l.mu.
 func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
 	mark := l.readMark(ctx, e.id)
 	if mark == nil || l.now().Unix() >= mark.Version {

@@ -77,8 +77,8 @@ const (
 	// An endpoint whose last answer took quickAnswer or longer is not quick. Endpoints that are not quick, and endpoints that may hang,
 	// together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
 	quickAnswer = 200 * time.Millisecond
-	// maxWaiters is the number of attempts per slot of the fast lane that may wait. If more wait, only principals with less than the
-	// average number of waiting attempts may add one.
+	// maxWaiters is the number of attempts per slot of the fast lane that may wait. For example, with 128 slots, 2,048 attempts
+	// may wait. If more wait, only principals with fewer than the average number of waiting attempts may add one.
 	maxWaiters = 16
 )
 
@@ -121,7 +121,8 @@ type Call struct {
 	Since     int64  // when the event was queued, in milliseconds since 1970
 }
 
-// bytesHeld returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
+// bytesHeld returns the memory for an attempt that is detached or in the slow lane, so that no page holds its event: the
+// decoded event and the webhook's body.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
@@ -136,7 +137,7 @@ const (
 	TooLate
 )
 
-// PageWait says how long the page of a first attempt waits.
+// PageWait says how long a page task waits for its first attempts and their slots.
 type PageWait struct {
 	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
 	// until which it waits if only other endpoints' attempts use up the slots.
@@ -210,7 +211,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, 
 	}
 }
 
-// full reports whether an endpoint has as many attempts under way as it may have.
+// full reports whether an endpoint has as many attempts under way, or as many bytes in their bodies, as it may have.
 func (l *Lanes) full(e *endpointState, bytes int64) bool {
 	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
@@ -249,7 +250,7 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call, inHurry bool) *FastSlot 
 	return s
 }
 
-// slot is the common part of all slots.
+// slot has the members that [FastSlot], [DetachedSlot] and [SlowSlot] share.
 type slot struct {
 	lanes    *Lanes
 	e        *endpointState
@@ -277,7 +278,7 @@ func (s *slot) record(out webhook.Outcome) {
 // Unused is the outcome for [FastSlot.Done], [SlowSlot.Done] and [DetachedSlot.Done] if no attempt was made.
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
-// FastSlot is the permission to make a first attempt, for which a page waits.
+// FastSlot is the permission to make a first attempt, for which a page task waits.
 //
 //	0 ─────▶ Usual ─────▶ Wait ─────▶ Wait + Rest
 //	           │            │             └ the attempt is canceled
@@ -312,7 +313,7 @@ func (s *FastSlot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// release frees what the slot uses of all limits. The caller holds the lock.
+// release subtracts the slot from the counters of all limits. The caller holds the lock.
 func (s *FastSlot) release() {
 	s.released = true
 	s.e.fast--
@@ -321,9 +322,10 @@ func (s *FastSlot) release() {
 	s.pool.used.remove(s.call.Bytes)
 }
 
-// Detach lets an attempt continue after its page has stopped waiting for it. It releases the slot and returns another one, which the caller
-// releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits for the
-// slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases the slot.
+// Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns another one,
+// which the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page.
+// The page then waits for the slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the
+// attempt and releases the slot.
 func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -349,7 +351,7 @@ func (s *FastSlot) Detach() *DetachedSlot {
 	return detached
 }
 
-// DetachedSlot is the permission to continue a first attempt for which its page no longer waits.
+// DetachedSlot is the permission to continue a first attempt for which its page task no longer waits.
 type DetachedSlot struct {
 	slot
 	origin *originState
@@ -376,20 +378,22 @@ func (s *DetachedSlot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// The types below hold the attempts that wait for a slot of the fast lane, so that principals and endpoints can take turns.
+// The types below hold the attempts that wait for a slot of the fast lane. Each pool has a ring of principals, and each
+// principal has a ring of endpoints. The first in a ring has the next turn, and then moves to the end.
 
 const (
 	quickPool = iota
 	otherPool
 )
 
-// pool is a part of the fast lane: one is for quick endpoints, the other for all others.
+// pool is one of two parts of the fast lane: one is for quick endpoints (see [quickAnswer]), the other is for all other
+// endpoints.
 type pool struct {
 	limit, used usage
 	ring        []*share // the principals with attempts that could start, in turn
 }
 
-// share is one principal's place in a pool's ring. It holds the principal's attempts that could start.
+// share is one principal in a pool's ring, with those of its waiting attempts that could start.
 type share struct {
 	principal string
 	ring      []*flow // endpoints, in turn
@@ -436,7 +440,7 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	}
 }
 
-// list puts a flow at the end of its pool's ring, unless the endpoint is full.
+// list puts a flow at the end of its principal's ring, unless the endpoint is full.
 func (l *Lanes) list(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
@@ -450,7 +454,8 @@ func (l *Lanes) list(f *flow) {
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// unlist takes a flow out of the ring, and moves its principal to the end, because it had its turn.
+// unlist takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the
+// principal had its turn.
 func (l *Lanes) unlist(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -572,13 +577,15 @@ type tokenLease struct {
 }
 
 const (
-	// maxSeek is the number of seconds that are tried for a turn. After each full second the search skips more seconds, up to seekStep. So
-	// it reaches about an hour beyond the last turn of this process.
+	// maxSeek is the maximum number of seconds that reserve tries in order to find one with free turns. After each second
+	// without one, it skips twice as many seconds as before (1, 2, 4, ...), up to seekStep. So it finds turns up to about an
+	// hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 )
 
-// leasesPerSecond is the number of leases into which the tokens of a second are divided.
+// leasesPerSecond is the number of leases into which the tokens of a second are divided. For example, with a rate limit of 100,
+// a process leases 25 tokens at a time.
 const leasesPerSecond = 4
 
 // allow takes a token for one attempt, or returns false if the tokens of this second are used up. If the store does not answer, it allows

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// SlowSlot is the permission to make an attempt in the slow lane, for which no page waits.
+// SlowSlot is the permission to make an attempt in the slow lane, for which no page task waits.
 type SlowSlot struct {
 	slot
 	doubtful bool         // the attempt may hang, so it counts as a hanging attempt for the limit of memory
@@ -36,7 +36,8 @@ func (s *SlowSlot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// bytesOf returns the counter for the bytes of the slow lane's attempts. Doubtful attempts share one with detached attempts.
+// bytesOf returns the counter for the bytes of the slow lane's attempts. Attempts to endpoints that may hang (doubtful) share
+// one counter with detached attempts.
 func (l *Lanes) bytesOf(doubtful bool) *byteShares {
 	if doubtful {
 		return &l.hangingBytes
@@ -52,8 +53,8 @@ type slowWaiter struct {
 }
 
 // ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. If the endpoint answers quickly,
-// even with failures, it waits up to [slotWait] for a slot. A delivery that goes back to the queue would lose more time, and
-// more with each return.
+// even with failures, ReserveSlow waits up to [slotWait] for a slot. Without this wait, the delivery would go back to the
+// queue, where it loses more time with each return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -121,9 +122,9 @@ func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
 	}
 }
 
-// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. After turn, the endpoint's rate limit
-// allows the attempt, and the time of the delivery's schedule starts. After wait, the attempt can also start: wait is the longer of turn
-// and the rest of the endpoint's pause.
+// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. After turn, the endpoint's
+// rate limit allows the attempt, and the delivery's retry schedule begins. After wait, which is at least turn, the endpoint's
+// pause is over, too, so that the attempt can start.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

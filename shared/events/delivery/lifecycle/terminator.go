@@ -36,7 +36,7 @@ type Terminator struct {
 	Review        *review.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
 	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
-	// Profile is the profile of subscriptions that have none of their own.
+	// Profile is the protocol version for MCP Events subscriptions that do not name one.
 	Profile spec.Profile
 	// Plain lists URL prefixes of endpoints that get no notices.
 	Plain []string
@@ -85,7 +85,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		return true, nil
 	}
 	if err := t.Queue.Send(ctx, queue.Slow, notice.NextTask().Outgoing(0)); err != nil {
-		// The periodic job for due deliveries will send the notice.
+		// The notice is stored, so the periodic job for due deliveries will send it.
 		t.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
 	}
 	return true, nil
@@ -201,7 +201,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	return out, nil
 }
 
-// withChanges adds to the reason what changed in the event type, for example a removed filter.
+// withChanges appends the changes of the event type to the reason, for example that a filter was removed.
 func withChanges(reason string, changes []catalog.Change) string {
 	var what []string
 	for _, c := range changes {

@@ -105,9 +105,9 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. If the subscription
-// had a successful delivery after the last progress record, that also shows progress. But the delivery may have been a retry of an event
-// from half an hour before, so twice as much time is subtracted from it.
+// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. A
+// successful delivery to the subscription after the last progress record also shows progress. But it may have been the retry of
+// an event that was up to [dwell] old, so attemptedUntil goes back twice that time from it.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {

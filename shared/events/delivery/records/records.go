@@ -117,8 +117,8 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is the number of seconds without attempts that the limiter saves up: afterwards, that many seconds' worth of records may
-	// be written immediately.
+	// burst is how many seconds of the unused limit are saved up. For example, after 10 seconds without attempts, a process may write
+	// 10 × indexRate records immediately.
 	burst = 10
 )
 

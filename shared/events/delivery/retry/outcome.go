@@ -177,8 +177,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and announces the gap to the subscriber. It is for an event that the
-// endpoint did not refuse, because the subscriber may not know of that event.
+// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and sends the subscriber a gap notice. It is for an event that the
+// endpoint did not refuse. The subscriber may not know that it has missed this event.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -251,9 +251,9 @@ func (s *statuses) spendBudget(now time.Time) bool {
 
 // afterFailure returns the status after a failure.
 //
-// The stored status may lack the last success, because a page writes the statuses of its attempts at its end. If the success came after the
-// first of the failures in a row, this failure begins a new row. Otherwise, an endpoint that accepts some events and refuses others would be
-// disabled like one that only fails.
+// The status counts consecutive failures. The stored status may lack the last success, because a page writes the statuses of
+// its attempts at its end. So if this process knows of a success after the first counted failure, afterFailure starts counting
+// again. Otherwise, an endpoint that accepts some events and refuses others would be disabled like one that only fails.
 func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	it, err := store.One(ctx, db, subscription.StatusKey(workspace, sub.ID), "read the status of a subscription")
 	if err != nil {
@@ -387,8 +387,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed
-// do not count. Most calls return false without a read; rateAsk limits the reads.
+// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before
+// resumed do not count. To save reads, it adds up the attempts only once per [rateAsk] or [rateMinimum] attempts, and returns
+// false in between.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -48,8 +48,8 @@ const (
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// longest is the longest time from writing a due entry to the time at which it is due.
-const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
+// maxDelay is the longest time from writing a due entry to the time at which it is due.
+const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
@@ -59,10 +59,10 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
 		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
-		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
+		Ahead: func(ctx context.Context, was time.Time) error { return r.beginSearch(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
-		n, err := r.minute(ctx, minute, now, nil)
+		n, err := r.moveMinute(ctx, minute, now, nil)
 		moved += n
 		return err
 	})
@@ -70,8 +70,8 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// minute moves a minute's entries for which only returns true. If only is nil, it moves all of them.
-func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+// moveMinute moves the due entries of a minute for which only returns true. If only is nil, it moves all of them.
+func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
 		n, err := r.move(ctx, state.DuePartition(shard, minute), now, only)
@@ -148,13 +148,13 @@ type search struct {
 	Until int64 `json:"until"`
 }
 
-// clockSetBack begins a search because the clock showed a later time in the last round (was) than in this one (now).
-func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
+// beginSearch begins a search after the clock was set back: in the last round it showed was, which is later than now.
+func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {
 		return err
 	}
-	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(longest).Unix()}
+	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(maxDelay).Unix()}
 	if it != nil {
 		var before search
 		if err := json.Unmarshal(it.Value, &before); err == nil {
@@ -171,7 +171,7 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// continueSearch continues the search that [Job.clockSetBack] began.
+// continueSearch continues the search that [Job.beginSearch] began.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil || it == nil {
@@ -184,7 +184,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	had := it.Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
 		for range 60 {
-			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return isFromFuture(e, now) })
+			n, err := r.moveMinute(ctx, from, now, func(e state.DueEntry) bool { return isFromFuture(e, now) })
 			moved += n
 			if err != nil {
 				return moved, err

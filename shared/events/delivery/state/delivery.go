@@ -334,7 +334,7 @@ const maxForgets = 16
 // Another worker may have continued a delivery since it was read, or its event may have been requested again; see
 // [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
-	if !slices.ContainsFunc(notes, isConditional) { // usual, so spare the copies
+	if !slices.ContainsFunc(notes, isConditional) { // the usual case, which needs no copies
 		return db.WriteAll(ctx, notes...)
 	}
 	var plain []store.Op
@@ -508,8 +508,8 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 type newBody struct {
 	item   store.Item
 	stored storedBody // the event in the store, if it was written
-	// release ends the wait of the other deliveries. If an error kept the event from being written, they fail with it. After a
-	// conflict they check again whether the event is stored.
+	// release lets the other deliveries continue. If an error kept the event from being written, they fail with the same error.
+	// After a conflict they check again whether the event is stored.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed
@@ -566,7 +566,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 			body.release(false, nil)
 			return nil, fault.Wrap(fault.Internal, err, "encode the event")
 		}
-		// The version is the expiry, so that of two processes that extend it the later expiry wins.
+		// The version is the expiry. If two processes write the item at the same time, one gets a conflict. It writes again
+		// only if its own expiry is much later.
 		body.item = store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
 		return body, nil
 	}

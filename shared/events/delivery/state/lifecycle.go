@@ -145,8 +145,8 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || r != written || !direct {
 		return r, err
 	}
-	// While it was written, the delivery may have got another key, or the attempts of the dead delivery that it replaces. Then the
-	// early message is for another attempt.
+	// Send the message now if the early one arrived too early or names another attempt. The latter happens if the write changed
+	// the delivery: it may have given it another key, or the attempts of a dead delivery that it replaces.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
@@ -311,7 +311,7 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c chang
 	return conditional, nil
 }
 
-// contest finds out why a delivery could not be written.
+// contest finds out why a delivery could not be written, and whether the worker may try again.
 func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
@@ -347,27 +347,31 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 	return tryAgain, nil
 }
 
-// sameAttempt reports whether the stored delivery has no more attempts than the worker knew, although it has changed, for example
-// because its event was requested again. The worker then writes its step nevertheless, because its message may have been the only
-// one, and without it the delivery would wait for the due entry. A notice may have other content by now, so it is never the same.
+// sameAttempt reports whether the stored delivery has no more attempts than the worker knew. It may still have changed, for
+// example because its event was requested again. The worker then makes its step nevertheless. Its message may have been the
+// delivery's only one, so otherwise the delivery would wait for the due entry. For a notice the result is false, because the
+// notice may have other content by now.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
 // renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an
-// older cursor. The stored delivery then also serves as the new one. An attempt of it may be under way, or its subscription may
-// have been missing a moment ago. So renew changes the item's version, and a worker that read the item before can no longer delete
-// it or give it up. That worker's message may have been the only trace of the delivery, because the due table and switches delete
-// their entries when they send a message. So renew also writes a due entry, which delivers the event once more. If there is one
-// that is due later, it keeps its time, so that frequent requests do not postpone the delivery.
+// older cursor. The stored delivery then also serves as the new one. But a worker may be about to delete it, because an attempt
+// has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a worker that read the
+// item before can no longer delete it or give it up. That worker's message may have been the only trace of the delivery,
+// because the due table and switches delete their entries when they send a message. So renew also writes a due entry, which
+// delivers the event once more. If there is one that is due later, it keeps its time, so that frequent requests do not postpone
+// the delivery.
 //
-// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
-// different key, in a minute that the job still visits. For example, an entry that is already due moves to the current minute.
+// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry
+// has a different key, in a minute that the job still visits. For example, an entry that is already due moves to the current
+// minute.
 //
-// A suspended delivery waits for the subscriber's refresh, unless the new delivery would be attempted. Then renew schedules it
-// immediately, because it has no message. A paused delivery waits for its switch if the new one would be paused, too. Its waiting
-// message also gets another key, because the switch may be sending the message.
+// If the stored delivery is suspended, it has no message. If the new delivery would be attempted (StepSchedule), renew
+// schedules the stored one immediately. Otherwise it keeps waiting for the subscriber's refresh. A paused delivery waits for
+// its switch if the new one would be paused, too. Its waiting message also gets another key, because the switch may be sending
+// the message.
 //
 // If the delivery has changed once more, renew returns tryAgain.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {

@@ -33,7 +33,7 @@ type Page struct {
 	// Count is the approximate number of subscribers in the range. Dispatch splits a large range before it sends any event.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
-	// Hops is how many page tasks in a row have passed these events on without an attempt.
+	// Hops is how many page tasks have passed these events on to the next task without an attempt.
 	Hops int `json:"h,omitempty"`
 	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in that
 	// first task.

@@ -255,8 +255,8 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also fills o as far as
-// it knows the event, even if the event is refused.
+// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also sets
+// the name, URI and id of the event in o as far as they are known, even if the event is refused.
 func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -330,12 +330,13 @@ func idOf(err error) string {
 	return unfit.ID
 }
 
-// isUnfit reports whether an error can be fixed by changing the mapping or the event type.
+// isUnfit reports whether an operator can fix the cause of an error by changing the mapping or the event type.
 func isUnfit(err error) bool {
 	return fault.Is(err, fault.Unprocessable) || fault.Is(err, fault.TooLarge)
 }
 
-// toInput looks up the event's type in the catalog of the source's workspace and expands its URI.
+// toInput looks up the event's type in the catalog of the source's workspace, and makes the event's URI from the type's URI
+// template.
 func (d *Documents) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
 	cat, err := d.Catalogs.Catalog(ctx, s.Workspace)
 	if err != nil {

@@ -198,7 +198,7 @@ func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	return r, content, nil
 }
 
-// CheckSources does what [CheckCatalog] does, for all sources of a workspace.
+// CheckSources calls [CheckCatalog] for all sources of a workspace, and joins the errors.
 func CheckSources(cat *catalog.Catalog, workspace string, sources []source.Source) error {
 	var all []error
 	for _, s := range sources {

@@ -132,8 +132,8 @@ func contains(value any, ok test) bool {
 // maxFaults limits the faults that one error lists.
 const maxFaults = 20
 
-// Parse parses a pattern. It returns everything that is wrong with it as one fault of kind Invalid, whose data is a
-// []jsonpointer.Fault.
+// Parse parses a pattern. If the pattern has mistakes, the error is a fault of kind Invalid, whose data is a
+// []jsonpointer.Fault with up to [maxFaults] of them.
 func Parse(text []byte) (*Pattern, error) {
 	p := parser{}
 	root := p.read(text)

@@ -115,10 +115,10 @@ const (
 
 // challenge is one challenge with the keys of the counters that limit it.
 type challenge struct {
-	sent     store.Key // what the principal has sent in this minute
-	failures store.Key // what the principal has pending, and has failed, at this host in this window
-	byAll    store.Key // what all principals have failed at this host in this window
-	max      int64     // how many the principal may send in a minute
+	sent     store.Key // counts the challenges that the principal sent in this minute
+	failures store.Key // counts the principal's pending and failed challenges at this host in this window
+	byAll    store.Key // counts the failed challenges of all principals at this host in this window
+	max      int64     // how many challenges the principal may send in a minute
 	host     string
 	at       time.Time
 	expires  time.Time

@@ -23,7 +23,7 @@ import (
 // DefaultLimit is how many subscriptions a principal may have.
 const DefaultLimit = 1000
 
-// Member is the name of the counter in an item of [Key].
+// Member is the name of the counter in an item with a [Key].
 const Member = "n"
 
 // Key returns the key of a principal's count. With an empty principal, which no caller has, it is the key of the workspace's sum.
@@ -73,7 +73,7 @@ func (c Counts) AddToSum(ctx context.Context, workspace string, n int64) error {
 	return fault.Wrap(fault.Unavailable, err, "count the subscriptions of the workspace")
 }
 
-// LowerSum subtracts one from the sum of a workspace, even if the caller has disconnected.
+// LowerSum subtracts one from the number of subscriptions in a workspace, even if the caller has disconnected.
 func (c Counts) LowerSum(ctx context.Context, workspace string) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -207,7 +207,8 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// commonPart returns the smaller of two differences if both have the same sign, and otherwise 0. For example, 5 and 3 make 3.
+// commonPart returns the smaller of two differences if both have the same sign, and otherwise 0. For example, if one recount
+// found a sum too high by 5 and the next by 3, only 3 are certainly wrong.
 func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:

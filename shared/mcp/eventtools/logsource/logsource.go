@@ -108,7 +108,8 @@ func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, nil
 }
 
-// Subscribe implements [eventtools.Source]. It returns a handle with the cursor of the log's end.
+// Subscribe implements [eventtools.Source]. It returns a handle with which a model reads the events that are published from now
+// on.
 func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	s, err := h.find(ctx, h.call.Principal, name, arguments)
 	if err != nil {

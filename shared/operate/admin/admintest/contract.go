@@ -130,8 +130,8 @@ func (c *Contract) Check(method, path string, resp *http.Response, body []byte) 
 	return schema.Validate(value)
 }
 
-// template returns the document's path, with parameters, that matches a path. The name of a switch and an origin have several
-// segments, and OpenAPI has no such parameter.
+// template returns the path in the document that matches a request's path, e.g. /events/{id} for /events/1. It handles
+// switches and notes itself, because their names contain slashes, which a path parameter of OpenAPI cannot match.
 func (c *Contract) template(path string) string {
 	if strings.HasPrefix(path, "/switches/") {
 		return "/switches/{name}"

@@ -118,8 +118,8 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 // alsoLimit is the maximum number of items of the list that follows a document.
 const alsoLimit = 100
 
-// print prints the response in the chosen format. Without one it calls human, which prints for people. For -o name it prints the ids or
-// names of the items.
+// print prints the response in the chosen format. With -o name it prints only the ids or names of the items. Without a format
+// it calls human, which prints a table or a readable document.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
 	switch c.Format {
 	case formatJSON:
@@ -138,7 +138,7 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 }
 
 // findNaming returns the member that identifies an object in other commands: id or name. For a list, it must be one of the
-// columns. A name must even be the first column, because a later column of this name holds the name of an event type.
+// columns. The member name must even be the first column, because further to the right it is the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -327,7 +327,7 @@ type erasure struct {
 const (
 	replays = "replays"
 	pause   = time.Second // between two polls of a replay
-	// patience is the number of consecutive polls that may fail, for example while the server restarts.
+	// patience is how many consecutive polls of the replay may fail, for example while the server restarts.
 	patience = 60
 )
 

@@ -210,7 +210,7 @@ type Source struct {
 // Request names a file whose content is sent; - is the standard input.
 type Request string
 
-// maxRequest limits the size of the file. The server accepts less.
+// maxRequest is the number of bytes up to which the file is read. The server's limit is lower, so it refuses a larger file.
 const maxRequest = 8 << 20
 
 func (r Request) read(in io.Reader) (string, error) {
@@ -232,13 +232,13 @@ type Page struct {
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
-// Span are the flags that limit a list to a time span.
+// Span has the flags that limit a list to a time span.
 type Span struct {
 	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z), a date or a duration before now (90m, 7d)."`
 	Until string `placeholder:"TIME" help:"End, as a time, a date or a duration before now."`
 }
 
-// Letters are the flags that select dead letters.
+// Letters has the flags that select dead letters.
 type Letters struct {
 	Span
 	Subscription string `placeholder:"ID" help:"Only to this subscription."`
@@ -254,7 +254,7 @@ type Job struct {
 	Detach bool `help:"Do not wait until the replay is done."`
 }
 
-// Flags are the flags of all commands. kong calls Run for the selected command.
+// Flags has the flags of all commands. kong calls Run for the selected command.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. It needs the scope events:operate, or events:subscribe for your own subscriptions. Prefer the variable, because other users of the machine can see arguments."`
@@ -335,7 +335,7 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
-// notSent are the flags that are not sent to the API.
+// notSent lists the flags that only the command itself uses. All others are sent to the API.
 var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}
 
 // prefix is the path of the API. It repeats admin.Prefix, because importing package admin would link the whole server into the

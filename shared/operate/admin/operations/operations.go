@@ -57,7 +57,7 @@ const (
 	MaxLimit     = 100
 )
 
-// rest is the OpenAPI document without the operations: the head, the schemas and the error response.
+// rest is the OpenAPI document without the operations: the info, the schemas and the error response.
 //
 //go:embed document.json
 var rest []byte

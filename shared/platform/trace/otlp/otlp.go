@@ -54,8 +54,8 @@ type Options struct {
 	// Endpoint is the collector's URL without a path. If HTTP is nil, a client with a timeout sends the requests.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the share of the traces started by this process that is exported. A trace from another system is exported if that system
-	// sampled it.
+	// Ratio is the share of the traces started by this process that is exported, from 0 to 1. A trace from another system is
+	// exported if that system sampled it.
 	Ratio float64
 	// Version is the version of the product.
 	Version string

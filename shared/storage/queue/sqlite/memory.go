@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// memoryQueue is one queue: the window over its messages, the workers that wait for them, and the results of handlers
-// that are not written yet.
+// memoryQueue is one queue: the window of messages that are in memory, the workers that wait for messages, and the results of
+// handlers that are not written yet.
 type memoryQueue struct {
 	q    *Queues
 	name queue.Name
@@ -110,8 +110,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window. It
-// only counts the delayed rows, the first of which is due at the time due.
+// publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window.
+// Delayed rows stay in the file, so publish only counts them; due is when the first of them is due.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

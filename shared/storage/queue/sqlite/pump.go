@@ -17,8 +17,8 @@ const (
 	// maxSleep is the longest sleep of the pump while the queue is idle. It is also how often old deduplication ids are removed
 	// from the file.
 	maxSleep = time.Minute
-	// maxUntilDue is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row that
-	// is due later than that was written before the clock was set back, so it counts as due.
+	// maxUntilDue is the longest time until a delayed row is due: the maximum delay and a minute for small corrections of the
+	// clock. If a row seems to be due even later, the clock was set back after it was written, so the row counts as due.
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
@@ -146,7 +146,7 @@ func (mq *memoryQueue) endDelays() error {
 	}
 }
 
-// endingDelays is a job that turns delayed rows that are due into ordinary ones.
+// endingDelays is an [engine.Job] that turns delayed rows that are due into ordinary ones.
 type endingDelays struct {
 	queue *memoryQueue
 	room  int

@@ -65,7 +65,7 @@ func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	}
 }
 
-// sending is a job that writes messages of one Send.
+// sending is an [engine.Job] that writes messages of one Send.
 type sending struct {
 	queue *memoryQueue
 	msgs  []queue.Outgoing
@@ -134,10 +134,11 @@ func (s *sending) Done(err error) {
 }
 
 const (
-	// dedupWindow is how long a queue drops messages with a deduplication id that it accepted (SQS: five minutes).
+	// dedupWindow is how long a queue remembers a deduplication id, and drops further messages with it. It is five minutes as
+	// in SQS.
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is how long one generation collects ids before the next generation begins. Old ids are removed one generation
-	// at a time.
+	// dedupSpan is how long a [generation] collects ids before the next one begins. Old ids are removed a whole generation at
+	// a time.
 	dedupSpan = dedupWindow / 2
 	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
 	maxDedup = 1 << 22
@@ -167,8 +168,7 @@ type dedup struct {
 	mu          sync.Mutex
 	generations []generation // oldest first
 	latest      int64        // the latest time of an id, in seconds since 1970
-	// pending are the ids that jobs have claimed in the transaction with the number attempt, which is the latest transaction of
-	// the engine's writer.
+	// pending are the ids that jobs have claimed in the engine's latest transaction, whose number is attempt.
 	pending map[digest]bool
 	attempt int64
 	// forwarding are the ids of messages that are being forwarded, with the job that writes them.
@@ -187,7 +187,7 @@ func newDedup(table string) *dedup {
 	}
 }
 
-// setUp reads the ids of the last five minutes. The row's id is its time in microseconds.
+// setUp reads the ids of the last five minutes. The id of a row is the time at which it was written, in microseconds.
 func (d *dedup) setUp(tx *engine.Tx) error {
 	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 
 // claim selects the messages of a send whose deduplication ids the queue has not accepted within the window, and marks these
 // ids as pending for later sends in the same transaction. If a message with one of the ids is being forwarded, claim returns
-// that job instead.
+// the job that writes it instead.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,7 +295,8 @@ func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) boo
 	return true
 }
 
-// settle ends what reserve has begun. If the job was committed, its ids count as accepted, and otherwise they are free again.
+// settle ends the reservation of f's ids after its job. If the job was committed, the queue has accepted the ids, and
+// otherwise they are free again.
 func (d *dedup) settle(f *forwarding, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -357,9 +358,9 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 	d.latest = max(d.latest, at.Unix())
 }
 
-// forgetting is a job that deletes up to [dedupStep] rows that are older than the window. It also deletes rows that are more than a window in
-// the future, because the clock was set back since they were written. They would stay until the clock has caught up, and so would all later
-// rows, because the ids of rows only grow.
+// forgetting is an [engine.Job] that deletes up to [dedupStep] rows that are older than [dedupWindow]. It also deletes rows
+// that are more than dedupWindow in the future, because the clock was set back since they were written. They would stay until
+// the clock has caught up, and so would all later rows, because the ids of rows only grow.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay
@@ -402,15 +403,15 @@ const forwardWithin = 10 * time.Millisecond
 // forwardEventWithin replaces forwardWithin on a FIFO queue. It is shorter because the sender always waits for the row.
 const forwardEventWithin = time.Millisecond
 
-// forwarding is a job that writes messages to the file. A handler may receive the messages before they are written. On a
-// standard queue, the sender waits until each message has a row or is accepted:
+// forwarding is an [engine.Job] that writes messages to the file. A handler may receive the messages before they are written.
+// On a standard queue, the sender waits until each message has a row or is accepted:
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job: a row for each message that is not accepted yet
 //
 // On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
-// can take the messages. So whatever the handler writes is in the same commit as the job or in a later one, and the handler
-// gets the outcome after [forwarding.Done].
+// can take the messages. So the handler's writes are committed with the job or later, and the handler gets their outcome after
+// [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message
@@ -423,7 +424,8 @@ type forwarding struct {
 
 var _ queue.Forwarder = (*Queues)(nil)
 
-// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, or if the messages do not fit into memory.
+// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if memory has no room for the messages, or if
+// earlier messages are still only in the file.
 //
 // On a FIFO queue it also calls Send if the messages would only wait, because no worker is idle or because other messages of
 // their group are ready, and if a message may repeat another one.

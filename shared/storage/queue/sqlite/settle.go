@@ -170,7 +170,8 @@ func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling is a job that writes the handler results of a queue. It includes the results that arrive until the job is applied.
+// settling is an [engine.Job] that writes the handler results of a queue. It includes the results that arrive until the job is
+// applied.
 type settling struct {
 	queue *memoryQueue
 	taken handlerResults
@@ -288,8 +289,8 @@ func (s *settling) Done(err error) {
 	mq.wakePump(mq.resubmitAt)
 }
 
-// Limits of one step of a discard, so that other reads and writes do not wait for long: how many rows it reads, and how many it
-// deletes.
+// Limits of one step of [Queues.Discard]: how many rows it reads, and how many it deletes. Between two steps, other reads and
+// writes can run.
 const (
 	discardRows    = 2000
 	discardDeletes = 500
@@ -380,8 +381,8 @@ func containsAny(texts []string) func(body []byte) bool {
 	}
 }
 
-// discarding is a job that deletes rows that are still delayed. It keeps rows that became due meanwhile, because their messages
-// are in memory.
+// discarding is an [engine.Job] that deletes rows that are still delayed. It keeps rows that became due meanwhile, because
+// their messages are in memory.
 type discarding struct {
 	queue *memoryQueue
 	ids   []int64

@@ -29,7 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Options change how [Queues] work. The zero value is the default.
+// Options are the settings of [Queues]. The zero value has the defaults.
 type Options struct {
 	// Log gets failures; nil is [slog.Default].
 	Log *slog.Logger
@@ -86,7 +86,7 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	return q, nil
 }
 
-// setup is a job that creates the tables and reads the state that the last process left.
+// setup is an [engine.Job] that creates the tables and reads the state that the last process left.
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {

@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	// fetchRows and fetchBytes bound what one read of the file brings into memory.
+	// fetchRows and fetchBytes limit how many messages, and how many bytes of their bodies, one read of the file brings into
+	// memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// spillShare divides the free room: one group may use 1/spillShare of it, i.e. an eighth. See [window.share].
+	// One group may use 1/spillShare of the free room, i.e. an eighth. See [window.share].
 	spillShare = 8
 	// spillIDs limits how many ids one read for a spilled group searches, because most rows in that range may belong to other
 	// groups.
@@ -28,9 +29,10 @@ const (
 //   - Forwarded messages, and delayed ones that became due, may be in memory before the window comes to their rows. It
 //     skips these early rows.
 //   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it
-//     in the file. So a group may have an eighth of the free room in one half of the memory. With n such groups this half is full to n/(n+8), so there
-//     is always room for the first messages of another group. The other rows of such a group are spilled: the window
-//     passes over them, and reads them when few messages of the group are left in memory.
+//     in the file. So a group may use an eighth of the room that is free in one half of the memory. With n such groups this
+//     half is full to n/(n+8), for example half full with eight groups. So there is always room for the first messages of
+//     another group. The other rows of such a group are spilled: the window passes over them, and reads them when few
+//     messages of the group are left in memory.
 type window struct {
 	maxMessages, maxBytes int
 
@@ -51,7 +53,7 @@ type spill struct {
 	// ones.
 	from  int64
 	early map[int64]bool
-	// late are the ids of delayed rows before from that have become due since the rows around them were read.
+	// late are the ids, smaller than from, of rows that were delayed and have become due since the rows around them were read.
 	late []int64
 }
 
@@ -81,7 +83,8 @@ func (w *window) depth() queue.Depth {
 	}
 }
 
-// dropBody frees the body of a message if the bodies in memory are too large. A worker reads it again from the row.
+// dropBody frees the body of a message if the bodies in memory exceed maxBytes. The worker that takes the message later reads
+// the body from the row.
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
@@ -433,11 +436,11 @@ func (r *ready) add(m *message) {
 // available reports whether take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages for a handler. They count as in the handler until [ready.release].
+// take removes up to n messages for a handler. The handler has them until [ready.release].
 //
-// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue at most perGroup messages of a group are in
-// handlers. The bodies of all messages in handlers have at most the given number of bytes. A perGroup or bytes of 0 is no
-// limit.
+// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most perGroup messages
+// of a group at a time. On both, the bodies of all messages that handlers have at a time are limited to the given number of
+// bytes. 0 means no limit.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
@@ -493,7 +496,7 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	}
 }
 
-// handle removes the first message of a group and counts it as in a handler.
+// handle removes the first message of a group and records that a handler has it.
 func (r *ready) handle(g *group) *message {
 	m := g.pop()
 	m.handled = len(m.body)
@@ -502,7 +505,7 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release counts a message as out of its handler.
+// release records that a message has left its handler.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	r.handled -= m.handled

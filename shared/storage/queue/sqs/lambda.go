@@ -237,7 +237,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 	}
 }
 
-// rejectedError returns an error unless n is 0.
+// rejectedError returns the error of a [Queues.Drain] whose handler rejected n messages, or nil if n is 0.
 func rejectedError(n int) error {
 	if n == 0 {
 		return nil

@@ -75,7 +75,7 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
-// pause waits for a random time that grows with every try, up to three seconds.
+// pause waits before another try: for a random time of up to 50 ms, doubled with each try, up to 3.2 s.
 func pause(ctx context.Context, try int) error {
 	return periodic.Sleep(ctx, mathrand.N(50*time.Millisecond<<min(try, 6)))
 }

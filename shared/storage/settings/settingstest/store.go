@@ -40,7 +40,7 @@ func (s *Store) Reads(sort string) int {
 	return n
 }
 
-// Stamps and Local report false, as for DynamoDB.
+// Stamps and Local report false, as the store in DynamoDB does.
 func (s *Store) Stamps() bool { return false }
 func (s *Store) Local() bool  { return false }
 

@@ -16,12 +16,12 @@
 // # A lost answer is no conflict
 //
 // The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
-// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single put or addition carries a random
-// mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, it has succeeded. An
-// addition is applied twice only if another writer has added to the same item in between. That must not happen to a decrement,
-// so it needs a transaction (see [lowersCount]). A delete leaves no mark. If a conditional delete is repeated after a lost
-// answer and finds no item, it counts as a success, although another writer may have deleted the item. Callers to whom that
-// matters delete in a transaction.
+// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single conditional put or addition
+// carries a random mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, the
+// first request has succeeded. An addition is applied twice only if another writer has added to the same item in between. That
+// must not happen to a decrement, so it needs a transaction (see [lowersCount]). A delete leaves no mark. If a conditional
+// delete is repeated after a lost answer and finds no item, it counts as a success, although another writer may have deleted
+// the item. Callers to whom that matters delete in a transaction.
 //
 // Package store describes where domain types belong, and store/storetest tests the contract.
 package dynamo
@@ -353,7 +353,8 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts is a middleware that observes each request of a call, including the retries of the SDK.
+// attempts is a middleware that sees each request of a call, including the SDK's retries, and notes whether an answer was
+// lost.
 type attempts struct {
 	lost bool // after a failed request that DynamoDB may have applied
 }
@@ -373,7 +374,7 @@ func (a *attempts) HandleFinalize(
 	return out, meta, err
 }
 
-// watch adds the middleware after the SDK's retry step, so that it observes each request.
+// watch adds the middleware after the SDK's retry step, so that it sees each request.
 func (a *attempts) watch(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(a, "Retry", middleware.After)
 }

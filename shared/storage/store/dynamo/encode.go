@@ -197,8 +197,8 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// assign returns the SET clause for the expiry of item and the mark of this write. It is empty without both. If counts is true,
-// the clause also sets the counts; otherwise the caller adds them.
+// assign returns the SET clause for the expiry of item and the mark of this write. It is empty if there is nothing to set. If
+// counts is true, the clause also sets the counts; otherwise the caller adds them.
 func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
 	if counts {
@@ -249,7 +249,7 @@ func fits(counts, limits map[string]int64) bool {
 	return true
 }
 
-// unit is the size in which DynamoDB bills writes.
+// unit is 1 KiB: DynamoDB bills a write by its size, rounded up to a multiple of it.
 const unit = 1 << 10
 
 // deflaters is a pool, because a flate.Writer takes more than half a megabyte.
@@ -261,8 +261,8 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
-// deflate compresses a value. It returns nil if that does not save a billing unit. Most values are smaller than a unit, and
-// sealed values do not shrink. Segments of the log shrink, and their bytes are most of the cost of an event.
+// deflate compresses a value. It returns nil if that does not save a billing unit. Most values fit into one unit anyway, and
+// sealed values do not shrink. Segments of the log do shrink, and their bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil

@@ -74,9 +74,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 
 // lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
 //
-// An item keeps only the mark of its last addition. So if another writer adds to it between a lost answer and the repeated
-// request, the operation is applied twice. A count that is too low could hide an item, but a count that is too high only
-// costs an extra read.
+// An item keeps only the mark of its last addition. So if another writer adds to it between a request whose answer is lost and
+// its repetition, the operation is applied twice. A count that is too low could hide an item, but a count that is too high
+// only costs an extra read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {

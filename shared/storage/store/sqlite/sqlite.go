@@ -34,7 +34,7 @@ import (
 // Memory, as a path, keeps everything in memory.
 const Memory = engine.Memory
 
-// Options change how a [DB] works. The zero value is the default.
+// Options are the settings of a [DB]. The zero value has the defaults.
 type Options struct {
 	// Engine are the options of the file.
 	Engine engine.Options
@@ -112,7 +112,7 @@ func Open(path string, opts Options) (*DB, error) {
 	return db, nil
 }
 
-// setup is a job that creates the tables and reads the last stamp.
+// setup is an [engine.Job] that creates the tables and reads the last stamp.
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {
@@ -245,7 +245,7 @@ func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	return true
 }
 
-// maxPage is the size of the values at which a page ends, as in DynamoDB.
+// maxPage is the total size of values, in bytes, at which a page ends. DynamoDB ends pages at the same size.
 const maxPage = 1 << 20
 
 // Query reads one page. Expired items count toward the limit, so that many of them cannot make a page slow.
@@ -380,7 +380,7 @@ type keptPage struct {
 	page store.Page
 }
 
-// The cached values take at most 4,096 × 8 KiB and 512 × 64 KiB.
+// The cached values take at most 64 MiB: 4,096 items of 8 KiB and 512 pages of 64 KiB.
 const (
 	maxKeptItem = 8 << 10
 	maxKeptPage = 64 << 10
@@ -426,8 +426,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys that share the counter in the argument of. It returns false unless all of them are
-// cached and current.
+// get returns the cached items of keys. of is the counter that the keys share. It returns false unless all items are cached
+// and current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false

@@ -77,7 +77,7 @@ const (
 func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
 func (db *DB) Batched() store.DB   { return relaxed{db, batched} }
 
-// relaxed is the store for writes for which no caller waits.
+// relaxed is the store for writes for which no caller waits. commit says when they are committed.
 type relaxed struct {
 	*DB
 	commit commit
@@ -116,8 +116,8 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, c commit) error {
 	return err
 }
 
-// write is a job with the operations of one transaction. Each item occurs at most once, so all conditions can be tested
-// before the first change, and a conflict leaves nothing to undo.
+// write is an [engine.Job] with the operations of one transaction. Each item occurs at most once, so all conditions can be
+// tested before the first change, and a conflict leaves nothing to undo.
 type write struct {
 	db        *DB
 	ops       []store.Op
@@ -440,7 +440,8 @@ func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 // committed notes that the transaction of the last [stamps.next] was committed.
 func (s *stamps) committed() { s.limit = s.written }
 
-// closeStamps is a job that sets the limit to the last stamp, so that the next process need not skip the rest of the step.
+// closeStamps is an [engine.Job] that lowers the stored limit to the last stamp, so that the next process continues directly
+// after it.
 type closeStamps struct{ *stamps }
 
 func (s closeStamps) Apply(tx *engine.Tx) error {

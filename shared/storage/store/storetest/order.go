@@ -392,7 +392,7 @@ var queryCases = []testCase{
 	}},
 }
 
-// listCases make the queries of the admin API's lists, of manual retries and of erasures.
+// listCases are cases with the queries of the admin API's lists, of manual retries and of erasures.
 var listCases = []testCase{
 	{"newest_first_within_a_span_among_expired_items", func(b *bench) {
 		stamp := func(i int) string { return fmt.Sprintf("%016d", 1_800_000_000_000_000+i) }

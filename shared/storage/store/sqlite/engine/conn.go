@@ -312,8 +312,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks the file for this engine. It opens a second database file at path and keeps a transaction open in it. The
-// system ends the transaction with the process, even if the process crashes.
+// acquire locks an engine's file. It opens another database file, at path, and keeps a transaction open in it. The system ends
+// the transaction with the process, even if the process crashes.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {

@@ -36,7 +36,7 @@ import (
 // Memory, as a path, keeps everything in memory until the engine is closed.
 const Memory = ":memory:"
 
-// Options change how an [Engine] works. The zero value is the default.
+// Options are the settings of an [Engine]. The zero value has the defaults.
 type Options struct {
 	// Readers is the number of read connections. The default is 2*GOMAXPROCS, at most 8. A database in memory has a single connection
 	// for reads and writes.
@@ -246,8 +246,8 @@ func isBusy(err error) bool {
 // errClosed is returned for work that arrives after [Engine.Close].
 var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
-// transient has the primary result codes of errors after which the same call may succeed later, for example when the disk
-// has room again.
+// transient has the primary result codes of errors after which the same call may succeed later, for example when the disk has
+// space again.
 var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultBusy: true, sqlite.ResultLocked: true, sqlite.ResultFull: true,
 	sqlite.ResultIOErr: true, sqlite.ResultNoMem: true, sqlite.ResultInterrupt: true,

@@ -12,9 +12,9 @@ import (
 
 // Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
 type Job interface {
-	// Apply does the work in a transaction that other jobs may share. If it returns an [*Error], the transaction is rolled
-	// back, and its jobs are repeated one by one: the writer calls Apply again, in a transaction for each job. If it returns
-	// another error, only this job fails, so it must not have written anything.
+	// Apply does the work in a transaction that other jobs may share. If it returns an [*Error], because SQLite failed, the
+	// transaction is rolled back, and its jobs are repeated one by one: the writer calls Apply again, in a transaction for
+	// each job. If it returns another error, only this job fails, so it must not have written anything.
 	Apply(tx *Tx) error
 	// Done receives the outcome: err is nil after the commit. Otherwise the job has written nothing. Done must return quickly
 	// and must not submit jobs.
@@ -43,12 +43,12 @@ const (
 	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
-	// crowded is the average number of jobs that must arrive during a commit before the next commit waits for spacing. If
-	// events arrive one after the other, no job arrives during a commit, so there is no waiting.
+	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing. If events
+	// arrive one after the other, no job arrives during a commit, so there is no waiting.
 	crowded = 1
 )
 
-// The states of an entry. Either the writer takes it or its caller abandons it, whichever is first.
+// The states of an entry, which is a submitted job. Either the writer takes it or its caller abandons it, whichever is first.
 const (
 	waiting int32 = iota
 	taken
@@ -146,9 +146,10 @@ type batch struct {
 	by      time.Time // when they must be committed; zero if there are none
 }
 
-// Batch submits a job for which no caller waits, like [Engine.Lazily], but holds it back to commit it together with other batch
-// jobs. They are committed when their weights add up to [fullBatch], when the writer takes a job before which one of them must
-// be applied, or after about fifty milliseconds. The weight of a job is the number of rows that it writes.
+// Batch submits a job for which no caller waits, like [Engine.Lazily], but holds it back to commit it together with other
+// batch jobs. They are committed when their weights add up to [fullBatch], when the writer takes a job that one of them must
+// precede (see [BatchJob.Before]), or after about fifty milliseconds. The weight of a job is the number of rows that it
+// writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
