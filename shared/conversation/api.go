@@ -19,12 +19,14 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"mime"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -214,6 +216,8 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 //
 //	table subscriptions, consent#WORKSPACE#HASH(principal)
 //	  p#PROVIDER   the principal's latest decision about a provider
+//	table subscriptions, consent#by#WORKSPACE#HASH(operator)
+//	  HASH(principal)#PROVIDER   a mark, if the operator decided for another principal
 //
 // They do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
 // destination, and the kinds of messages that the provider received when the consent was given. So the principal has
@@ -246,16 +250,50 @@ type consentItem struct {
 
 const consentVersion = 1
 
-func consentPartition(workspace, principal string) string {
+func hashPrincipal(principal string) string {
 	h := sha256.Sum256([]byte(principal))
-	return "consent#" + workspace + "#" + base64.RawURLEncoding.EncodeToString(h[:])
+	return base64.RawURLEncoding.EncodeToString(h[:])
 }
 
 // ConsentsKey returns the partition with the consents of a principal, and the prefix of their sort keys.
 func ConsentsKey(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {
-	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
+	return hashedConsentKey(workspace, hashPrincipal(principal), provider)
+}
+
+func hashedConsentKey(workspace, principalHash, provider string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "consent#" + workspace + "#" + principalHash, Sort: "p#" + provider}
+}
+
+// markKey returns the key of the mark that an operator decided for a principal. It has no names, so an erasure of the principal can leave it.
+func markKey(workspace, operator, principal, provider string) store.Key {
+	return store.Key{
+		Table: store.Subscriptions, Partition: "consent#by#" + workspace + "#" + hashPrincipal(operator),
+		Sort: hashPrincipal(principal) + "#" + provider,
+	}
+}
+
+// EachMark calls do with the key of each mark that an operator decided for another principal.
+func EachMark(ctx context.Context, db store.DB, workspace, operator string, do func(mark store.Key) error) error {
+	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
+}
+
+// Unname replaces the operator's name in the consent to which a mark belongs. It does nothing if there is a later decision.
+func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
+	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
+	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
+	var item consentItem
+	if err != nil || it == nil || json.Unmarshal(it.Value, &item) != nil || item.By != operator {
+		return err
+	}
+	item.By = name
+	it.Value, _ = json.Marshal(item) // it was decoded from JSON
+	err = db.Write(ctx, store.Put(*it, store.VersionIs(it.Version)))
+	if errors.Is(err, store.ErrConflict) { // a later decision
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "take a name off a consent")
 }
 
 // hashDestination returns a hash of a provider's address. Consents contain only the hash, because the query of a URL may
@@ -287,7 +325,12 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a consent")
 	}
-	err = c.db.Write(ctx, store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: value, Version: 1}))
+	// The version is another one for each decision, so that Unname does not overwrite a later decision.
+	ops := []store.Op{store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: value, Version: time.Now().UnixNano()})}
+	if item.By != item.Principal {
+		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, item.By, item.Principal, item.Provider)}))
+	}
+	err = c.db.Write(ctx, ops...)
 	return fault.Wrap(fault.Unavailable, err, "write a consent")
 }
 

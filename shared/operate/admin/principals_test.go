@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -275,15 +276,29 @@ func TestEraseWithoutAuthentication(t *testing.T) {
 	}
 }
 
-// OPS-07: an operator who is erased no longer appears in the switches that they set. The switches stay.
+// OPS-07: an operator who is erased no longer appears in the switches that they set, and in the consents that they gave for others. Both
+// stay. If another principal decided again afterwards, that decision stays as it is.
 func TestEraseAnOperator(t *testing.T) {
+	const both = "events:operate, events:read, consent:manage"
 	var dir string
 	f := start(t, func(o *standalone.Options) {
 		dir = o.Data
 		o.Config = servertest.Config(t, map[string]servertest.Caller{
-			"op": callers["op"], "alice": callers["alice"], "second": {Workspace: "default", Scopes: "events:operate"},
-		}, "")
+			"op": {Workspace: "default", Scopes: both}, "second": {Workspace: "default", Scopes: both}, "alice": callers["alice"],
+		}, "conversation: {userMessages: true, providers: [{name: notes, url: 'http://127.0.0.1:1/notes'}]}\n")
 	})
+	consent := func(caller, method, path string) string {
+		r := expect.Value(http.NewRequestWithContext(t.Context(), method, f.s.URL+"/consent"+path, http.NoBody))(t)
+		r.Header.Set("Authorization", "Bearer "+caller)
+		resp := expect.Value(http.DefaultClient.Do(r))(t)
+		defer func() { _ = resp.Body.Close() }()
+		body := string(expect.Value(io.ReadAll(resp.Body))(t))
+		expect.MustEqual(t, method+" "+path+" "+body, resp.StatusCode, http.StatusOK)
+		return body
+	}
+	consent("second", "PUT", "/notes?principal=alice")
+	consent("second", "PUT", "/notes?principal=bob")
+	consent("op", "DELETE", "/notes?principal=bob")
 	id := f.subscribe("alice", "/a", built)
 	for _, name := range []string{"subscription/" + id, "event/ci.build_finished", "all"} {
 		f.call("second", "PUT", "switches/"+name, `{"reason":"maintenance"}`, 200, nil)
@@ -292,7 +307,10 @@ func TestEraseAnOperator(t *testing.T) {
 		var got struct{ Counts map[string]int }
 		f.call("op", "DELETE", "principals/second"+query, "", 200, &got)
 		expect.Equal(t, "OPS-07 the switches of the operator", got.Counts["switches"], 3)
+		expect.Equal(t, "OPS-07 the consents by the operator", got.Counts["consents"], 2)
 	}
+	expect.Contains(t, "OPS-07 the consent for alice", consent("op", "GET", "?principal=alice"), `"given":true`, `"by":"erased:`)
+	expect.Contains(t, "OPS-07 the later consent for bob", consent("op", "GET", "?principal=bob"), `"given":false`, `"by":"op"`)
 	paused := f.list("op", "switches").Items
 	expect.Equal(t, "OPS-07 the switches afterwards", len(paused), 3)
 	for _, sw := range paused {

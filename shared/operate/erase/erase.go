@@ -124,7 +124,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameConsents, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -360,6 +360,18 @@ func (r *run) eraseReplays(ctx context.Context) error {
 			}
 		}
 		return r.erase(ctx, "replays")
+	})
+}
+
+// unnameConsents removes the principal's name from consents that the principal, as an operator, gave or revoked for others.
+func (r *run) unnameConsents(ctx context.Context) error {
+	return conversation.EachMark(ctx, r.DB, r.workspace, r.principal, func(mark store.Key) error {
+		if !r.dry {
+			if err := conversation.Unname(ctx, r.DB, r.workspace, r.principal, mark, Pseudonym(r.workspace, r.principal)); err != nil {
+				return err
+			}
+		}
+		return r.erase(ctx, "consents", mark)
 	})
 }
 
