@@ -40,14 +40,15 @@ import (
 
 func TestTemplatesMatchTheirExpansions(t *testing.T) {
 	for template, uris := range map[string]struct{ expanded, other []string }{
-		"x://{a}/{b}":     {[]string{"x://1/2", "x://a%20b/c", "x:///"}, []string{"x://1", "x://1/2/3", "y://1/2", "x://1/2 "}},
+		"x://{a}/{b}":     {[]string{"x://1/2", "x://a%20b/c", "x:///", "x://a@b.c/12:30+é"}, []string{"x://1", "x://1/2/3", "y://1/2"}},
 		"x://{a}.json":    {[]string{"x://1.json", "x://a.json.json"}, []string{"x://1.jso", "x://1/2.json"}},
 		"x://{+path}":     {[]string{"x://a/b?c#d"}, []string{"y://a"}},
 		"x://a{/b,c}":     {[]string{"x://a", "x://a/1", "x://a/1/2"}, []string{"x://a1", "x://a?1"}},
-		"x://a{?q,limit}": {[]string{"x://a", "x://a?q=1", "x://a?q=1&limit=2"}, []string{"x://a&q=1", "x://a/b"}},
+		"x://a{?q,limit}": {[]string{"x://a", "x://a?q=1", "x://a?q=1&limit=2", "x://a?q=b/c"}, []string{"x://a&q=1", "x://a/b"}},
 		"x://a?b=1{&c}":   {[]string{"x://a?b=1", "x://a?b=1&c=2"}, []string{"x://a?b=1?c=2"}},
 		"x://a{;b}{#c}":   {[]string{"x://a", "x://a;b=1", "x://a#x/y", "x://a;b=1#x"}, []string{"x://a,b"}},
 		"x://{list*}/end": {[]string{"x://a,b/end", "x://k=v,l=w/end"}, []string{"x://a,b"}},
+		"x://{path*}":     {[]string{"x://a", "x://a/b/c.txt"}, []string{"y://a"}},
 		"x://fixed":       {[]string{"x://fixed"}, []string{"x://fixed/1", "x://fixe"}},
 	} {
 		m := matcher(template)

@@ -312,9 +312,10 @@ const (
 
 // matcher returns a function that reports whether a URI matches the template (RFC 6570), or nil if the template is invalid or too large.
 //
-// The function ignores variable names in a query and prefix lengths such as {var:3}, because the backend itself refuses a URI that it does
-// not have. In exchange, its running time is at most proportional to the length of the URI times the number of expressions, which
-// uritemplate's Match does not guarantee.
+// The function accepts more URIs than RFC 6570, because most servers do. For example, the official TypeScript and Python SDKs accept
+// user://a@example.com for user://{id}, although an expansion would have %40, and FastMCP accepts files://a/b for files://{path*}. The
+// backend itself refuses a URI that it does not have. In exchange, the function's running time is at most proportional to the length of the
+// URI times the number of expressions, which uritemplate's Match does not guarantee.
 func matcher(template string) func(uri string) bool {
 	t, err := uritemplate.New(template)
 	if err != nil || len(template) > maxMatched || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
@@ -335,28 +336,25 @@ func matcher(template string) func(uri string) bool {
 
 // part is a piece of a template: a literal or an expression.
 type part struct {
-	literal string
+	literal    string
+	expression bool
 	// first is the first character of a non-empty expansion, or 0 if that can be any character.
 	first byte
-	// others has the characters that an expansion may contain beyond letters, digits and -._~%; "*" allows all.
-	others string
+	// slash is true if the expansion may contain slashes. It may contain all other characters.
+	slash bool
 }
 
 // expansionOf describes the possible expansions of an expression (RFC 6570, section 3.2).
 func expansionOf(expression string) part {
 	switch operator := expression[0]; operator {
 	case '+':
-		return part{others: "*"}
-	case '#':
-		return part{first: '#', others: "*"}
-	case '.', '/':
-		return part{first: operator, others: ",=" + string(operator)}
-	case ';':
-		return part{first: ';', others: ",=;"}
-	case '?', '&':
-		return part{first: operator, others: ",=&"}
+		return part{expression: true, slash: true}
+	case '#', '/', '?', '&':
+		return part{expression: true, first: operator, slash: true}
+	case '.', ';':
+		return part{expression: true, first: operator}
 	}
-	return part{others: ",="}
+	return part{expression: true, slash: strings.Contains(expression, "*")}
 }
 
 // matches reports whether the parts match the whole URI. For each part, it computes all positions in the URI at which the part can end.
@@ -368,7 +366,7 @@ func matches(parts []part, uri string) bool {
 		inside := false // an expansion has begun and can continue here
 		for i := range at {
 			switch {
-			case p.others == "":
+			case !p.expression:
 				if at[i] && strings.HasPrefix(uri[i:], p.literal) {
 					next[i+len(p.literal)] = true
 				}
@@ -391,10 +389,4 @@ func (p part) canBegin(c byte) bool {
 }
 
 // canContain reports whether an expansion can have the character after its first one.
-func (p part) canContain(c byte) bool {
-	switch {
-	case p.others == "*", 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		return true
-	}
-	return strings.IndexByte("-._~%", c) >= 0 || strings.IndexByte(p.others, c) >= 0
-}
+func (p part) canContain(c byte) bool { return p.slash || c != '/' }
