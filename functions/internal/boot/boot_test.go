@@ -181,6 +181,24 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 	})
 }
 
+// Lambda passes the path of a request on as it is. If the function failed on it, any caller could raise the alarms of errors, and
+// with them stop a gradual deployment.
+func TestAMalformedPathIsABadRequest(t *testing.T) {
+	p := expect.Value(started(t, nil))(t)
+	page := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the request is served") })
+	event := events.LambdaFunctionURLRequest{RawPath: "/%zz", RequestContext: events.LambdaFunctionURLRequestContext{DomainName: "example.com"}}
+	t.Run("AWS-20 buffered", func(t *testing.T) {
+		expect.Equal(t, "the status", expect.Value(BufferedHandler(page)(t.Context(), event))(t).StatusCode, http.StatusBadRequest)
+	})
+	t.Run("AWS-20 streamed", func(t *testing.T) {
+		serve := p.StreamHandler(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
+		got := expect.Value(serve(t.Context(), &event))(t)
+		if body, err := io.ReadAll(got); err != nil || got.StatusCode != http.StatusBadRequest {
+			t.Errorf("got %d %s, %v, want %d", got.StatusCode, body, err, http.StatusBadRequest)
+		}
+	})
+}
+
 func TestAFailedStartIsAnExitCode(t *testing.T) {
 	t.Setenv("MCPEVENTS_AUTH", "maybe")
 	code := Run(All, func(*Process) (Handler, error) {

@@ -85,7 +85,14 @@ func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handle
 	if open != nil {
 		end = func() { p.endStreams(open) }
 	}
-	return Handler{lambdaurl.Wrap(p.measureStream(recoverStream(h))), end}
+	serve := lambdaurl.Wrap(p.measureStream(recoverStream(h)))
+	return Handler{func(ctx context.Context, event *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error) {
+		response, err := serve(ctx, event)
+		if err != nil { // the URL is malformed, which must not count as an error of the function
+			return &events.LambdaFunctionURLStreamingResponse{StatusCode: http.StatusBadRequest}, nil
+		}
+		return response, nil
+	}, end}
 }
 
 // flush writes the remaining metrics and spans.
