@@ -135,10 +135,10 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then the cursors of the saves that were added meanwhile. If the store
-// fails, the subscription ends. If it continued, the saved cursor would stay behind, and after a restart the program
-// would have to handle all events since then again. After a timeout, run no longer calls the store. Otherwise the
-// events that are still being handled would wait for another timeout.
+// run saves the cursor of the running save, and continues with the waiting save until there is none. If the store fails,
+// the subscription ends, because the saved cursor would stay behind, and a restarted program would handle all events after
+// it again. After a timeout, run no longer calls the store, because the events that are still being handled would wait for
+// another timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,9 +165,9 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save calls the store. late is true if the store took longer than saveTimeout. A cursor is saved even if the
-// subscription has ended, because its event was acknowledged. The time is limited, because Close and webhooks wait
-// until the cursor is saved.
+// save calls the store. late is true if the store took longer than saveTimeout or, after the subscription has ended, longer
+// than drainTime. A cursor is saved even if the subscription has ended, because its event was acknowledged. The time is
+// limited, because Close and webhooks wait until the cursor is saved.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

@@ -18,9 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// flow carries a subscription's events to its function, in the same way for all modes, and saves the cursor. It never saves a
-// cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently and 2 fails, the saved
-// cursor stays after 1 until 2 succeeds, and then moves after 3.
+// flow passes a subscription's events to the program's function, in the same way for all modes, and saves the cursor. It
+// never saves a cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently
+// and 2 fails, the saved cursor stays after 1 until 2 succeeds, and then moves after 3.
 type flow struct {
 	sub     SubscribeOptions
 	cursors *cursorSaver

@@ -88,8 +88,9 @@ func (h *Handler) register(k *hook) {
 	h.uris = append(h.uris, k)
 }
 
-// expect adds a subscription to those whose secrets the handler tries if it does not know the id in a request. A subscription that is new,
-// or that the server has lost, gets its id only in the server's answer, but webhooks may arrive before the answer.
+// expect makes the handler try the secrets of a subscription for requests with an unknown subscription id. A subscription
+// that is new, or that the server has lost, gets its id only in the server's answer, but webhooks may arrive before the
+// answer.
 func (h *Handler) expect(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

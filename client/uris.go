@@ -189,9 +189,9 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether events may have occurred before this stream began that the server cannot send. In the revision
-// without sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes only within a session and
-// only from the id of an event that it has sent, never from a saved cursor.
+// mayMissEvents reports whether the server may be unable to send events that occurred before this stream began. In the
+// revision without sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes only within
+// a session and only from the id of an event that it has sent, never from a saved cursor.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""

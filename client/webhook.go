@@ -303,8 +303,9 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. Until the
-// server has accepted that, the saved cursor stays at the gap, because the cursors of other webhooks are after it.
+// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up.
+// Until the server has accepted that, the saved cursor stays at the gap. Otherwise other webhooks that arrive meanwhile
+// would move it past the gap.
 func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)

@@ -264,8 +264,8 @@ func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	return ctx.Err()
 }
 
-// end waits up to endTimeout until the client has read the remaining messages. If the client still does not read, the
-// goroutine of run stays blocked in its write until the process exits.
+// end waits up to endTimeout until the client has read the remaining messages, and then ends the output. If the client
+// still does not read, the goroutine of run stays blocked in its write until the process exits.
 func (o *output) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()

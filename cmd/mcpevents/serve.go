@@ -38,8 +38,8 @@ type ServeCmd struct {
 	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
-// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a webhook. Service
-// managers allow 30 s or more, and a server that is killed earlier loses no event.
+// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a
+// webhook may take by default. Service managers allow 30 s or more, and a server that is killed earlier loses no event.
 const longestDrain = 20 * time.Second
 
 // Run serves until SIGINT or SIGTERM, then drains.

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is how much longer this function waits before it announces a changed catalog than the command that applied
-// the catalog. So usually the command announces the change first, and this function has no change left to announce.
+// announceLast is the extra time that this function waits before it announces a changed catalog. By then, the command that
+// applied the catalog has usually announced the change. This function announces it only if the command did not.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }

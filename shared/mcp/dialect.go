@@ -100,7 +100,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter loads the session of a request that names one. If that fails, it answers and returns false.
+// enter loads the session of a request that names one. If that fails, it answers with an error and returns false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)

@@ -397,8 +397,8 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key is the prefix of all secrets that were sealed with the key that was the sealing key when Drop began. If a rotation
-	// has made another key the sealing key since then, Drop begins again.
+	// Key identifies the key that was the sealing key when Drop began. It is the prefix of all secrets that are sealed with
+	// that key. If a rotation has made another key the sealing key since then, Drop begins again.
 	Key []byte `json:"key"`
 	// At is the position in the list of subscriptions up to which the current phase has come.
 	At subscription.Position `json:"at"`

@@ -18,10 +18,11 @@ import (
 
 // connections is a listener with a limited number of connections.
 //
-// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client. These are
-// idle connections, connections without a complete request header, and connections whose client is slow to send a request body or
-// to read a response. It closes connections of the client address that has most of them, so that one client cannot lock out the
-// others. It never closes streams and running requests. It reserves a few connections for health checks and operators.
+// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client.
+// These are idle connections, connections without a complete request header, and connections whose client is slow to send a
+// request body or to read a response. It closes connections of the client address that has most of them, so that one client
+// cannot lock out the others. It never closes a connection while the server is working on its request, or has a stream open
+// whose client keeps up. It reserves a few connections for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // concurrent connections

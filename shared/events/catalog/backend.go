@@ -194,8 +194,9 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 	return out, fault.Wrap(fault.Internal, err, "decode the event types of backends")
 }
 
-// ReplaceBackends changes the stored event types of a workspace's backends, and reports whether edit changed anything. The change must
-// be announced with [settings.Announce]. If the types of all backends together are too large to store, the largest are refused.
+// ReplaceBackends changes the stored event types of a workspace's backends, and reports whether edit changed anything. If
+// they have changed, the caller has to announce that with [settings.Announce]. If the types of all backends together are
+// too large to store, the largest are refused.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)

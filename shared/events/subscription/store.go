@@ -408,8 +408,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 	return nil
 }
 
-// healShapes sets negative shape counters to zero. Earlier releases left such counters, and with them fanout would not find the next
-// subscription with the shape.
+// healShapes sets negative shape counters, which earlier releases left, to zero before another subscription is counted.
+// Otherwise the counter could be zero even with that subscription, and fanout would not look for it.
 func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {

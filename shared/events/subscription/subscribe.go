@@ -69,8 +69,8 @@ type beginning struct {
 	oldest    int64 // the log has all events of the pattern from this position (as in [eventlog.Entry.Key]) on
 }
 
-// Subscribe creates or refreshes a webhook subscription of the MCP Events extension. Its identity is (principal, URL, name,
-// canonical arguments).
+// Subscribe creates or refreshes a webhook subscription of the MCP Events extension. Requests with the same principal, URL,
+// event type and canonical arguments are for the same subscription.
 func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
 	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
@@ -261,9 +261,10 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh writes want in place of have. It keeps have's creation time, and its secret as the previous one for the rotation's grace period. If
-// delivery was running, it also keeps have's cursor, advanced to the watermark. If the event type has another URI template by now, it moves the
-// subscription to the new pattern, and replays that pattern's events since have's cursor.
+// refresh writes want in place of have. It keeps have's creation time, and its secret as the previous one for the rotation's
+// grace period. If delivery was running, it also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event
+// type has another URI template by now, it moves the subscription to the new pattern, and replays that pattern's events since
+// have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)

@@ -254,7 +254,8 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 // the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.HashTerms].
+	// Settled is the fingerprint of the catalog of the last complete recheck, and Terms is that catalog's
+	// [catalog.Catalog.HashTerms].
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
 	// Seen is the fingerprint of a newer catalog, against which the subscriptions must be rechecked. Since is when a process

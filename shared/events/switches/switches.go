@@ -86,8 +86,8 @@ func Parse(text string) (Name, error) {
 // defaultPorts are omitted from the origins of targets.
 var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
-// isOrigin reports whether a target can have this origin. A switch with any other origin would appear to pause
-// something but have no effect.
+// isOrigin reports whether text has the form of an endpoint's origin, e.g. https://hooks.example.com. A switch with any other
+// text would appear to pause deliveries but have no effect.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
 	return err == nil && u.Host != "" && defaultPorts[u.Scheme] != "" && u.Port() != defaultPorts[u.Scheme] &&

@@ -63,7 +63,7 @@ const (
 // Options configure a [Sender]. Zero values are the defaults.
 type Options struct {
 	Guard *Guard
-	// UserAgent is name/version. The default is mcp-events/dev.
+	// UserAgent is the User-Agent header, as NAME/VERSION. The default is mcp-events/dev.
 	UserAgent string
 	// RootCAs replaces the system's certificate authorities.
 	RootCAs *x509.CertPool
@@ -511,9 +511,9 @@ const (
 	Timeout Category = "timeout"
 	// TLSError: the handshake failed, or the certificate is not valid for the name.
 	TLSError Category = "tls_error"
-	// DNSError: the name has no address.
+	// DNSError: the name has no address, or the name server failed.
 	DNSError Category = "dns_error"
-	// Blocked: the target is an address that we never connect to.
+	// Blocked: the target is a URL or an address to which we never send webhooks.
 	Blocked Category = "blocked"
 	// HTTP4xx: the status is below 500 and not 2xx. This includes redirects, which we do not follow: the subscriber
 	// must correct the target.

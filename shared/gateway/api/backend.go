@@ -25,7 +25,7 @@ type Backend struct {
 	Prefix string
 	// Workspace owns the backend; by default the workspace "default".
 	Workspace string
-	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
+	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
 	Scopes []string
 	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's
 	// own names, without the prefix. The rules for resources are also matched against the text of resource templates, such as
@@ -53,7 +53,7 @@ type Backend struct {
 // ActsForCallers reports whether calls carry credentials of the caller: the caller's token, or one that was issued in exchange for it.
 func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
-// EventTypes returns what the configuration says about the backend's event types.
+// EventTypes returns the prefix and the scopes of the backend's event types, and whether the backend acts for its callers.
 func (b *Backend) EventTypes() catalog.BackendTypes {
 	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes, PerCaller: b.ActsForCallers()}
 }
@@ -106,7 +106,7 @@ type Command struct {
 	Env map[string]secret.Value
 	// Dir is the working directory; empty means the server's.
 	Dir string
-	// MemoryMiB limits the data of each process of the command; 0 means [DefaultMemoryMiB].
+	// MemoryMiB limits the memory of each process of the command (RLIMIT_DATA); 0 means [DefaultMemoryMiB].
 	MemoryMiB int
 	// Idle is how long a process may be unused before the server stops it; 0 means [DefaultIdle].
 	Idle time.Duration

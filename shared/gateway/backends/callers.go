@@ -64,8 +64,8 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view, and creates it if it does not exist. If there are too many views then, it removes
-// one, and returns it as old.
+// getOrCreate returns the client's view, and creates it if it does not exist. If there are maxViews views already, it first
+// removes the least recently used one, and returns that as old.
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

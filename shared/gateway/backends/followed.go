@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Followed is a backend as the relay sees it, with the operator's credentials. As long as its configuration is unchanged, each call of
-// [Set.Followed] returns an equal value for it.
+// Followed is a backend as the relay sees it, with the operator's credentials. As long as its configuration is unchanged, each
+// call of [Set.Followed] returns an equal value for it, so that the relay can find its state for the backend.
 type Followed struct{ *Backend }
 
 // Followed returns the backends that the relay can follow. It leaves out commands that do not run, unless a client is subscribed to their

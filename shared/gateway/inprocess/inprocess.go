@@ -32,8 +32,8 @@ type Transport struct {
 	idle    chan struct{} // closed when no handler runs; nil unless Wait needs it
 }
 
-// RoundTrip calls the handler and returns as soon as it writes or flushes. The handler's context ends with the request's context, or when
-// the response body is closed.
+// RoundTrip calls the handler, and returns as soon as the handler writes or flushes. The handler's context ends with the
+// request's context, or when the response body is closed.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	// The handler does not inherit the values of the request's context, which may belong to the server that received the caller's request.
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -92,7 +92,7 @@ func (t *Transport) Wait(ctx context.Context) error {
 	}
 }
 
-// errAborted is the error for the reader if the handler panicked.
+// errAborted is the error that a reader of the response gets if the handler panicked.
 var errAborted = errors.New("the handler aborted its answer")
 
 // serve runs the handler and ends the answer. A panic of the handler does not end the process, as with net/http.
@@ -143,7 +143,7 @@ type writer struct {
 	once  sync.Once
 	begun chan struct{} // closed when the following fields are set
 	sent  http.Header
-	// status is 0 if the handler failed before it answered.
+	// If failed is set, the handler panicked before it answered, and status has no meaning.
 	status int
 	failed error
 }

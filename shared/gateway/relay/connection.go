@@ -150,8 +150,8 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
 	}
-	// Only this connection continues the other relay's without a gap. If it fails, there is a gap before the next one, so reset
-	// took.
+	// Only this connection continues the connection of the other relay without a gap. If this one fails, there is a gap before
+	// the next one, so reset took.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compare(ctx, c.backend, true); err != nil {

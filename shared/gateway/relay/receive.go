@@ -149,7 +149,7 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 			if err != nil || !fresh {
 				return err
 			}
-			// With a cursor, the backend continues there.
+			// If a cursor is stored, the backend continues there. Otherwise the subscribers may have missed events.
 			if saved, err := cursor.Load(ctx, ""); err != nil || saved != "" {
 				return err
 			}

@@ -82,7 +82,7 @@ type Relay struct {
 	Log *slog.Logger
 	// Lease is how long a lease lasts, and so how long other relays wait after its holder has died; 0 means 30 s.
 	Lease time.Duration
-	// Relist is the interval between comparisons of the lists of a backend without notifications; 0 means 1 min.
+	// Relist is how often the relay reads a backend's lists without having been notified of a change; 0 means 1 min.
 	Relist time.Duration
 	// MinPause and MaxPause limit the pause before another connection attempt. The pause doubles with each failure. 0 means 1 s and
 	// 1 min.

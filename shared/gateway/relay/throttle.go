@@ -54,7 +54,7 @@ func (t *notificationThrottle) change(method string) bool {
 	return !t.held[method]
 }
 
-// due returns the held changes that may be announced now, or all held changes at the end.
+// due returns the held changes that may be announced now or, if end is set, all held changes.
 func (t *notificationThrottle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -36,7 +36,8 @@ const (
 	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
 	// per second.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
-	// minSecret is the shortest line of a secret that the gateway hides in logged lines.
+	// minSecret is the minimum length in bytes of a secret's line for the gateway to hide it in logged lines, because a shorter
+	// text may occur in any line.
 	minSecret = 4
 	// drainTime limits how long the output of a process is read after its end.
 	drainTime = 200 * time.Millisecond
@@ -271,8 +272,8 @@ func (p *process) finish(exit error) {
 	close(p.done)
 }
 
-// isReady reports whether the process had answered the handshake. A process of a client's session always counts as ready. The caller holds
-// the lock, because the handshake may still be running when the process ends.
+// isReady reports whether the process has answered the handshake. A process of a client's session always counts as ready. The
+// caller holds the lock, because the handshake may still be running when the process ends.
 func (p *process) isReady() bool { return p.stateless || p.initialized != nil || p.holder != "" }
 
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
@@ -316,7 +317,7 @@ func (p *process) isLeaving() bool {
 	return p.leaving
 }
 
-// usage returns when the process was last used, and 1 if it has running calls, or 0.
+// usage returns when the process was last used, and 1 if it has running calls, otherwise 0.
 func (p *process) usage() (used time.Time, running int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

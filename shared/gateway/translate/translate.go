@@ -295,8 +295,8 @@ func Digest(value json.RawMessage) string {
 	return base64.RawURLEncoding.EncodeToString(h[:18])
 }
 
-// QuestionDigest returns a digest that stays the same when a backend asks the same question again. It ignores _meta and the id of an
-// elicitation, including in its URL.
+// QuestionDigest returns a digest that stays the same when a backend asks the same question again. It ignores _meta and the id
+// of an elicitation, also where the elicitation's URL contains the id.
 func QuestionDigest(params json.RawMessage) string {
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
 	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })

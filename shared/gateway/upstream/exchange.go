@@ -123,7 +123,7 @@ type failed struct{ err error }
 
 func (f failed) Read([]byte) (int, error) { return 0, f.err }
 
-// maxRefusal limits how much of an error body is read to find the reason, in bytes.
+// maxRefusal limits how many bytes of an error response are read to find out why the backend refused the request.
 const maxRefusal = 16 << 10
 
 // sessionLost reports whether an error status means that the backend no longer knows the session of the request. The

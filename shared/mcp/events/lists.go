@@ -42,7 +42,7 @@ type Lists struct {
 
 const maxListings = 256
 
-// Backends are the backends behind the gateway, as lists use them.
+// Backends gives the lists access to the backends behind the gateway.
 type Backends interface {
 	// Any reports whether there are backends. The answer may change at any time.
 	Any(ctx context.Context) bool

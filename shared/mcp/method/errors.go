@@ -220,8 +220,9 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes of the event types at a URI or below it. If all is true, the principal needs all of them.
-// Otherwise one event type is enough, so scopesOf returns nil if the principal may already receive one of them.
+// scopesOf returns the scopes of the event types at a URI or below it that the principal may not receive yet. If all is true,
+// the principal needs all of them. Otherwise one event type is enough, so scopesOf returns nil if the principal may already
+// receive one.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {
