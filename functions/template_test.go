@@ -56,6 +56,10 @@ type resource struct {
 		Events map[string]struct {
 			Type string `yaml:"Type"`
 		} `yaml:"Events"`
+		EventInvokeConfig struct {
+			MaximumRetryAttempts     *int `yaml:"MaximumRetryAttempts"`
+			MaximumEventAgeInSeconds int  `yaml:"MaximumEventAgeInSeconds"`
+		} `yaml:"EventInvokeConfig"`
 
 		VisibilityTimeout    int            `yaml:"VisibilityTimeout"`
 		RedrivePolicy        map[string]any `yaml:"RedrivePolicy"`
@@ -269,6 +273,26 @@ func TestLoopDetection(t *testing.T) {
 		}
 		expect.Equal(t, "AWS-03: RecursiveLoop of "+id, r.Properties.RecursiveLoop, want)
 	}
+}
+
+// AWS-16: a scheduled invocation that fails or is throttled is not repeated, because the next minute's invocation does its work. By
+// default, Lambda repeats a failed one twice, and keeps throttled ones for six hours. They would run together with later ones.
+func TestScheduledInvocationsDoNotPileUp(t *testing.T) {
+	d, _ := readDeployment(t)
+	scheduled := 0
+	for id, r := range d.Resources {
+		for _, e := range r.Properties.Events {
+			if e.Type != "Schedule" {
+				continue
+			}
+			scheduled++
+			c := r.Properties.EventInvokeConfig
+			if c.MaximumRetryAttempts == nil || *c.MaximumRetryAttempts != 0 || c.MaximumEventAgeInSeconds != 60 {
+				t.Errorf("AWS-16: %s: got %+v, want no retries and an age of up to 60 s", id, c)
+			}
+		}
+	}
+	expect.Equal(t, "the number of scheduled functions", scheduled, 2)
 }
 
 // TestDataIsKept: AWS-12. Tables and keys remain when the stack is deleted, but not when a first deployment fails.
