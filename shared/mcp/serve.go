@@ -151,7 +151,8 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
-// allowOrigin lets the page that sent the request read the answer (CORS). The guard has already accepted the page's origin.
+// allowOrigin lets the web page that sent the request read the answer (CORS). [Options.Guard] has already accepted the page's
+// origin.
 func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -310,7 +311,7 @@ const (
 	maxBatchBytes = 2 << 20
 )
 
-// batch serves an array of messages, which only 2025-03-26 allows.
+// batch serves an array of messages, which only protocol revision 2025-03-26 allows.
 func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.RawMessage) {
 	stateless := spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless()
 	if !stateless && !e.enterSession(w, c) {

@@ -39,7 +39,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	if err != nil {
 		return method.Result{}, err
 	}
-	open := t.Open() > 0
+	open := t.CountOpen() > 0
 	if open {
 		if err := h.admitOpen(ctx, c.Session, t); err != nil {
 			return method.Result{}, err
@@ -55,7 +55,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	}
 	after := h.streams.Feeds.Log.Position()
 	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
-		if err := h.backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+		if err := h.backends.Subscribe(ctx, subscriptionAt(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
 			return method.Result{}, err
 		}
 	}
@@ -120,7 +120,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 	}
 	switch {
 	case record != nil && ofBackend:
-		if err := h.backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
+		if err := h.backends.Unsubscribe(ctx, subscriptionAt(c.Session, record.Backend, uri, time.Time{})); err != nil {
 			return method.Result{}, err
 		}
 	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
@@ -152,15 +152,15 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 		if u.Backend == "" {
 			continue
 		}
-		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
+		if err := h.backends.Unsubscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, time.Time{})); err != nil {
 			h.streams.Faults.LogError(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
 
-// atBackend returns the record of a session's subscription to a URI at a backend. until is when it expires, and may be zero
+// subscriptionAt returns the record of a session's subscription to a URI at a backend. until is when it expires, and may be zero
 // for unsubscribing.
-func atBackend(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
+func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
 	}
@@ -168,7 +168,7 @@ func atBackend(sess *session.Session, backend, uri string, until time.Time) api.
 
 // prolong extends a session's subscription at a backend when the store prolongs the session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
-	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
+	return e.backends.Subscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, until))
 }
 
 // initialize serves initialize. It chooses the revision and creates the session.
@@ -214,8 +214,8 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// redeclare updates an existing session of the dialect when its client sends initialize: it stores the version and the
-// declared extensions, and notifies the session's stream.
+// redeclare updates an existing session of the named-event dialect when its client sends initialize: it stores the version and
+// the declared extensions, and notifies the session's stream.
 func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
 	if err := h.streams.Sessions.Change(ctx, c.Session, func(now *session.Session) {

@@ -445,7 +445,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	}
 	tasks := tasksFor(t, sub, left)
 	for i := range tasks {
-		if v.sent { // the task gets shorter, so it needs no limit and no pause
+		if v.sent { // the next task has fewer events, so it needs no delay and does not count as a hop
 			tasks[i].Hops = t.Hops
 		} else {
 			tasks[i].Delay = time.Duration(min(t.Hops, 30)) * time.Second

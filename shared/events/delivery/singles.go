@@ -187,12 +187,13 @@ const (
 	// SQS allows only 120,000 such messages per queue. With 5 receives, all these waits together are shorter than the delay of
 	// the due entry, which would otherwise send a second message.
 	laterReceives = 5
-	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message
-	// is received so often only if the store fails for about an hour, or if each attempt ends the process. In the second case the
-	// delivery would otherwise stop the server at every start. The due table gives it up in the end; see [Dispatcher.waitLater].
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A
+	// message is received so often only if the store fails for about an hour, or if each attempt ends the process. In the
+	// second case the delivery would otherwise stop the server at every start. In the due table, it is given up in the end; see
+	// [Dispatcher.waitLater].
 	mostReceives = 20
-	// tokenReceives is how often a message waits in the queue for the endpoint's rate limit before it gets a time slot by
-	// [Dispatcher.waitForRate].
+	// tokenReceives is how often a message waits in the queue for the endpoint's rate limit. After that,
+	// [Dispatcher.waitForRate] schedules it for a second in which the limit has capacity left.
 	tokenReceives = 3
 	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
@@ -268,8 +269,8 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 	return nil, errMaybeEnded
 }
 
-// judge decides what to do with the task's delivery, with the cheap checks first. It writes nothing, because attemptSingle acts on
-// its verdict.
+// judge decides what to do with the task's delivery, with the cheap checks first. It leaves all writes to attemptSingle, which
+// acts on its verdict.
 func (s *single) judge(ctx context.Context) (verdict, error) {
 	d, t := s.d, s.task
 	del, body, err := d.deliveries.LoadCurrent(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
@@ -305,7 +306,7 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 		return verdict{}, err
 	}
 	if del.Test {
-		right = review.Right{} // it is for the endpoint, whatever the subscription asks for
+		right = review.Right{} // a test event is sent even if the subscription does not select it
 	}
 	return d.judge(ctx, right, &s.sub, s.e)
 }

@@ -262,8 +262,8 @@ func (v *visit) record(i int, r result) {
 	}
 }
 
-// judge decides what to do with one event for the subscriber, with the cheap checks first. It writes nothing, because [visit.send]
-// acts on its verdict.
+// judge decides what to do with one event for the subscriber, with the cheap checks first. It leaves all writes to
+// [visit.send], which acts on its verdict.
 func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	e := &v.task.Events[i]
 	if err := ctx.Err(); err != nil {

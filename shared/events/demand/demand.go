@@ -59,7 +59,8 @@ type Registry struct {
 	// Start limits how long a client waits until the relay has subscribed. If the relay takes longer, the client still gets the
 	// events, but may miss the first ones. 0 means 3 s.
 	Start time.Duration
-	// Key returns a key of the deployment, which protects the tokens of callers. It may be nil in processes that handle none.
+	// Key returns a key of the deployment, with which the tokens of callers are encrypted. It may be nil in processes that
+	// handle none.
 	Key func(ctx context.Context) ([]byte, error)
 
 	renewed bounded.Map[renewal, time.Time] // when this process renewed a demand
@@ -191,8 +192,8 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	return nil
 }
 
-// EachOf calls visit with the key of each demand of a principal for events of a backend. The demand may have the principal's token. When a
-// demand is removed, the relay ends the subscription at the backend.
+// EachOf calls visit with the key of each demand of a principal for events of a backend, for example to delete it. A demand may
+// contain the principal's token. When a demand is removed, the relay ends the subscription at the backend.
 func EachOf(ctx context.Context, db store.DB, workspace, backend, principal string, visit func(store.Key) error) error {
 	q := queryOf(partition(workspace, backend), catalog.CallerID(principal))
 	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })
@@ -340,7 +341,7 @@ func (c Cursor) Save(ctx context.Context, _, cursor string) error {
 	if len(cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(cursor), maxCursor)
 	}
-	// If the process dies before the cursor is written, the backend sends some events again.
+	// Do not wait for this write. If the process dies before it, the backend only sends some events again.
 	return fault.Wrap(fault.Unavailable, store.Unhurried(c.DB).WriteAll(ctx, store.Put(cursorItem(c.Workspace, c.URI, cursor))), "keep the cursor of a backend")
 }
 

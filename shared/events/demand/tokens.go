@@ -33,8 +33,9 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
-// chooseToken returns the value of a demand with the token that a client presents. If the stored token is valid for longer, or if the client
-// presents none because it only renews the demand, it returns the stored value. replaced reports whether the token is another one.
+// chooseToken returns the value of a demand with the token that a client presents. If the stored token is valid for longer, or
+// if the client presents none because it only renews the demand, it returns the stored value. replaced reports whether the
+// result has another token than the stored value.
 func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
 	stored, err := r.openToken(ctx, key, had)
 	if err != nil {

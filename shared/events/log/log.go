@@ -369,9 +369,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that the partitions of a pattern are written until the given time, and for at least one retention from now.
-// It returns the interest, which tells since when they are written. The caller must have recorded the pattern's shape as in use
-// before.
+// RecordInterest makes sure that the partitions of a pattern are written until the given time, and for at least one retention
+// from now. It returns the interest, whose Since tells from which position they are written. The caller must first record that
+// the pattern's shape is in use.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {

@@ -61,7 +61,7 @@ func (s segment) has(e *event.Event, end int64) bool {
 			if s.BeforeAt[i] == published {
 				return true
 			}
-		case published <= end: // the event was in the batch, or its publisher used the id again before the batch was written
+		case published <= end: // an earlier release wrote no times; this is very likely the same event
 			return true
 		}
 	}

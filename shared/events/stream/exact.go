@@ -383,7 +383,7 @@ type source struct {
 	start   int64
 	floor   int64  // every entry with a key up to it was returned
 	past    int64  // how far the feed itself has read
-	bound   int64  // no floor of the past may pass it; 0 is no bound
+	bound   int64  // the floor must not pass it until the past was read; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor
 	// stuck says that the next item was written by a later release, which this one cannot decode. The source stops before the

@@ -192,7 +192,7 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 	return ts.Log.StartPosition(c, ts.Sealer.PositionIn(c, p), floor)
 }
 
-// changeLag is the longest time by which a reader may learn of a changed catalog later than fanout does.
+// changeLag is the maximum time after which a reader has learned of a changed catalog that fanout already uses.
 const changeLag = 2 * time.Minute
 
 // AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.

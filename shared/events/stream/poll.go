@@ -55,14 +55,14 @@ const (
 // each shard, because a returned entry there may have the same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads the events after a cursor once. It needs no tail and keeps no state. It reads the store once for a concrete URI, and
-// once per partition for a wildcard.
+// Poll reads the events after a cursor once. It needs no tail and keeps no state. For a concrete URI, it normally reads the log
+// once, and for a wildcard once per partition.
 //
 // Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
 // position must not pass an event that is committed to a partition after Poll has read it. So before the first read, Poll asks
 // for the log's settled position, up to which no more keys are committed. If keys are exact, it reads only up to there. If
-// writers stamp the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before them
-// and names the returned ones. An event for which the cursor has no room waits until it is older than the window.
+// writers stamp the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before
+// them and names the returned ones. An event for which the cursor has no room waits until it is older than the window.
 //
 // Poll stops before an item that a later release wrote. The cursor then has a separate position for that partition, so the
 // other partitions continue. The client gets the rest of the partition when that release answers its poll.
@@ -241,7 +241,8 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page with entries in the order of their keys, until it is full or there are no more entries.
+// read fills the page with entries in the order of their keys, until it is full, there are no more entries, or the poll has
+// examined [maxExamined] of them.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err

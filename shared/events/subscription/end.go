@@ -75,7 +75,7 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason
-		if reason == ReasonGone { // where a registration has to be verified, the next one sends a new challenge
+		if reason == ReasonGone { // forget the verification, so that a new subscription must verify the endpoint again
 			return s.Store.remove(ctx, sub, true, store.Delete(challenge.RecordKey(workspace, principal, sub.Target.URL)))
 		}
 		return s.Store.remove(ctx, sub, true)
@@ -200,9 +200,9 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 	return err
 }
 
-// A subscription receives no deliveries after its expiry, because their senders compare it with the clock. The sweep deletes its items and
-// lowers the counters later. To find expired subscriptions, it reads entries that are stored by the minute of the expiry, in several
-// shards.
+// A subscription receives no deliveries after its expiry, because dispatch compares the expiry with the clock. The sweep
+// deletes its items and lowers the counters later. To find expired subscriptions, it reads entries that are stored by the
+// minute of the expiry, in several shards.
 
 const sweepShards = 4
 

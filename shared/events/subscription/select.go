@@ -14,14 +14,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Operators find subscriptions with three more indexes. Each has one entry per subscription, whose value is the subscription's owner:
+// Besides the entries of subscribers.go, there are three indexes, with which operators find subscriptions. Each has one entry
+// per subscription, whose value is the subscription's owner:
 //
 //	i#  all subscriptions of a workspace
 //	t#  subscriptions of a workspace by the origin of their endpoints, e.g. "https://example.com"
 //	z#  subscriptions of a workspace by state, except active ones
 //
-// The entries of z# are written together with the record, the others together with the entries of subscribers.go. The records are
-// authoritative: a reader skips an entry if its subscription no longer exists or has another state.
+// The entries of z# are written together with the record, the others together with the entries of subscribers.go. The records
+// are authoritative: a reader skips an entry if its subscription no longer exists or has another state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -314,8 +315,8 @@ func (s *Subscription) Covers(uri string) bool {
 // A subscription's deliveries can still be stored after it has ended. The erasure of a principal's data must find these
 // deliveries. So there is an e# entry for each ended subscription of the principal, which is kept for [EndedKept].
 
-// EndedKept is the longest time that a delivery can be stored: up to 30 days while a switch is paused, then five days of retries, and seven
-// days as a dead letter.
+// EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
+// days of retries, and seven days as a dead letter.
 const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {

@@ -255,7 +255,8 @@ func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error
 	return time.Duration(min(ms, maxMilliseconds)) * time.Millisecond, true, nil
 }
 
-// Declares reports whether a client's capabilities name the extension. Up to 2025-11-25, clients may list it under experimental.
+// Declares reports whether a client's capabilities name the extension. Up to revision 2025-11-25, clients may list it under
+// experimental instead of extensions.
 func Declares(capabilities json.RawMessage, extension string) bool {
 	for _, member := range []string{"extensions", "experimental"} {
 		if jsonrpc.Member(jsonrpc.Member(capabilities, member), extension) != nil {

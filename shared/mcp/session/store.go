@@ -89,7 +89,7 @@ type URI struct {
 	// After is the end of the event log when the client subscribed. The session's first stream begins with the events after
 	// it.
 	After int64 `json:"p,omitempty"`
-	// Open is true if the URI is a parent or has wildcards.
+	// Open is true if the URI has wildcards or is a parent, e.g. event://incidents, which stands for all URIs below it.
 	Open bool `json:"o,omitempty"`
 	// Backend is the name of the backend that the resource belongs to, if any.
 	Backend string `json:"b,omitempty"`
@@ -146,15 +146,16 @@ func (s *Session) listEntry() store.Item {
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
 }
 
-// itemsExpire returns when the session's other items expire, e.g. the ones with its URIs.
+// itemsExpire returns when the items of the session besides "-" expire, e.g. the ones with its URIs.
 func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
 // NeedsUntil returns when records that other packages keep for the session may expire, e.g. its subscriptions at backends.
 // Like the session's URIs, they outlive the session by [TTL].
 func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
 
-// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A
-// session of the dialect lives for [TTL], because its client may send no further request while it reads the session's stream.
+// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A session
+// of the named-event dialect lives for [TTL] from the start, because its client may send no further request while it reads the
+// session's stream.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
@@ -201,8 +202,8 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
-// Load returns the caller's session, or ErrNone. It prolongs the session if less than half of [TTL] is left, for example on
-// the first use (see firstTTL).
+// Load returns the caller's session, or ErrNone. dialect says whether the request came through the named-event dialect. Load
+// prolongs the session if less than half of [TTL] is left, for example on the first use (see firstTTL).
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
 	it, err := store.One(ctx, s.DB, itemKey(key, sortSession), "read the session")
@@ -231,8 +232,8 @@ func (s *Store) recordUse(ctx context.Context, sess *Session) {
 		return
 	}
 	s.used.Put(sess.Key, time.Now())
-	// Without the condition, this write could restore the entry of a session that another request has just ended. If it fails, the session
-	// only counts as unused for longer than it is.
+	// Without the condition, this write could restore the entry of a session that another request has just ended. If the write
+	// fails, the session only counts as unused for longer than it is.
 	_ = s.DB.Write(ctx, store.Put(sess.listEntry(), store.Exists()))
 }
 

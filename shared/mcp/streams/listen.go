@@ -103,7 +103,7 @@ func (s *Stream) Complete(c *method.Call, cursor string) {
 	_ = s.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
-// readFilter reads the notifications that a listen asks for.
+// readFilter returns the notifications that a subscriptions/listen asks for.
 func readFilter(c *method.Call) (f filter, err error) {
 	raw := c.Param("notifications")
 	if len(raw) == 0 || raw[0] != '{' {
@@ -132,7 +132,8 @@ func readFilter(c *method.Call) (f filter, err error) {
 	return f, nil
 }
 
-// readCursor returns the cursor after which a listen continues. It is empty if the listen begins with new events.
+// readCursor returns the cursor after which the stream of a subscriptions/listen begins. It is empty if the stream begins with
+// new events.
 func readCursor(c *method.Call) (string, error) {
 	raw := jsonrpc.Member(c.Meta, spec.MetaCursor)
 	if raw == nil {
@@ -186,7 +187,7 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 		if _, twice := s.targets[t.URI]; twice {
 			continue
 		}
-		if open += t.Open(); open > s.Streams.MaxPatterns {
+		if open += t.CountOpen(); open > s.Streams.MaxPatterns {
 			return out, session.LimitReached("streamPatterns", s.Streams.MaxPatterns)
 		}
 		s.targets[t.URI] = t

@@ -100,7 +100,7 @@ func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) 
 	return s
 }
 
-// setSession makes the stream follow the session's settings.
+// setSession takes over the settings of the session: which notifications and log messages its client wants.
 func (s *sessionStream) setSession(sess *session.Session) {
 	s.sess = sess
 	wants := &s.stream.interests

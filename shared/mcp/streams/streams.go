@@ -151,8 +151,8 @@ type Target struct {
 	lost bool
 }
 
-// Open returns the number of the target's patterns that are parents or have wildcards.
-func (t Target) Open() (n int) {
+// CountOpen returns the number of the target's patterns that are parents or have wildcards.
+func (t Target) CountOpen() (n int) {
 	for _, p := range t.Patterns {
 		if p.Kind != match.Concrete {
 			n++

@@ -155,7 +155,7 @@ type letterView struct {
 	First        time.Time `json:"first"`
 	Dead         time.Time `json:"dead"`
 	Test         bool      `json:"test,omitempty"`
-	// StatusCode is the status of the last attempt, as in [attemptView].
+	// StatusCode is the status of the last attempt. Only operators see it, as in [attemptView].
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
 	// Attributes are the attributes of a queue message that could not be handled. They are absent if the dead letter is a

@@ -179,7 +179,7 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	return noContent, err
 }
 
-// reasonBody is the body of a request that may give a reason.
+// reasonBody is the body of a request that may give a reason, for example to pause a subscription.
 type reasonBody struct {
 	Reason string `json:"reason"`
 	// State is part of the body that sets a switch. It can only be "paused".

@@ -24,7 +24,7 @@ type switchView struct {
 }
 
 // maxCountedSwitches is how many switches of one response get a count of the waiting messages. A count takes four queries, so
-// the other switches of the page have none.
+// the other switches of the page are listed without it.
 const maxCountedSwitches = 20
 
 // list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,

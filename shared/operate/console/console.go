@@ -67,7 +67,7 @@ type file struct {
 	content   []byte
 }
 
-// signIn is what the page needs for OAuth's authorization code flow.
+// signIn has the data that the page needs for OAuth's authorization code flow.
 type signIn struct {
 	Issuer    string   `json:"issuer"`
 	ClientID  string   `json:"clientId"`

@@ -1,7 +1,9 @@
-// Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each map kinds to their own codes in one table.
+// Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each map kinds to their own codes in one
+// table.
 //
 // A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object. [KindOf]
-// returns the kind of any error in the chain. An error without a kind is [Internal]. Its text is for the log, never for a client.
+// returns the kind of the first error in the chain that has one. An error without a kind is [Internal]. Its text is for the log,
+// never for a client.
 package fault
 
 import (
@@ -103,7 +105,7 @@ func (e *Error) With(data any) *Error {
 	return &c
 }
 
-// KindOf returns the kind of the first [Error] in err's chain.
+// KindOf returns the kind of the first [Error] in err's chain, or [Internal] if there is none.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind
@@ -179,7 +181,7 @@ func Recovered(err *error) {
 	}
 }
 
-// FromPanic returns the error for a recovered panic.
+// FromPanic returns an error with the value of a recovered panic and the stack.
 func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
 // PrintData prints the data of an error whose text the command line has already shown. Each fault of a schema gets a line, for

@@ -154,8 +154,7 @@ var Table = []Definition{
 const Success = "success"
 
 // lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server
-// delivers that fast. They end with a day, although retries can go on for three days, so a last bucket counts all longer
-// times.
+// delivers that fast. They end with a day. Retries can take three days, so a last bucket counts all longer times.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -170,7 +169,8 @@ type Set struct {
 	calls   sync.Map // the backend and the outcome of a call to its otel.RecordOption
 }
 
-// NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add gauges with [Set.Watch].
+// NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add the others with
+// [Set.Watch].
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
@@ -225,7 +225,8 @@ func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	s.add(DeliveryAttempts, 1, "outcome", outcome)
 }
 
-// DeadLettered counts n dead letters from a queue, or given up deliveries if the queue is [Webhook].
+// DeadLettered counts n messages of a queue that became dead letters, or n deliveries that were given up if the queue is
+// [Webhook].
 func (s *Set) DeadLettered(queue string, n int) {
 	if n > 0 {
 		s.add(DeadLetters, n, "queue", queue)

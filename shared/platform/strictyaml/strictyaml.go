@@ -79,7 +79,7 @@ func Parse(name string, src []byte, limit int) (*File, *Node) {
 
 var syntaxLine = regexp.MustCompile(`^line (\d+): `)
 
-// addSyntax adds an error of the YAML parser. It takes the line from the error's text.
+// addSyntax adds a fault for an error of the YAML parser. It takes the line from the error's text.
 func (f *File) addSyntax(err error) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 0
@@ -150,7 +150,7 @@ func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
 	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
 }
 
-// Fields reads the declared members of a mapping and returns the names of those that the mapping has, or nil if the node is
+// Fields reads the declared members of a mapping and returns the names of the members in the mapping, or nil if the node is
 // not a mapping. It reads them in the order of their declaration, so a field can use the values of the fields declared before
 // it. All other members are faults.
 //
@@ -187,8 +187,8 @@ type Member struct {
 }
 
 // Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for
-// each key that is a duplicate, a merge key, or neither text nor an integer. The parameter what is the name of the mapping in
-// messages, for example "event github.push".
+// each key that is a duplicate, a merge key, or of another type than text and integer. The parameter what is the name of the
+// mapping in messages, for example "event github.push".
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
@@ -214,7 +214,7 @@ func (f *File) Members(n *Node, what string) []Member {
 	return out
 }
 
-// checkKey returns a message about the fault of a key, or "" if the key has none.
+// checkKey returns a message about the fault of a key, or "" if the key is valid.
 func checkKey(key *Node) string {
 	key = resolve(key)
 	switch {
@@ -283,7 +283,7 @@ func (f *File) Matching(pattern *regexp.Regexp) func(n *Node, what string) strin
 	}
 }
 
-// Strings reads a list of texts without repetition.
+// Strings reads a list of texts. A text that is listed twice is a fault.
 func (f *File) Strings(n *Node, what string) []string {
 	items := f.Items(n, what, math.MaxInt)
 	out := make([]string, 0, len(items))

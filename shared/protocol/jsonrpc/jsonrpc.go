@@ -1,8 +1,9 @@
 // Package jsonrpc reads and writes JSON-RPC 2.0 messages as MCP uses them.
 //
-// It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers keep all
-// digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front may have made a decision
-// based on the same bytes. Methods and the rules of MCP are in shared/mcp.
+// It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers
+// keep all digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front of
+// the server may have decided by the exact names, for example which tools a caller may use. Methods and the rules of MCP are
+// in shared/mcp.
 package jsonrpc
 
 import (
@@ -579,7 +580,7 @@ func locate(object json.RawMessage, name string) (from, to int) {
 	return from, to
 }
 
-// Without returns the object without the members whose names out accepts.
+// Without returns the object without the members for whose names out returns true.
 func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
 	kept := []byte{'{'}
 	for key, value := range Members(object) {

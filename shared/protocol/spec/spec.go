@@ -175,8 +175,8 @@ func IsOwn(name string) bool {
 
 // Our _meta keys.
 const (
-	// MetaCursor is a position in the event log. Each notification of a subscriptions/listen stream has one. A client that sends it in a
-	// later listen continues there.
+	// MetaCursor is a position in the event log. Each notification of a subscriptions/listen stream has one. A client that
+	// sends it in a later subscriptions/listen continues there.
 	MetaCursor = OwnPrefix + "cursor"
 	// MetaEventID, MetaTime and MetaPayload describe the event behind notifications/resources/updated. Clients get the payload in params,
 	// and in _meta as well if they declare [OwnExtension].

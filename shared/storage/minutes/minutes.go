@@ -1,5 +1,5 @@
-// Package minutes walks through the work of a periodic job that is stored in one partition per minute, such as the retries that are due.
-// It visits the minutes in turn and saves how far it got.
+// Package minutes walks through the stored work of a periodic job, such as the retries that are due. The work is in one
+// partition per minute. The package visits the minutes in turn and saves how far it got.
 package minutes
 
 import (

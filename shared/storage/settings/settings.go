@@ -276,7 +276,7 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Read returns what [Cache.Get] or [Cache.Latest] returns.
+// Read calls [Cache.Latest] if f is [refresh.Latest], and otherwise [Cache.Get].
 func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (T, int64, error) {
 	if f == refresh.Latest {
 		return c.Latest(ctx, name)

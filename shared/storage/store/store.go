@@ -124,7 +124,7 @@ const AtCommit = "\x00commit"
 // different partitions.
 const SameStamp = -1
 
-// Watcher is a store that immediately notifies this process of writes that this process makes to a partition of [Log].
+// Watcher is a store that notifies readers in this process immediately of this process's writes to a partition of [Log].
 type Watcher interface {
 	// Watch returns a channel that receives after commits to the partition of table [Log]. It may receive once for several
 	// commits, because the writer never waits for the reader. written returns the greatest stamp of such a commit since the

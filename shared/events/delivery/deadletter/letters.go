@@ -250,9 +250,10 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	return o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 }
 
-// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed, retried and
-// recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because anybody who may
-// subscribe could otherwise flood it. More are refused with fault.Exhausted and [quota.RetryAfter].
+// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed,
+// retried and recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because
+// anybody who may subscribe could otherwise flood it. For further ones, SendTest returns an error of kind Exhausted with
+// [quota.RetryAfter].
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {

@@ -42,8 +42,8 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// FileMessages stores messages as dead letters. It handles the queue [queue.Dead], and the queue to which SQS moves messages after too many
-// receives.
+// FileMessages stores messages as dead letters. It is the handler of the queue [queue.Dead], and of the queue to which SQS
+// moves messages after too many receives.
 func (o *Operations) FileMessages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.fileMessage(ctx, m); err != nil {

@@ -24,7 +24,7 @@ type Replayer struct {
 const (
 	// MaxReplay is the largest number of events in one replay. A client that missed more events gets truncated: true.
 	MaxReplay = 5000
-	// replayTime limits how long a replay takes, for which the client's request waits.
+	// replayTime limits how long a replay takes, because the client's request waits for it.
 	replayTime = time.Minute
 )
 

@@ -127,7 +127,7 @@ const (
 	ReplayClaim = 2 * time.Minute
 	// replayWorkers is the number of letters that a step retries concurrently.
 	replayWorkers = 8
-	// maxCount is the number of letters or events at which [Replays.CountSelected] stops.
+	// maxCount is the number of letters or events at which [Replays.CountSelected] stops counting.
 	maxCount = 100_000
 	// SameReplay is the time within which a second request for the same replay of events does not start another one. Replays of
 	// dead letters do not need it, because they delete the letters.

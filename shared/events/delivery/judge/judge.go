@@ -30,7 +30,7 @@ import (
 type Decision int
 
 const (
-	// Undecided is the zero value, for a subscriber about whom another rule has decided already.
+	// Undecided is the zero value. It is for an event that was rejected before [Judge.Decide], for example by a filter.
 	Undecided Decision = iota
 	// Send means that the subscriber receives the event.
 	Send

@@ -134,7 +134,7 @@ const (
 	// endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
-	// maxOriginDoubtful is how many concurrent attempts the slow lane makes to those endpoints of an origin that may hang.
+	// maxOriginDoubtful limits the concurrent attempts of the slow lane to endpoints of one origin that may hang.
 	maxOriginDoubtful = 64
 
 	// originAfter is the number of failing endpoints after which their origin counts as failing. maxEndpoint is the number of

@@ -27,13 +27,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Lanes are the fast and the slow lane of a process. Every attempt holds a slot from [Lanes.Reserve] or [Lanes.ReserveSlow] until
-// the slot's Done. A slot also counts the bytes of the attempt's bodies, so that memory is bounded even if payloads are large.
+// Lanes are the fast and the slow lane of a process. Every attempt gets a slot from [Lanes.Reserve] or [Lanes.ReserveSlow], and
+// holds it until it calls the slot's method Done. A slot also counts the bytes of the attempt's bodies, so that memory is
+// bounded even if payloads are large.
 //
-// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. The same holds for all
-// endpoints together that are not quick, i.e. that need [quickAnswer] or longer for an answer, or may hang. Waiting attempts are served in
-// turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in
-// which their events were queued.
+// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. The same holds
+// for all endpoints together that are not quick, i.e. that need [quickAnswer] or longer for an answer, or may hang. Waiting
+// attempts are served in turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's
+// attempts are served in the order in which their events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -65,9 +66,9 @@ type Limits struct {
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// MinWait is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for example 100 ms.
-	// While another attempt to the endpoint hangs, the minimum is a tenth of it. 0 means that pages are never in a hurry; see the package
-	// comment.
+	// MinWait is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for
+	// example 100 ms. While another attempt to the endpoint hangs, the minimum is a tenth of MinWait. 0 means that pages are
+	// never in a hurry; see the package comment.
 	MinWait time.Duration
 }
 
@@ -131,9 +132,10 @@ type Verdict int
 const (
 	// Granted means that the attempt has its slot.
 	Granted Verdict = iota
-	// SlowLane means that the attempt must take the slow lane, because its endpoint fails or is slow.
+	// SlowLane means that the attempt must take the slow lane: its endpoint fails or is slow, or earlier deliveries wait for
+	// the endpoint's rate limit.
 	SlowLane
-	// TooLate means that no slot was free in time.
+	// TooLate means that no slot was free in time, or that too many attempts wait already.
 	TooLate
 )
 
@@ -148,8 +150,8 @@ type PageWait struct {
 	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The verdict is SlowLane if earlier deliveries wait
-// for the endpoint's rate limit, because a first attempt must not overtake them.
+// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. If earlier deliveries wait for the
+// endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake them.
 func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -393,7 +395,7 @@ type pool struct {
 	ring        []*share // the principals with attempts that could start, in turn
 }
 
-// share is one principal in a pool's ring, with those of its waiting attempts that could start.
+// share is one principal in a pool's ring, with its waiting attempts that could start.
 type share struct {
 	principal string
 	ring      []*flow // endpoints, in turn

@@ -46,7 +46,7 @@ type Manager struct {
 	Metrics       *metric.Set // may be nil
 }
 
-// Gaps has what is needed to make gap notices.
+// Gaps has the event log and the sealer, from which gap notices are made.
 type Gaps struct {
 	Log *eventlog.Log
 	// Sealer returns the sealer that encrypts cursors and makes the ids of messages.
@@ -339,9 +339,9 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns the delay of a gap notice after its schedule is over, or false if the notice is given up. A notice is
-// retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is the last
-// delay of the schedule, and further the number of attempts since then.
+// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up.
+// A notice is retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is
+// the last delay of the schedule, and further the number of attempts since then.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

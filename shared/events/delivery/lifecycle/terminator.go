@@ -114,7 +114,7 @@ type Ending struct {
 	Subscriptions int
 }
 
-// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, but changes nothing. A
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones. It does not end them. A
 // workspace without a new catalog keeps its current one. CountEndings leaves out subscriptions that end anyway, because of the
 // current catalog or because their principal has no key any more.
 func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {

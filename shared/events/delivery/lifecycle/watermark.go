@@ -61,9 +61,9 @@ func positionBefore(published time.Time) int64 {
 // pages have not been attempted, so the watermark of each subscription in the workspace must be before them.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of the sort key of a late or paused page's item. It is a position of the event log from before the page
-// was sent, and before all events of the page. Items sort by this position, so the first item of the partition belongs to the page with the
-// earliest events.
+// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies
+// before all events of the page, and before the time at which the page was sent. Items sort by this position, so the first item
+// of the partition belongs to the page with the earliest events.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := positionBefore(sent)
 	for _, e := range events {
@@ -132,7 +132,7 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 // beforePages lowers a position until it lies before all pages of a partition. It returns 0 if that position is unknown.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
-	for { // a page may have only expired items
+	for { // a page of the query may have only expired items
 		late, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, fault.Wrap(fault.Unavailable, err, "read which pages are late")

@@ -40,7 +40,7 @@ type Options struct {
 	Metrics    *metric.Set
 }
 
-// Outcomes records attempts, and decides what follows from them for the delivery and its subscription.
+// Outcomes records attempts, and then retries or ends the delivery, and suspends or disables the subscription if necessary.
 type Outcomes struct {
 	Options
 	status  statuses
@@ -60,7 +60,7 @@ type fate int
 const (
 	delivered fate = iota
 	retried        // the schedule has a next attempt
-	refused        // dead letter: the endpoint refused the event, so it knows of it
+	refused        // dead letter without a gap notice, because the endpoint knows the event that it refused
 	exhausted      // dead letter, with a gap notice: the schedule is over
 )
 

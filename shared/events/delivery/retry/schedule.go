@@ -81,7 +81,8 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(s
 	return moved, errors.Join(errs...)
 }
 
-// move moves those entries of a partition that are due before the next round.
+// move moves the due entries of a partition to the slow queue if they are due before the next round and only, if not nil,
+// returns true for them.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -241,7 +242,7 @@ func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, b
 	return max(d, min(retryAfter, webhook.MaxRetryAfter)), true
 }
 
-// Total returns the longest time from the first attempt to the last.
+// Total returns the longest time from the first attempt to the last, unless the endpoint asks for longer delays.
 func (s Schedule) Total() (sum time.Duration) {
 	for _, d := range s {
 		sum += d

@@ -109,9 +109,9 @@ const (
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is how long after a retry its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay with which [Deliveries.Schedule] sends the message of a new delivery while it still writes the
-	// delivery. The message should arrive after the write, because a message without a stored delivery is dropped. A write normally takes
-	// far less than this delay.
+	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
+	// delivery. If the message arrived before the delivery is written, it would be dropped. A write normally takes far less
+	// time than this delay.
 	EarlyMessage = time.Second
 	// DueShards is the number of partitions for the due entries of one minute.
 	DueShards = 8

@@ -93,8 +93,8 @@ const (
 // isWritten reports whether a write succeeded, so that its worker continues the delivery.
 func isWritten(r result, err error) (bool, error) { return r == written, err }
 
-// IsUnderWay reports whether a stored delivery in this state still has to be sent. If it is dead, a new delivery of the same event takes its
-// place and continues its history.
+// IsUnderWay reports whether a stored delivery in this state still has to be sent. In the only other state, Dead, a new
+// delivery of the same event takes its place and continues its history.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
 // Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a message
@@ -199,8 +199,8 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	}))
 }
 
-// DeletionNotes returns the notes that delete a delivery because it succeeded or has no receiver anymore. They keep the delivery if
-// it has changed since it was read; see [WriteNotes].
+// DeletionNotes returns the notes that delete a delivery because it succeeded or has no receiver anymore. If the delivery has
+// changed since it was read, [WriteNotes] does not delete it.
 func (del *Delivery) DeletionNotes() []store.Op {
 	if del.Version == 0 {
 		return nil

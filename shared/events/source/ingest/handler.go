@@ -189,7 +189,7 @@ func (in *incoming) handle(w http.ResponseWriter, r *http.Request) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if held == nil && len(body) > smallBody { // it was compressed and needs no slot until now
+	if held == nil && len(body) > smallBody { // the compressed body was small and had no slot
 		if held, err = in.large.reserve(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
 			return nil, err
 		}
@@ -289,7 +289,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID = Duplicate, known.ID
-		if added = all[last] == nil; added { // a replay may carry another id, so remember what was signed only if it is new, and not the id, which the replay may have made up
+		// A replay may have another id, which an attacker made up. So remember only the hash of the signed text, unless it is known.
+		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
 		return []publish.Accepted{*known}, nil

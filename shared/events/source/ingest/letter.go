@@ -104,7 +104,7 @@ func encodeRetry(s source.Source, doc any, ident identity) []byte {
 	if small := marshal(r); len(small) <= queue.MaxBody {
 		return small
 	}
-	return body // dead-lettered with only its beginning, so it cannot be retried
+	return body // too large: the dead letter keeps only its beginning and cannot be retried
 }
 
 // marshal encodes JSON and escapes the characters that SQS refuses because XML cannot hold them.
@@ -144,7 +144,7 @@ type Seen struct {
 	DB store.DB
 
 	recent *bounded.Map[store.Key, seen]
-	begun  *sync.Map // [markOf] the events that this process is accepting, by key
+	begun  *sync.Map // the marks ([markOf]) of the events that this process is accepting, by key
 }
 
 // NewSeen returns a Seen with the ids that are recorded in db.

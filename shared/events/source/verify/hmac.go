@@ -267,7 +267,7 @@ func (t template) count(k partKind) (n int) {
 	return n
 }
 
-// write writes the signed text of r to w, whose writes must not fail.
+// write writes the signed text of r to w, for example to a hash. Writes to w must not fail.
 func (t template) write(w io.Writer, r Request, timestamp string) *refusal {
 	for _, p := range t {
 		text := p.text

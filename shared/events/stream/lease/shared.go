@@ -261,7 +261,7 @@ type Local struct {
 	max Max
 
 	mu   sync.Mutex
-	open map[string]*list.List // of superseded, oldest first, by workspace and principal
+	open map[string]*list.List // the functions superseded of the open streams, oldest first, by workspace and principal
 }
 
 // Max returns how many streams a principal may have open.

@@ -80,7 +80,7 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 		return err
 	}
 	failure := v.Send(ctx, endpoint, subscriptionID, key)
-	// A caller that hangs up must not keep its failure from being counted.
+	// Count the failure even if the caller has hung up.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if failure != nil {

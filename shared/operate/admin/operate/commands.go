@@ -35,7 +35,7 @@ import (
 //   - drop: the columns that a narrow terminal does not show, the least important first
 //   - also: a list below the path that is printed after the document, with the columns
 //   - follow: the command may start a replay, and waits until it is done
-//   - select: a member of the replay's selection that is always true
+//   - select: a member of the body's member "select" that the command sets to true, e.g. events
 //   - confirm: the command cannot be undone and asks first: erase or end, see [Command.confirm]
 type Commands struct {
 	Subscriptions struct {
@@ -377,7 +377,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	return answer, nil
 }
 
-// advise adds to the error of a refused request what the caller can do about it.
+// advise adds a remedy to the error of a refused request, for example to set --key.
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
@@ -460,8 +460,8 @@ var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-
 // beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
-// idLists has the list in which to look up the ids of a kind of objects. The key is the first segment of the objects' path in
-// the API.
+// idLists says which list of the API has the ids of a kind of objects. The key is the first segment of the objects' path, e.g.
+// "subscriptions".
 var idLists = map[string]struct {
 	path, member, object, command string
 	limit                         int // the newest items in which an id is looked up; 0 means all

@@ -1,7 +1,7 @@
 // Package otlp is the exporter of spans and metrics to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
 //
-// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/internals/decisions.md. Its
-// SDK does the sampling, batching and aggregation.
+// OpenTelemetry's own exporters write protobuf, which would make the Lambda functions larger than our limit, see
+// docs/internals/decisions.md. Its SDK does the sampling, batching and aggregation.
 package otlp
 
 import (
@@ -62,8 +62,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Provider returns the provider for a tracer of package trace. Shut it down when the process ends. A function must also flush it after each
-// invocation, because Lambda may freeze the process.
+// Provider returns the provider for a tracer of package trace. Shut it down when the process ends. A Lambda function must also
+// flush it after each invocation, because Lambda may freeze the process.
 func Provider(o Options) (*sdk.TracerProvider, error) {
 	c, err := newCollector(o, path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
 	if err != nil {

@@ -19,8 +19,8 @@ type memoryQueue struct {
 
 	lastID atomic.Int64 // of the last message sent or forwarded
 	// inherited is the largest id of a message that the previous process left in the file. Any message up to this id may have
-	// crashed that process, so workers write its receive before they handle it. Otherwise, a message that crashes every process
-	// would never become a dead letter.
+	// crashed that process, so workers count the receive in the file before they handle the message. Otherwise, a message that
+	// crashes every process would never become a dead letter.
 	inherited int64
 
 	dedup *dedup // nil on a standard queue

@@ -295,8 +295,8 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is set if the messages may be from an earlier process; see [memoryQueue.inherited]. Their receives must then be
-	// written before the handler gets them.
+	// counted is set if the messages may be from an earlier process; see [memoryQueue.inherited]. Their receive counts must
+	// then be written before the handler gets them.
 	counted bool
 	// exhausted is set for a batch with a single message that was received too often, by processes that ended before its
 	// handler returned.
@@ -354,7 +354,8 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker() // it was woken and takes nothing, so wake another
 }
 
-// always and never are results of [memoryQueue.handle] for batches of which all messages, or none of them, failed.
+// always is the result of [memoryQueue.handle] for a batch of which all messages failed, and never for a batch of which none
+// failed.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }

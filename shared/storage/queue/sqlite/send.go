@@ -275,8 +275,8 @@ func (d *dedup) accepted(id digest, now time.Time) bool {
 	return false
 }
 
-// reserve notes the ids of messages to forward. If the queue has one of the ids already, one of the messages may be a
-// repetition. Then reserve notes none of the ids and returns false.
+// reserve notes the deduplication ids of messages to forward. If the queue has one of them already, that message may be a
+// repetition. So reserve then notes none of the ids and returns false.
 func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -386,7 +386,7 @@ func (f *forgetting) Done(err error) {
 	}
 }
 
-// forget deletes the rows that do not count any more.
+// forget deletes the rows with ids that the queue need not remember any more.
 func (d *dedup) forget(e *engine.Engine) error {
 	for {
 		job := &forgetting{d: d}
@@ -507,8 +507,8 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	return f, nil
 }
 
-// closeOne is called once for each message, and once for the job of a FIFO queue, when the sender no longer has to wait for it.
-// The last call releases the sender.
+// closeOne is called when the sender no longer has to wait for a message, or for the job of a FIFO queue. The last of these
+// calls releases the sender.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)

@@ -154,9 +154,9 @@ func (r *handlerResults) append(other *handlerResults) {
 	other.accepted, other.dead, other.receives = other.accepted[:0], other.dead[:0], other.receives[:0]
 }
 
-// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before that only means
-// that the next process delivers the messages again. A message that failed then has one receive fewer. That does not keep a message
-// that ends every process from becoming a dead letter; see [memoryQueue.inherited].
+// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before that
+// only means that the next process delivers the messages again. If a message failed, this failure is then not counted. A
+// message that ends every process still becomes a dead letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return

@@ -1,17 +1,17 @@
 // Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and runs their handlers in this
 // process.
 //
-// A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all
-// other writes (package engine). Delivering a message needs no SQL, because each queue has a [window] of messages in
-// memory. Every message is in one [place]:
+// A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all other
+// writes (package engine). Delivering a message needs no SQL, because each queue has a [window] of messages in memory. Every
+// message is in one [place]:
 //
 //	Send ─▶ file or delayed ─▶ ready ─▶ in flight ─┬─▶ accepted: the next commit deletes its row
 //	                             ▲                 ├─▶ dead: the next commit moves it to the dead letters
 //	                             └─────────────────┴─▶ back-off, or blocked in a FIFO queue
 //
-// Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
-// those messages again. It does not know which of its messages ended the process, so it writes a receive of each of
-// them before it calls the handler.
+// Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers those
+// messages again. It does not know which of them ended the process, so it counts a receive of each in the file before it calls
+// the handler.
 //
 // The queues behave like SQS queues with an event source mapping, as queue/queuetest defines. Message bodies are opaque here.
 package sqlite

@@ -61,7 +61,7 @@ func response(failed []string) events.SQSEventResponse {
 	return r
 }
 
-// Names of system attributes, the same in an event and in the API.
+// Names of SQS system attributes, which are the same in a Lambda event and in the API.
 const (
 	attrReceived = "ApproximateReceiveCount"
 	attrSent     = "SentTimestamp"
@@ -94,9 +94,9 @@ func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// listFailed returns the failed messages of a batch whose handler reported some of them. On a FIFO queue the later messages
-// of the same group have failed too, because they would overtake the failed message. An id that is not in the batch fails
-// the whole batch, as on AWS.
+// listFailed returns the ids of all failed messages of a batch. failed has the ids that its handler reported. On a FIFO queue
+// the later messages of the same group have failed too, because they would overtake the failed message. An id that is not in
+// the batch fails the whole batch, as on AWS.
 func listFailed(batch []queue.Message, failed []string, fifo bool) []string {
 	reported := make(map[string]bool, len(failed))
 	for _, id := range failed {
@@ -189,7 +189,8 @@ func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []que
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
 const (
-	// drainVisibility is the time in seconds after which SQS delivers a message again that [Queues.Drain] received and whose handler failed.
+	// drainVisibility is how long a message that [Queues.Drain] has received stays invisible, in seconds. If its handler
+	// fails, SQS delivers the message again after that time.
 	drainVisibility = 30
 	// finishTime bounds the requests to SQS that continue after the context of [Queues.Drain] has ended.
 	finishTime = 10 * time.Second

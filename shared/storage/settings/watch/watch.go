@@ -77,8 +77,8 @@ func look(paths []string) []os.FileInfo {
 	return state
 }
 
-// isReadable reports whether the file can be opened. The file's mode does not tell, because that also depends on the owner, the
-// group and access control lists.
+// isReadable reports whether the file can be opened. The file's mode alone cannot tell, because the owner, the group and
+// access control lists matter too.
 func isReadable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
 		return true // opening a pipe waits for its writer
@@ -90,7 +90,8 @@ func isReadable(path string, info os.FileInfo) bool {
 	return err == nil
 }
 
-// equal reports whether no file was written, replaced or removed, or became readable or unreadable, between two states.
+// equal reports whether two states are the same. They differ if a file was written, replaced or removed, or became readable or
+// unreadable, in between.
 func equal(a, b []os.FileInfo) bool {
 	for i := range a {
 		switch x, y := a[i], b[i]; {

@@ -152,8 +152,8 @@ func (db *DB) Stamps() bool { return true }
 // Local reports true, because the process owns the file.
 func (db *DB) Local() bool { return true }
 
-// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, because only a limit
-// for stamps is stored.
+// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, because the file has
+// only a limit for stamps (see [stamps]).
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
 // Close ends the sweeps, commits the waiting writes and closes the file.

@@ -15,7 +15,7 @@ import (
 // model is a map that behaves as a store must. It drops expired items, because readers cannot tell them from absent ones.
 type model map[store.Key]store.Item
 
-// apply does what [store.DB.Write] must do. It reports false if there is a conflict.
+// apply applies operations as [store.DB.Write] must. It reports false if there is a conflict.
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]

@@ -20,8 +20,8 @@ const (
 	// checkpointEvery is how often the engine copies the log into the file. A page that many commits have written is then
 	// copied only once, and the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log in pages at which the engine makes SQLite write it from its beginning again. SQLite does
-	// so by itself only when there are no readers for a moment.
+	// maxFrames is the length of the log in pages at which the engine makes SQLite write it from its beginning again. SQLite
+	// does so by itself only at a moment without readers, and until then the log grows.
 	maxFrames = 16384
 	// fewFrames is how many pages of the log are few enough for [startOver] to copy while the writer and the readers pause.
 	fewFrames = 512
