@@ -223,7 +223,8 @@ func (o *Options) complete() error {
 		return fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
 	}
 	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
-	if err := o.Limits.Check(); err != nil {
+	o.Limits = trimLists(o.Limits)
+	if err := cmp.Or(o.Limits.Check(), checkHosts(o.Limits)); err != nil {
 		return err
 	}
 	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
