@@ -175,7 +175,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 				t.Errorf("%s: got %v", query, l)
 			}
 		}
-		for _, query := range []string{"?subscription=sub_x", "?origin=https://x.example", "?event=other", "?queue=other", "?until=2020-01-01T00:00:00Z"} {
+		for _, query := range []string{"?subscription=sub_x", "?origin=https://x.example", "?event=other", "?queue=slow", "?until=2020-01-01T00:00:00Z"} {
 			f.sees("op", "dead-letters"+query, 0)
 		}
 	})

@@ -322,7 +322,13 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	if err := checkOrder(in.Select.Since, in.Select.Until); err != nil {
 		return nil, err
 	}
-	in.Select.Origin = subscription.SameOrigin(in.Select.Origin)
+	if in.Select.Origin != "" {
+		origin, err := readOrigin(in.Select.Origin)
+		if err != nil {
+			return nil, err
+		}
+		in.Select.Origin = origin
+	}
 	target, sub := "dead-letters", (*subscription.Subscription)(nil)
 	if in.Select.Events {
 		found, err := h.visible.find(c, in.Select.Subscription)

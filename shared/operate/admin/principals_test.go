@@ -357,6 +357,18 @@ func TestSpansAndOriginsOfLists(t *testing.T) {
 			expect.Equal(t, spelled, ids(f.list("op", "subscriptions?origin="+spelled), "id"), id)
 		}
 	})
+	t.Run("OPS-01 a filter that can match nothing is refused", func(t *testing.T) {
+		for _, path := range []string{"subscriptions?", "deliveries?", "dead-letters?", "notes?"} {
+			raw := string(f.call("op", "GET", path+"origin=hooks.example.com", "", 400, nil))
+			expect.Contains(t, path, raw, `origin is \"hooks.example.com\", which is not an origin`)
+		}
+		f.call("op", "POST", "replays", `{"select":{"origin":"hooks.example.com"}}`, 400, nil)
+		raw := string(f.call("op", "GET", "dead-letters?queue=webhook", "", 400, nil))
+		expect.Contains(t, "an unknown queue", raw, `queue is \"webhook\"`)
+		for _, queue := range []string{"webhooks", "inbox", "dead", "table:log"} {
+			f.sees("op", "dead-letters?queue="+queue, 0)
+		}
+	})
 }
 
 func TestCursorsAreForTheirList(t *testing.T) {

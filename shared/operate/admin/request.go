@@ -17,12 +17,15 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 const (
@@ -102,7 +105,7 @@ func (q *request) set(p operations.Param, v string) (err error) {
 		return fault.New(fault.Invalid, "%s is %.100q (allowed: %s)", p.Name, v, strings.Join(p.Enum, ", "))
 	}
 	unchanged := map[string]*string{
-		"subscription": &q.Subscription, "event": &q.Event, "name": &q.Name, "principal": &q.Principal, "queue": &q.Queue,
+		"subscription": &q.Subscription, "event": &q.Event, "name": &q.Name, "principal": &q.Principal,
 		"state": &q.State, "outcome": &q.Outcome, "kind": &q.Kind,
 	}
 	if field, ok := unchanged[p.Name]; ok {
@@ -113,7 +116,9 @@ func (q *request) set(p operations.Param, v string) (err error) {
 	case "dryRun":
 		q.DryRun = v == "true"
 	case "origin":
-		q.Origin = subscription.SameOrigin(v)
+		q.Origin, err = readOrigin(v)
+	case "queue":
+		q.Queue, err = readQueue(v)
 	case "uri":
 		q.URI, err = readEventURI(p.Name, v)
 	case "since":
@@ -136,6 +141,24 @@ func readTime(name, v string) (time.Time, error) {
 		return t, fault.New(fault.Invalid, "%s is %.100q, which is not a time (e.g. 2026-11-22T12:00:00Z)", name, v)
 	}
 	return t, nil
+}
+
+// readOrigin returns an origin as the server writes it. It refuses a text that no endpoint has as its origin, such as a host without a
+// scheme, because an empty list would look as if nothing had failed there.
+func readOrigin(v string) (string, error) {
+	origin := subscription.SameOrigin(v)
+	if _, err := switches.Parse(string(switches.OriginSwitch(origin))); err != nil {
+		return "", fault.New(fault.Invalid, "origin is %.100q, which is not an origin (e.g. https://hooks.example.com)", v)
+	}
+	return origin, nil
+}
+
+// readQueue returns the name in the member queue of dead letters.
+func readQueue(v string) (string, error) {
+	if v == deadletter.WebhookQueue || slices.Contains(queue.Names(), queue.Name(v)) || strings.HasPrefix(v, "table:") {
+		return v, nil
+	}
+	return "", fault.New(fault.Invalid, "queue is %.100q (allowed: %s, inbox, events, deliveries, slow, table:NAME)", v, deadletter.WebhookQueue)
 }
 
 // checkOrder refuses a span that ends before it begins. Both times may be zero.
