@@ -478,13 +478,24 @@ func (c *Command) kind() string {
 	return kind
 }
 
-// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids.
+// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids. If the command has ids of two
+// objects, such as an event and a subscription, the server's message says which one is not found.
 func (c *Command) explainNotFound(err error) error {
-	list, ok := idLists[c.kind()]
-	if !ok || len(c.Args) == 0 || !fault.Is(err, fault.NotFound) {
+	if !fault.Is(err, fault.NotFound) {
 		return err
 	}
-	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", c.Args[0], list.command)
+	kind, id := c.kind(), ""
+	if len(c.Args) > 0 {
+		id = c.Args[0]
+	}
+	if sub, ok := c.Values["subscription"].(string); ok && strings.Contains(err.Error(), "no such subscription") {
+		kind, id = "subscriptions", sub
+	}
+	list, ok := idLists[kind]
+	if !ok || id == "" {
+		return err
+	}
+	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", id, list.command)
 }
 
 // resolveIDs replaces shortened ids by complete ones, in the arguments and in the flags --subscription and --event.
