@@ -35,6 +35,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -365,7 +366,7 @@ func newHTTP() *http.Client {
 func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, error) {
 	h := http.Header{}
 	for name, value := range v.Headers {
-		text, err := s.options.Secrets(ctx, value)
+		text, err := secret.ForHeader(ctx, value, s.options.Secrets)
 		if err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "provider %s: header %s", v.Name, name)
 		}

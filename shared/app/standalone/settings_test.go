@@ -202,6 +202,23 @@ func TestConversationsNeedARule(t *testing.T) {
 	}
 }
 
+// For example, a secret was read from a file together with its last line break.
+func TestASecretThatAHeaderMustNotHave(t *testing.T) {
+	t.Setenv("MCPEVENTS_TEST_TOKEN", "Bearer hunter2\n")
+	const member = "headers: {Authorization: 'env:MCPEVENTS_TEST_TOKEN'}"
+	for text, whose := range map[string]string{
+		"backends: [{name: b, url: 'http://127.0.0.1:1/mcp', prefix: b_, " + member + "}]\n":                        "backend b",
+		"conversation: {userMessages: true, providers: [{name: p, url: 'http://127.0.0.1:1/p', " + member + "}]}\n": "provider p",
+	} {
+		var o Options
+		s := serve(t, func(with *Options) { o = *with })
+		o.Config = configured(t, text)
+		err := s.Reload(t.Context(), o)
+		expect.Fault(t, whose, err, fault.Invalid, whose+": header Authorization: the value of env:MCPEVENTS_TEST_TOKEN has a line break")
+		expect.Lacks(t, whose, fmt.Sprint(err), "hunter2")
+	}
+}
+
 func TestSettingsThatAreRefused(t *testing.T) {
 	var o Options
 	s := serve(t, func(with *Options) { with.Catalog = types(t, "good"); o = *with })

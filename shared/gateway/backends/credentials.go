@@ -53,7 +53,7 @@ func (b *Backend) checkSecrets(ctx context.Context) error {
 // addHeaders adds the headers that the operator configured.
 func (b *Backend) addHeaders(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
-		text, err := b.options.Secrets(ctx, value)
+		text, err := secret.ForHeader(ctx, value, b.options.Secrets)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "backend %s: header %s", b.Name, name)
 		}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -63,3 +65,13 @@ func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 
 // FromEnvironment resolves a value in the environment of this process.
 func FromEnvironment(_ context.Context, v Value) (string, error) { return v.Resolve(os.LookupEnv) }
+
+// ForHeader resolves a value that is sent in an HTTP header. A secret with a line break, for example one that was read from a file with
+// its last line break, would make each request fail.
+func ForHeader(ctx context.Context, v Value, resolve func(context.Context, Value) (string, error)) (string, error) {
+	text, err := resolve(ctx, v)
+	if err == nil && !httpguts.ValidHeaderFieldValue(text) {
+		err = fault.New(fault.Invalid, "the value of %s has a line break or another control character, which a header must not have", v)
+	}
+	return text, err
+}
