@@ -223,7 +223,7 @@ func orDiscard(log *slog.Logger) *slog.Logger {
 	return log
 }
 
-// chooseStore returns the subscription's own store, otherwise the client's store, and otherwise the one in memory.
+// chooseStore returns the subscription's own store, otherwise the client's store, and otherwise the store in memory.
 func (c *Client) chooseStore(o SubscribeOptions) Store {
 	switch {
 	case o.Store != nil:

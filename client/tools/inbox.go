@@ -107,8 +107,9 @@ func (b *inbox) await(subscription string) (leave func()) {
 	}
 }
 
-// toAnnounce reports whether an entry is unread and unannounced, and no call waits for it.
-func (b *inbox) toAnnounce(e *entry) bool {
+// mustAnnounce reports whether the client must be notified of an entry: it is unread, was not announced before, and no call
+// waits for it.
+func (b *inbox) mustAnnounce(e *entry) bool {
 	if e.read || e.announced {
 		return false
 	}
@@ -120,12 +121,12 @@ func (b *inbox) toAnnounce(e *entry) bool {
 	return true
 }
 
-// countToAnnounce returns the number of entries for which toAnnounce returns true.
-func (b *inbox) countToAnnounce() (n int) {
+// countUnannounced returns the number of entries that must be announced.
+func (b *inbox) countUnannounced() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range b.entries {
-		if b.toAnnounce(&b.entries[i]) {
+		if b.mustAnnounce(&b.entries[i]) {
 			n++
 		}
 	}
@@ -140,7 +141,7 @@ func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	n := 0
 	for i := range b.entries {
 		e := &b.entries[i]
-		if !b.toAnnounce(e) {
+		if !b.mustAnnounce(e) {
 			continue
 		}
 		e.announced = true
@@ -245,7 +246,7 @@ func (t *Tools) push(s *mcp.Server, lines *stdio) {
 	pace := rate.NewLimiter(rate.Every(pushEvery), pushBurst)
 	for {
 		changed := t.inbox.nextChange()
-		if t.inbox.countToAnnounce() == 0 {
+		if t.inbox.countUnannounced() == 0 {
 			select {
 			case <-changed:
 			case <-t.ctx.Done():

@@ -27,8 +27,8 @@ const (
 	exitInterrupted = 130
 )
 
-// exits maps kinds of errors to exit codes.
-var exits = map[fault.Kind]int{
+// exitCodes maps kinds of errors to exit codes.
+var exitCodes = map[fault.Kind]int{
 	fault.Internal:        exitFailure,
 	fault.Invalid:         exitRefused,
 	fault.NotFound:        exitRefused,
@@ -42,8 +42,8 @@ var exits = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
-// plainer replaces those error messages of the command-line parser (kong) that users would not understand.
-var plainer = []struct {
+// plainMessages replace error messages of the command-line parser (kong) that users would not understand.
+var plainMessages = []struct {
 	found *regexp.Regexp
 	say   string
 }{
@@ -77,7 +77,7 @@ func usage(w io.Writer, err error) int {
 		name, hint, _ := strings.Cut(found, ", ")
 		text = strings.TrimSuffix(name+" is not a command, "+hint, ", ")
 	}
-	for _, p := range plainer {
+	for _, p := range plainMessages {
 		text = p.found.ReplaceAllString(text, p.say)
 	}
 	fmt.Fprintf(w, "mcpevents: %s (see %s --help)\n", text, command)
@@ -110,5 +110,5 @@ func report(w io.Writer, err error) int {
 	if data := fault.DataOf(err); data != nil {
 		fault.PrintData(w, data, err.Error())
 	}
-	return exits[fault.KindOf(err)]
+	return exitCodes[fault.KindOf(err)]
 }

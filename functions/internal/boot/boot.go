@@ -38,9 +38,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// Environment variables that the template sets in addition to the settings of [config.FromEnv]. The variable of a table
-// or queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL for the URL of
-// the slow queue. A function receives only the names of the tables and queues that its policy allows it to use.
+// Environment variables that template.yaml sets in addition to the settings of [config.FromEnv]. The variable of a table or
+// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL for the URL of the
+// slow queue. A function receives only the names of the tables and queues that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
@@ -91,7 +91,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	slog.SetDefault(log)
 	p := &Process{AWS: cfg, Secrets: parameters.New(cfg, log), Mode: s.mode, getenv: getenv}
 	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
-	counters, tracer, err := p.measure(s.limits, log)
+	counters, tracer, err := p.createMetrics(s.limits, log)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +106,8 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	return p, fault.Wrap(fault.Internal, p.WatchLog(), "make the metrics")
 }
 
-// measure creates the metrics and, if there is a collector, the tracer.
-func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.Set, tracer *trace.Tracer, err error) {
+// createMetrics creates the metrics and, if there is a collector, the tracer.
+func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *metric.Set, tracer *trace.Tracer, err error) {
 	stack := p.getenv(envStack)
 	p.emf = metric.NewEMF(newLog(slog.LevelInfo), stack, time.Now) // not subject to the log level, because alarms depend on the metrics
 	if counters, err = metric.NewSet(p.emf.Provider()); err != nil {

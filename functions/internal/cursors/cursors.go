@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// location is where the key is stored. The template allows only functions/keys to write this partition.
+// location is where the key is stored. template.yaml allows only functions/keys to write this partition.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
 // Create creates the key if it does not exist.

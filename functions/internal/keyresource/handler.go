@@ -130,7 +130,7 @@ func checkSettings(properties map[string]any) error {
 	})
 }
 
-// fingerprint returns a hash of the properties. When the hash changes, the template publishes new versions of the
+// fingerprint returns a hash of the properties. When the hash changes, CloudFormation publishes new versions of the
 // functions.
 func fingerprint(properties map[string]any) string {
 	b, _ := json.Marshal(properties) // it was JSON; keys are sorted

@@ -24,8 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// privateKey and publicKey are where the two parts of the keyset are stored. Of all functions, the template allows only
-// functions/keys to write them.
+// privateKey and publicKey are where the two parts of the keyset are stored. template.yaml allows only functions/keys to
+// write them.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
@@ -63,7 +63,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 		if err != nil {
 			return err
 		}
-		if err := once(ctx, db, store.Item{Key: privateKey, Value: wrapped, Version: 1}); err != nil {
+		if err := writeOnce(ctx, db, store.Item{Key: privateKey, Value: wrapped, Version: 1}); err != nil {
 			return err
 		}
 	}
@@ -78,7 +78,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 		if err != nil {
 			return err
 		}
-		if err := once(ctx, db, store.Item{Key: publicKey, Value: public, Version: version}); err != nil {
+		if err := writeOnce(ctx, db, store.Item{Key: publicKey, Value: public, Version: version}); err != nil {
 			return err
 		}
 	}
@@ -111,8 +111,8 @@ func checkOpens(ctx context.Context, private []byte, s *webhook.Sealer) error {
 	return err
 }
 
-// once writes an item if it does not exist.
-func once(ctx context.Context, db store.DB, item store.Item) error {
+// writeOnce writes an item unless it exists already.
+func writeOnce(ctx context.Context, db store.DB, item store.Item) error {
 	err := db.Write(ctx, store.Put(item, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
