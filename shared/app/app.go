@@ -224,7 +224,7 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	return demand.Hooks{DB: c.DB, Base: base, Key: key}
 }
 
-// PublishingOptions are the parts of the publish role that differ between processes.
+// PublishingOptions configure [NewPublishing]. They differ between a stand-alone server and the function publish.
 type PublishingOptions struct {
 	// Secrets looks up the secrets of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
@@ -259,7 +259,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	}
 }
 
-// NewInbox returns the handler of the inbox queue for a process that does not publish anything else.
+// NewInbox returns the handler of the inbox queue, for a process that publishes only the messages of this queue.
 func NewInbox(c *Core) *publish.Inbox {
 	service := newPublisher(c)
 	return newInbox(c, newDocuments(c, service), service)
@@ -288,8 +288,8 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// EndpointOptions are the parts of an endpoint that only changes subscriptions. One of them may be nil: functions/register has
-// only a Registrar, and functions/deregister only a Deregistrar.
+// EndpointOptions configure [NewEndpoint]. One of the fields may be nil: functions/register has only a Registrar, and
+// functions/deregister only a Deregistrar.
 type EndpointOptions struct {
 	Registrar   events.Registrar
 	Deregistrar events.Deregistrar
@@ -312,7 +312,7 @@ func endpointOptions(c *Core) mcp.Options {
 	}
 }
 
-// StreamOptions are the parts of an endpoint that serves all methods.
+// StreamOptions configure [NewStreamEndpoint].
 type StreamOptions struct {
 	Feeds  *stream.Tails
 	Leases streams.Leases
@@ -363,7 +363,7 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 // NewLocalLeases returns the leases that limit the streams of a single process.
 func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) }
 
-// GatewayOptions are the parts of the gateway that differ between the modes.
+// GatewayOptions configure [NewGateway]. They differ between a stand-alone server and AWS.
 type GatewayOptions struct {
 	// Secrets resolves the secrets in settings; nil reads environment variables.
 	Secrets gateway.Secrets
@@ -401,8 +401,8 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// NewConversation returns the service that passes messages of conversations to the configured context providers. The options have
-// the parts that differ between the modes, and NewConversation sets the others.
+// NewConversation returns the service that passes messages of conversations to the configured context providers. The caller
+// sets the options that differ between a stand-alone server and AWS, and NewConversation sets the others.
 func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
 	o.Source, o.Catalogs, o.DB, o.Log = c.Config, c.Catalogs, c.DB, c.Log
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))

@@ -95,8 +95,8 @@ func isBlank(src []byte) bool {
 	return true
 }
 
-// fingerprint returns a hash of a workspace's backends with their settings, in their order. The hash is
-// empty for a workspace without backends.
+// fingerprint returns a hash of a workspace's backends and their settings, which changes if any of them or their order
+// changes. It is empty for a workspace without backends.
 func (c *Config) fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
@@ -130,8 +130,8 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintln(h)
 }
 
-// changedBackends returns the workspaces whose backends differ between two configurations.
-func changedBackends(before, after *Config) []string {
+// findChangedWorkspaces returns the workspaces whose backends differ between two configurations.
+func findChangedWorkspaces(before, after *Config) []string {
 	var all []string
 	for _, b := range slices.Concat(before.Backends, after.Backends) {
 		all = append(all, b.Workspace)
@@ -148,8 +148,9 @@ const (
 	maxProviders = 20
 	// minBudget and maxBudget limit the time within which providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to a
-	// message. The largest context fits into an item of the store even if JSON escapes every byte.
+	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to
+	// a message. The largest context fits into an item of the store (at most 400 KB) even if JSON escapes each byte with
+	// six.
 	minContext, maxContext = 256, 48 << 10
 	// maxPriority is the highest priority of a provider, and its negative the lowest.
 	maxPriority = 1000

@@ -321,15 +321,15 @@ func TestFingerprint(t *testing.T) {
 		{"oauth", parse(oauth, b), []string{"default"}},
 		{"exchange", parse(exchange, b), []string{"default"}},
 	} {
-		expect.List(t, c.what, changedBackends(before, c.after), c.want)
+		expect.List(t, c.what, findChangedWorkspaces(before, c.after), c.want)
 	}
 	one, two := parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}"), parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: two}}")
-	expect.List(t, "the workspaces with changed backends after a change of a header's value", changedBackends(one, two), []string{"default"})
+	expect.List(t, "the workspaces with changed backends after a change of a header's value", findChangedWorkspaces(one, two), []string{"default"})
 	one, two = parse(exchange), parse(strings.Replace(exchange, "audience: x", "audience: y", 1))
-	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the audience", changedBackends(one, two), []string{"default"})
+	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the audience", findChangedWorkspaces(one, two), []string{"default"})
 	one = parse(strings.Replace(exchange, "clientSecret: 'env:S'", "clientAuth: private_key_jwt, clientKey: 'env:S', issuer: 'https://t.example/'", 1))
 	two = parse(strings.Replace(exchange, "clientSecret: 'env:S'", "clientAuth: private_key_jwt, clientKey: 'env:S', issuer: 'https://u.example/'", 1))
-	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the issuer", changedBackends(one, two), []string{"default"})
+	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the issuer", findChangedWorkspaces(one, two), []string{"default"})
 }
 
 // GWN-01: storing a configuration records the workspaces whose backends have changed, so that their clients are notified.

@@ -53,7 +53,7 @@ func parseStored(src []byte) (*Config, error) { return ParseFile("stored configu
 func (d Document) Replace(next *Config) settings.Edit {
 	before := cmp.Or(d.Config, &Config{})
 	e := settings.Edit{Old: d.Stored, Text: next.source}
-	e.Also = settings.UnannouncedOf(settings.Backends, changedBackends(before, next), e.Version())
+	e.Also = settings.UnannouncedOf(settings.Backends, findChangedWorkspaces(before, next), e.Version())
 	return e
 }
 

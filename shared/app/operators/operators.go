@@ -25,7 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// Options are the parts of the admin API and the console.
+// Options configure [NewHandler].
 type Options struct {
 	Mode          auth.Mode // how callers are authenticated, which the console has to know
 	Subscriptions *subscription.Service

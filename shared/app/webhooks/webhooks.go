@@ -54,7 +54,7 @@ func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 	return webhook.NewSender(webhook.Options{Guard: guard, Identity: o.Identity, ConnsPerHost: o.ConnsPerHost, UserAgent: app.UserAgent()})
 }
 
-// RegistrarOptions are the parts of a registrar.
+// RegistrarOptions configure [NewRegistrar].
 type RegistrarOptions struct {
 	Subscriptions *subscription.Service
 	// Targets checks and verifies endpoints, and seals their secrets.
@@ -87,7 +87,7 @@ func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer, Logger: c.Log}
 }
 
-// DispatcherOptions has the parts of a dispatcher, and the settings that depend on the process in which it runs.
+// DispatcherOptions configure [NewDispatcher]. They depend on the process in which the dispatcher runs.
 type DispatcherOptions struct {
 	Subscriptions *subscription.Service
 	Terminator    *lifecycle.Terminator
@@ -140,13 +140,14 @@ func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminato
 	}
 }
 
-// NewOperations returns the operations with which operators and owners list, retry and erase deliveries.
+// NewOperations returns the operations with which operators, and the owners of subscriptions, list, retry and erase
+// deliveries.
 func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewReplays returns the part that runs replays, which send selected events or dead letters again. It sets the EventLog
-// of the options, and the caller sets their other fields.
+// NewReplays returns the component that runs replays, which send selected events or dead letters again. It sets the
+// EventLog of the options, and the caller sets their other fields.
 func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 	o.EventLog = c.EventLog
 	return deadletter.NewReplays(o)
@@ -158,7 +159,7 @@ func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}
 }
 
-// JobOptions are the parts of the periodic jobs.
+// JobOptions configure [NewJobs].
 type JobOptions struct {
 	Subscriptions *subscription.Service
 	Terminator    *lifecycle.Terminator

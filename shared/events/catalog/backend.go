@@ -61,8 +61,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend acts for its callers, so that it may show each of them other event types. Types is then
-	// empty.
+	// PerCaller is set if the backend acts for its callers: it receives their tokens, and may show each of them other event
+	// types. Types is then empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -159,7 +159,7 @@ func CallerOf(uri string) string {
 	return caller
 }
 
-// PerCaller reports whether the event type belongs to a backend that acts for its callers.
+// PerCaller reports whether the event type belongs to a backend that acts for its callers, see [BackendTypes.PerCaller].
 func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller }
 
 // backendAuthority begins the first segment of the URIs of a backend's events, for example event://~github/….
@@ -421,7 +421,7 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 	return out
 }
 
-// HasPerCaller reports whether a backend acts for its callers.
+// HasPerCaller reports whether at least one backend acts for its callers, see [BackendTypes.PerCaller].
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
 // findPerCaller returns an event type for a name that no stored event type has, because the event types of backends that
