@@ -14,11 +14,11 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -49,7 +49,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		// The backend might read the other one of two members with the same name, which the gateway has not checked.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
-	if err := checkNames(c); err != nil {
+	if err := rules.CheckNames(c.Params, c.Member, c.Kind == api.Templates); err != nil {
 		return err
 	}
 	if err := checkToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
@@ -85,36 +85,6 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return errors.Join(public, err)
 	}
 	return err
-}
-
-// checkNames returns an error if the backend could read another name in the params than c.Name, the only one that was checked against the
-// rules. Some JSON libraries ignore the case of member names, and a ref with both a name and a uri can be read in two ways.
-func checkNames(c api.Call) error {
-	object, own, other := c.Params, c.Member, ""
-	if c.Member == "ref" {
-		if hasOther(object, own, "") {
-			return fault.New(fault.Invalid, "params have ref more than once")
-		}
-		object, own, other = jsonrpc.Member(object, "ref"), "name", "uri"
-		if c.Kind == api.Templates {
-			own, other = other, own
-		}
-	}
-	if hasOther(object, own, other) || c.Member == "ref" && jsonrpc.HasRepeatedMember(object) {
-		return fault.New(fault.Invalid, "params must have %s only once, without another member that names what to use", own)
-	}
-	return nil
-}
-
-// hasOther reports whether an object has another spelling of own, for example Name for name, or other in any spelling. other may be empty.
-func hasOther(object json.RawMessage, own, other string) bool {
-	for key := range jsonrpc.Members(object) {
-		name := string(key)
-		if name != own && strings.EqualFold(name, own) || other != "" && strings.EqualFold(name, other) {
-			return true
-		}
-	}
-	return false
 }
 
 // checkToken returns an error if the progress token in _meta is longer than an id may be, because every progress notification of the call
@@ -498,7 +468,7 @@ func (b *statelessBridge) sendCall(ctx context.Context) error {
 	maps.Copy(header, b.x.call.Header)
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
-		state, err := b.x.gateway.states.open(sealed, b.x.stateBinding())
+		state, err := b.x.gateway.states.Open(sealed, b.x.stateBinding())
 		if err != nil {
 			return err
 		}
@@ -516,7 +486,7 @@ func (b *statelessBridge) respond(m upstream.Message) error {
 		if !ok {
 			return b.x.callError(errors.New("gateway: the requestState is not a string"))
 		}
-		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(b.x.gateway.states.seal([]byte(text), b.x.stateBinding())))
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(b.x.gateway.states.Seal([]byte(text), b.x.stateBinding())))
 	}
 	return b.x.sendFromStateless(m)
 }

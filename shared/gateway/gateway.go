@@ -5,7 +5,7 @@
 //
 //	call.go          a call, from the request to the response, if client and backend both have sessions or are both of 2026-07-28
 //	messages.go      how one message of a call changes on its way, and the notifications of extensions
-//	rounds.go        calls of a client of 2026-07-28 to a backend with sessions, and the sealed state that clients carry between them
+//	rounds.go        calls of a client of 2026-07-28 to a backend with sessions, and the state that clients carry between them
 //	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
 //	elicitations.go  the questions of backends to clients, and the answers
 //	cancel.go        cancellations
@@ -34,6 +34,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/sealed"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/loglines"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -87,8 +88,8 @@ type Gateway struct {
 
 	options      *Options
 	drops        *metric.Tally
-	states       *states
-	tasks        *taskIDs
+	states       *sealed.States
+	tasks        *sealed.TaskIDs
 	broken       *metric.Undecodable
 	sessions     *sessions
 	elicitations *elicitations
@@ -114,11 +115,11 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = secret.FromEnvironment
 	}
-	states, err := newStates(o.Key)
+	states, err := sealed.NewStates(o.Key)
 	if err != nil {
 		return nil, err
 	}
-	tasks, err := newTaskIDs(o.Key)
+	tasks, err := sealed.NewTaskIDs(o.Key)
 	if err != nil {
 		return nil, err
 	}

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/cipher"
-	"encoding/binary"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -12,7 +10,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -112,7 +109,7 @@ func (b *roundsBridge) loadRounds() error {
 		return nil // without a requestState there are no elicitations that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := b.x.gateway.states.open(sealed, b.stateBinding())
+	state, err := b.x.gateway.states.Open(sealed, b.stateBinding())
 	if err != nil {
 		return err
 	}
@@ -193,7 +190,7 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.seal(state, b.stateBinding()))...)
+	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.Seal(state, b.stateBinding()))...)
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
@@ -244,36 +241,4 @@ func (b *roundsBridge) needsURL(failure json.RawMessage) error {
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
 	}
 	return b.sendRequired(append(requests, '}'))
-}
-
-// stateLife is how long a client may take to return with its answers.
-const stateLife = time.Hour
-
-// states seals the state that a client carries between the rounds of a request (2026-07-28, Multi Round-Trip Requests). To a
-// backend, all clients of the gateway may look like one caller. So the gateway binds a backend's state to the
-// principal, the method, the name and the params.
-type states struct{ aead cipher.AEAD }
-
-func newStates(key []byte) (*states, error) {
-	aead, err := opaque.NewCipher(key, "mcpevents gateway request state")
-	return &states{aead}, err
-}
-
-func (s *states) seal(state, belongs []byte) string {
-	text := binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(stateLife).Unix()))
-	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), belongs))
-}
-
-// open reverses seal. It returns a fault of kind Invalid if the state is forged, expired, or bound to something else.
-func (s *states) open(sealed string, belongs []byte) ([]byte, error) {
-	bad := fault.New(fault.Invalid, "requestState belongs to another request or has expired")
-	raw, err := opaque.Decode(sealed)
-	if err != nil {
-		return nil, bad
-	}
-	text, err := s.aead.Open(nil, nil, raw, belongs)
-	if err != nil || len(text) < 8 || time.Now().Unix() >= int64(binary.BigEndian.Uint64(text)) {
-		return nil, bad
-	}
-	return text[8:], nil
 }

@@ -415,21 +415,6 @@ func TestClosedConnectionEndsTheCallAtTheBackend(t *testing.T) {
 	})
 }
 
-// GWN-17: a requestState is valid for an hour, for the same caller and under the same key.
-func TestRequestStateExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := expect.Value(newStates(make([]byte, 32)))(t)
-		sealed := s.seal([]byte("state"), []byte("alice"))
-		expect.Error(t, "the state of another principal", expect.ErrOf(s.open(sealed, []byte("bob"))))
-		other := expect.Value(newStates([]byte("another key of thirty-two bytes!")))(t)
-		expect.Error(t, "the state with another key", expect.ErrOf(other.open(sealed, []byte("alice"))))
-		time.Sleep(stateLife - time.Second)
-		expect.Equal(t, "the state in time", string(expect.Value(s.open(sealed, []byte("alice")))(t)), "state")
-		time.Sleep(time.Second)
-		expect.Error(t, "the state after an hour", expect.ErrOf(s.open(sealed, []byte("alice"))))
-	})
-}
-
 const (
 	v2025 = "2025-11-25"
 	v2026 = "2026-07-28"

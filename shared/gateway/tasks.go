@@ -3,11 +3,6 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/hkdf"
-	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -35,64 +29,10 @@ import (
 // The session-based revisions do not have the extension: "requests proceed as if the client had declared no task capability at all"
 // (SEP-2663, Backward Compatibility). The tasks of 2025-11-25 are another protocol, which the gateway does not offer.
 
-const (
-	// maxOwnTask limits the length of a backend's task id, in bytes of JSON, and maxTask the length of our id.
-	maxOwnTask = 1 << 10
-	maxTask    = 2 << 10
-)
+// maxOwnTask limits the length of a backend's task id, in bytes of JSON.
+const maxOwnTask = 1 << 10
 
 var errNoTask = fault.New(fault.Invalid, "there is no task with this id")
-
-// taskIDs seals the ids of tasks.
-type taskIDs struct {
-	aead  cipher.AEAD
-	nonce []byte // the key from which nonces are derived
-}
-
-func newTaskIDs(key []byte) (*taskIDs, error) {
-	derived, err := hkdf.Key(sha256.New, key, nil, "mcpevents gateway task ids", 64)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the keys of task ids")
-	}
-	block, err := aes.NewCipher(derived[:32])
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the keys of task ids")
-	}
-	aead, err := cipher.NewGCM(block)
-	return &taskIDs{aead, derived[32:]}, err
-}
-
-// bindTask returns the principal as the data with which a task's id is sealed, so that the id is invalid for other principals.
-func bindTask(p auth.Principal) []byte {
-	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // strings
-	return b
-}
-
-// seal returns our id for a task. server is the backend's [backends.Backend.ServerID], and own is the backend's id as JSON. The nonce is a
-// hash, so that a task always gets the same id and later messages can refer to it.
-func (t *taskIDs) seal(p auth.Principal, server string, own json.RawMessage) string {
-	text, belongs := append([]byte(server+"\n"), own...), bindTask(p)
-	h := hmac.New(sha256.New, t.nonce)
-	h.Write(fmt.Appendf(nil, "%d ", len(belongs)))
-	h.Write(belongs)
-	h.Write(text)
-	nonce := h.Sum(nil)[:t.aead.NonceSize()]
-	return opaque.Encode(t.aead.Seal(nonce, nonce, text, belongs))
-}
-
-// open reverses seal. It reports false for an id that was not sealed for the principal.
-func (t *taskIDs) open(p auth.Principal, id string) (server string, own json.RawMessage, ok bool) {
-	raw, err := opaque.Decode(id)
-	if err != nil || len(id) > maxTask || len(raw) < t.aead.NonceSize() {
-		return "", nil, false
-	}
-	text, err := t.aead.Open(nil, raw[:t.aead.NonceSize()], raw[t.aead.NonceSize():], bindTask(p))
-	if err != nil {
-		return "", nil, false
-	}
-	name, own, ok := bytes.Cut(text, []byte("\n"))
-	return string(name), own, ok
-}
 
 // findEntry returns the tool, prompt, resource or task that a call names. For a task it also returns the backend's id of the task.
 func (g *Gateway) findEntry(ctx context.Context, c api.Call) (backends.Entry, json.RawMessage, error) {
@@ -113,7 +53,7 @@ func (g *Gateway) findEntry(ctx context.Context, c api.Call) (backends.Entry, js
 
 // findTask returns the client's view of the backend that has the task with our id, and the backend's id of the task.
 func (g *Gateway) findTask(ctx context.Context, c api.Client, id string) (*backends.View, json.RawMessage) {
-	server, own, ok := g.tasks.open(c.Principal, id)
+	server, own, ok := g.tasks.Open(c.Principal, id)
 	if !ok {
 		return nil, nil
 	}
@@ -155,7 +95,7 @@ func (x *exchange) adaptTask(m *upstream.Message) error {
 		if err := checkTaskID(own); err != nil {
 			return x.callError(err)
 		}
-		id = x.gateway.tasks.seal(x.call.Principal, x.backend().ServerID(), own)
+		id = x.gateway.tasks.Seal(x.call.Principal, x.backend().ServerID(), own)
 	}
 	m.Result = jsonrpc.Replace(m.Result, "taskId", jsonrpc.Quote(id))
 	m.Raw = jsonrpc.Replace(m.Raw, "result", m.Result)
@@ -185,7 +125,7 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 	if checkTaskID(own) != nil {
 		return value
 	}
-	related = jsonrpc.Replace(related, "taskId", jsonrpc.Quote(g.tasks.seal(p, b.ServerID(), own)))
+	related = jsonrpc.Replace(related, "taskId", jsonrpc.Quote(g.tasks.Seal(p, b.ServerID(), own)))
 	return jsonrpc.Replace(value, "_meta", jsonrpc.Replace(meta, spec.MetaRelatedTask, related))
 }
 
