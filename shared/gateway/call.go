@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -111,10 +112,12 @@ type bridge interface {
 // [roundsBridge] implement it. Backends of 2026-07-28 send no requests.
 type asker interface {
 	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
-	// result, or answers it itself.
-	elicit(ctx context.Context, m upstream.Message) error
-	// withdraw handles the backend's cancellation of its own request with the given id.
-	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error
+	// result, or answers it itself. stray says that the request came on the session's GET stream, see strays.go.
+	elicit(ctx context.Context, m upstream.Message, stray bool) error
+	// accepts reports whether a stray request may belong to this call. alone says that no other call runs in the session.
+	accepts(m upstream.Message, alone bool) bool
+	// withdraw handles the backend's cancellation of its own request with the given id. It reports false if the call has no such request.
+	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error)
 }
 
 // exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [bridge]
@@ -145,6 +148,11 @@ type exchange struct {
 	with  backendSession
 	id    json.RawMessage
 	token json.RawMessage // the progress token, if it differs from the client's
+
+	// Another goroutine may read the session's GET stream, see strays.go. mu guards the following fields and the bridge meanwhile.
+	mu      sync.Mutex
+	over    bool // the call takes no further message from that stream
+	sharing bool // other calls still run in the session
 
 	// The backend's messages so far, which relay, handle and send record.
 	answered  bool    // the backend has responded
@@ -204,11 +212,13 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		if ctx.Err() != nil {
 			return x.callError(ctx.Err())
 		}
+		leave := x.receiveStrays(ctx)
 		posted := time.Now()
 		answer, err := x.client.Post(ctx, upstream.Request{
 			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
 		if errors.Is(err, upstream.ErrSession) && !again {
+			leave()
 			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend(), x.with); err != nil {
 				return err
 			}
@@ -216,12 +226,14 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		}
 		abandon := ctx.Err() != nil // the request may have been sent
 		if err != nil {
+			leave()
 			err = x.callError(err)
 			if abandon { // the client is gone, and the backend may not have seen the request
 				time.Sleep(time.Until(posted.Add(requestLead)))
 			}
 		} else {
 			err = x.relay(ctx, answer)
+			leave()
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
 		x.abandoned = abandon && !x.answered
@@ -287,10 +299,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			}
 			return x.callError(err)
 		}
-		done, err := x.handle(ctx, m)
-		if done {
-			x.answered = true
-		}
+		done, err := x.handleLocked(ctx, m)
 		if done && err == nil {
 			if x.responded && x.call.Answered != nil {
 				x.call.Answered()
@@ -321,7 +330,16 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	return answer, nil
 }
 
-// handle processes one message of the backend. done reports whether it was the response.
+// handleLocked handles one message of the call's response stream. done reports whether it was the response.
+func (x *exchange) handleLocked(ctx context.Context, m upstream.Message) (done bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	done, err = x.handle(ctx, m)
+	x.answered = x.answered || done
+	return done, err
+}
+
+// handle processes one message of the backend. done reports whether it was the response. The caller holds the lock.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
 	m = x.relateTask(withoutOwn(m))
 	switch {
@@ -339,15 +357,19 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	case m.Method == "ping" && m.ID != nil && x.asker != nil:
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil && x.asker != nil:
-		return false, x.asker.elicit(ctx, m)
+		return false, x.asker.elicit(ctx, m, false)
 	case m.Method == spec.NoteCancelled && x.asker != nil:
-		return false, x.asker.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
+		found, err := x.asker.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
+		if !found {
+			x.dropMisplaced(ctx)
+		}
+		return false, err
 	case m.ID == nil && (passThrough[m.Method] || x.hasMethod(m.Method)):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
 	default:
-		return false, x.dropMisplaced(ctx)
+		x.dropMisplaced(ctx)
 	}
 	return false, nil
 }
@@ -373,13 +395,18 @@ type sessionBridge struct {
 
 // question is a backend's request to the client. The backend chose its id, theirs. The gateway passes it on with another id, ours, which is
 // unique for the client.
-type question struct{ theirs, ours json.RawMessage }
+type question struct {
+	theirs, ours json.RawMessage
+	stray        bool // another call of the session may wait for the answer, see strays.go
+}
 
 func (b *sessionBridge) sendCall(ctx context.Context) error {
 	defer func() {
 		var kept []store.Key
 		for _, q := range b.asked {
-			kept = append(kept, q.key())
+			if !q.stray || !b.x.sharing {
+				kept = append(kept, q.key())
+			}
 		}
 		b.x.gateway.elicitations.cleanUp(kept, nil)
 	}()
@@ -390,7 +417,9 @@ func (b *sessionBridge) sendCall(ctx context.Context) error {
 // maxAsked limits how often a backend may ask a client with a session in one call, because each question is an item in the store.
 const maxAsked = 1000
 
-func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message) error {
+func (b *sessionBridge) accepts(upstream.Message, bool) bool { return true }
+
+func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bool) error {
 	x := b.x
 	switch {
 	case translate.FindMissing(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
@@ -410,7 +439,7 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message) error {
 	if err != nil {
 		return err
 	}
-	q := question{m.ID, jsonrpc.Quote(id)}
+	q := question{m.ID, jsonrpc.Quote(id), stray}
 	b.asked = append(b.asked, q)
 	x.questions.add(q.key())
 	if token != nil {
@@ -428,15 +457,15 @@ func (q question) key() store.Key {
 
 // withdraw forwards the backend's cancellation of a request to the client, with the id under which the client knows the request. If the
 // client answers it anyway, [Gateway.Answer] treats the request as unknown.
-func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
+func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error) {
 	i := findQuestion(b.asked, func(q question) json.RawMessage { return q.theirs }, id)
 	if i < 0 {
-		return b.x.dropMisplaced(ctx)
+		return false, nil
 	}
 	q := b.asked[i]
 	b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
 	params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
-	return b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 }
 
 // findQuestion returns the index of the question with an id, or -1. It looks for the exact id first, because [jsonrpc.SameID] cannot

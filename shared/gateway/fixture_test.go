@@ -61,7 +61,22 @@ func (t *turn) write(format string, args ...any) {
 
 // notify sends a notification.
 func (t *turn) notify(method, params string) {
-	t.write(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
+	t.say(method, fmt.Sprintf(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params))
+}
+
+// say writes a message about a method to the response stream of the call, or to the session's GET stream if the method is a stray one.
+func (t *turn) say(method, message string) {
+	if !t.at.strays[method] {
+		t.write("%s", message)
+		return
+	}
+	t.at.mu.Lock()
+	defer t.at.mu.Unlock()
+	for messages, session := range t.at.streams {
+		if session == t.Session {
+			messages <- message
+		}
+	}
 }
 
 // send asks a question under an id, and returns the channel of its answer.
@@ -70,7 +85,7 @@ func (t *turn) send(id, method, params string) <-chan got {
 	t.at.mu.Lock()
 	t.at.answers[id] = c
 	t.at.mu.Unlock()
-	t.write(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":%s}`, id, method, params)
+	t.say(method, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":%s}`, id, method, params))
 	return c
 }
 
@@ -114,6 +129,9 @@ type scripted struct {
 	hang func(method string) bool
 	// ends delays the ends of sessions until it is closed. It may be nil.
 	ends chan struct{}
+	// strays has the methods of the messages that it sends on the GET stream of the session instead of the call's response stream, like the
+	// official TypeScript SDK. Then a session may have only one GET stream. It may be nil.
+	strays map[string]bool
 	// getStatus is the status with which streams are refused, or 0.
 	getStatus int
 	// mute leaves listens without an acknowledgment, and refused leaves resources and lists out of it; may be nil.
@@ -125,8 +143,8 @@ type scripted struct {
 	sessions map[string]bool
 	made     int
 	seen     []got
-	answers  map[string]chan got // the answers to a turn's questions, by the JSON of the id
-	streams  map[chan string]bool
+	answers  map[string]chan got    // the answers to a turn's questions, by the JSON of the id
+	streams  map[chan string]string // the sessions of the open streams
 	asked    map[chan string]string // the params of the open listens
 	began    func()                 // called when a stream is open at the backend; may be nil
 	opened   int                    // streams, in all
@@ -137,7 +155,7 @@ func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 	t.Helper()
 	s := &scripted{
 		capabilities: `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{}}`,
-		sessions:     map[string]bool{}, answers: map[string]chan got{}, streams: map[chan string]bool{}, asked: map[chan string]string{},
+		sessions:     map[string]bool{}, answers: map[string]chan got{}, streams: map[chan string]string{}, asked: map[chan string]string{},
 		arrived: make(chan got, 1000),
 	}
 	s.lists = oneTool("t")
@@ -259,6 +277,9 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, m got) {
 func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	s.mu.Lock()
 	refused := s.getStatus
+	if s.strays != nil && slices.Contains(slices.Collect(maps.Values(s.streams)), m.Session) {
+		refused = http.StatusConflict
+	}
 	s.mu.Unlock()
 	if refused != 0 {
 		w.WriteHeader(refused)
@@ -266,7 +287,7 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	}
 	messages := make(chan string, 10_000)
 	s.mu.Lock()
-	s.streams[messages] = true
+	s.streams[messages] = m.Session
 	s.asked[messages] = string(m.Params)
 	s.opened++
 	began := s.began
@@ -334,7 +355,7 @@ func (s *scripted) sendTo(asked, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c, params := range s.asked {
-		if s.streams[c] && strings.Contains(params, asked) {
+		if _, open := s.streams[c]; open && strings.Contains(params, asked) {
 			c <- text
 		}
 	}

@@ -8,6 +8,7 @@
 //	rounds.go        calls of a client of 2026-07-28 to a backend with sessions, and the state that clients carry between them
 //	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
 //	elicitations.go  the questions of backends to clients, and the answers
+//	strays.go        messages of a call that a backend sends on the GET stream of the session
 //	cancel.go        cancellations
 //	record.go        the log line and the metric of a call
 //	sessions.go      the clients' sessions with backends
@@ -35,6 +36,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/sealed"
+	"github.com/mcp-events/mcpevents/shared/gateway/sessionstream"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/loglines"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -71,6 +73,8 @@ type Options struct {
 	ListTTL time.Duration
 	// AskTimeout limits the gateway's own requests to a backend, e.g. for a list; 0 means 10 s.
 	AskTimeout time.Duration
+	// StreamLinger is [sessionstream.Streams.Linger].
+	StreamLinger time.Duration
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration
 	Log         *slog.Logger
@@ -93,6 +97,7 @@ type Gateway struct {
 	broken       *metric.Undecodable
 	sessions     *sessions
 	elicitations *elicitations
+	strays       *sessionstream.Streams
 	running      sync.Map // the cancel function (a *context.CancelCauseFunc) of each running call, by the key of its cancellation mark
 	lines        loglines.Writer
 }
@@ -133,6 +138,7 @@ func New(o Options) (*Gateway, error) {
 	return &Gateway{
 		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
 		sessions:     &sessions{db: o.DB, log: o.Log, key: o.Key, idle: o.CallTimeout + usedEvery, broken: broken},
+		strays:       &sessionstream.Streams{Linger: o.StreamLinger},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
 		lines:        loglines.Writer{Handler: o.Log.Handler(), Delay: o.LogDelay},
 	}, nil

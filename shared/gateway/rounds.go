@@ -139,7 +139,7 @@ func (b *roundsBridge) loadRounds() error {
 func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(), "rounds"...) }
 
 // elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.
-func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
+func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message, _ bool) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	if lacks := translate.FindMissing(b.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[b.x.call.Method] {
 		if lacks != "" {
@@ -147,12 +147,9 @@ func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
 		}
 		return b.x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	}
-	d := translate.QuestionDigest(params)
-	for i, a := range b.rounds.Answered {
-		if !b.rounds.used[i] && a.Method == m.Method && a.Digest == d {
-			b.rounds.used[i] = true
-			return b.x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
-		}
+	if i := b.findAnswer(m); i >= 0 {
+		b.rounds.used[i] = true
+		return b.x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, b.rounds.Answered[i].Response))
 	}
 	if len(b.rounds.Answered)+len(b.pending) >= maxElicitations {
 		return b.x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxElicitations)+" times")
@@ -162,6 +159,22 @@ func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
 		b.gather = time.AfterFunc(gather, b.stop)
 	}
 	return nil
+}
+
+// findAnswer returns the index of the client's answer to a backend's request, or -1.
+func (b *roundsBridge) findAnswer(m upstream.Message) int {
+	d := translate.QuestionDigest(jsonrpc.Member(m.Raw, "params"))
+	for i, a := range b.rounds.Answered {
+		if !b.rounds.used[i] && a.Method == m.Method && a.Digest == d {
+			return i
+		}
+	}
+	return -1
+}
+
+// accepts refuses a stray request that another call may have caused, because the gateway cancels and repeats the call that asks.
+func (b *roundsBridge) accepts(m upstream.Message, alone bool) bool {
+	return alone || b.findAnswer(m) >= 0
 }
 
 // requireInput returns the pending elicitations to the client in an input_required result.
@@ -196,13 +209,15 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 
 // withdraw removes a pending elicitation that the backend has cancelled. Without pending elicitations, the call continues. If it has already
 // been cancelled at the backend, the client must answer the last elicitation, so that the gateway can repeat the call.
-func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
+func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) (found bool, err error) {
 	i := findQuestion(b.pending, func(m upstream.Message) json.RawMessage { return m.ID }, id)
-	if i < 0 || len(b.pending) == 1 && !b.gather.Stop() {
-		return nil
+	if i < 0 {
+		return false, nil
 	}
-	b.pending = slices.Delete(b.pending, i, i+1)
-	return nil
+	if len(b.pending) > 1 || b.gather.Stop() {
+		b.pending = slices.Delete(b.pending, i, i+1)
+	}
+	return true, nil
 }
 
 func (b *roundsBridge) respond(m upstream.Message) error {

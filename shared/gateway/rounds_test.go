@@ -115,7 +115,7 @@ func TestQuestionWithdrawnTooLateIsStillAsked(t *testing.T) {
 		question := upstream.Message{ID: json.RawMessage(`1`)}
 		b := &roundsBridge{pending: []upstream.Message{question}, gather: time.AfterFunc(gather, func() {})}
 		time.Sleep(2 * gather)
-		expect.OK(t, b.withdraw(t.Context(), question.ID, upstream.Message{}))
+		expect.OK(t, expect.ErrOf(b.withdraw(t.Context(), question.ID, upstream.Message{})))
 		expect.Equal(t, "pending questions", len(b.pending), 1)
 	})
 }
@@ -139,7 +139,7 @@ func TestMissingInputIsAskedForAgain(t *testing.T) {
 func TestWithdrawnQuestionWithALargeID(t *testing.T) {
 	const one, other = "9007199254740993", "9007199254740992"
 	b := &roundsBridge{pending: []upstream.Message{{ID: json.RawMessage(other)}, {ID: json.RawMessage(one)}}}
-	expect.OK(t, b.withdraw(t.Context(), json.RawMessage(one), upstream.Message{}))
+	expect.OK(t, expect.ErrOf(b.withdraw(t.Context(), json.RawMessage(one), upstream.Message{})))
 	expect.Equal(t, "the question that is left", string(b.pending[0].ID), other)
 }
 

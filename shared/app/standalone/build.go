@@ -177,7 +177,9 @@ func (s *Server) buildGateway(ctx context.Context, keys secrets) error {
 	}
 	s.commands = &stdio.Transport{Source: s.core.Config.Backends, Secrets: secret.FromEnvironment, Server: identity, Log: s.core.Log}
 	s.undo = append(s.undo, func() { s.commands.Close(context.WithoutCancel(ctx)) })
-	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient(), Commands: s.commands, LogDelay: callLogDelay})
+	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{
+		Key: keys.Cursor, HTTP: s.backendClient(), Commands: s.commands, LogDelay: callLogDelay, StreamLinger: streamLinger,
+	})
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,9 @@ const (
 	// callLogDelay is how long the log line of a call to a backend may be delayed, so that several lines are written together. If the
 	// process is killed, the delayed lines are lost.
 	callLogDelay = 100 * time.Millisecond
+	// streamLinger is how long the GET stream of a client's session with a backend stays open after a call, because another call often
+	// follows. A new connection with TLS takes several round trips.
+	streamLinger = time.Minute
 )
 
 // run starts the workers. They stop at [Server.Shutdown], and not when ctx ends.

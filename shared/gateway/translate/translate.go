@@ -350,6 +350,11 @@ func FindMissing(capabilities json.RawMessage, method string, params json.RawMes
 	return Need(method)
 }
 
+// MayBeAsked reports whether a client declares the capability to answer any question.
+func MayBeAsked(capabilities json.RawMessage) bool {
+	return slices.ContainsFunc([]Need{"elicitation", "sampling", "roots"}, func(n Need) bool { return findUndeclared(capabilities, n) == "" })
+}
+
 func findUndeclared(capabilities json.RawMessage, n Need) Need {
 	at := capabilities
 	for part := range strings.SplitSeq(string(n), ".") {

@@ -1,0 +1,261 @@
+// Package sessionstream reads the GET stream of a client's session with a backend while calls run in the session, and hands its messages
+// to these calls.
+//
+// A session-based backend should send its question to a client on the response stream of the call that needs the answer. Many servers
+// send it on the stream that a GET request opens instead. For example, server.elicitInput of version 1 of the official TypeScript SDK
+// does so, and waits for an answer even if no such stream is open.
+//
+// A backend knows only one GET stream per session, so all calls of a session share it. A message on it does not say which call it belongs
+// to. The newest call that accepts the message gets it.
+package sessionstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. alone says that no
+// other call of this process runs in the session.
+type Receiver func(m upstream.Message, alone bool) bool
+
+const (
+	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
+	// the stream is already open.
+	openWait = 500 * time.Millisecond
+	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
+	// to maxPause.
+	minPause, maxPause = time.Second, 10 * time.Second
+	// askAgain is how long the package opens no stream at a backend that has answered that it offers none.
+	askAgain = 5 * time.Minute
+	// maxLingering is the number of open streams beyond which a stream is closed immediately after its last call, without [Streams.Linger].
+	maxLingering = 1000
+)
+
+// dropUnasked is the reason for dropping a question that no running call accepts.
+const dropUnasked = "it asks a client that makes no call"
+
+// errNoStream reports that a backend offers no GET stream.
+var errNoStream = errors.New("sessionstream: the backend offers no GET stream")
+
+// Streams has the GET streams of the sessions in which this process makes calls. The zero value is ready for use.
+type Streams struct {
+	// Linger is how long a stream stays open after the last call of its session, so that the next call need not open it again. It must be 0
+	// where the process may be frozen after a call, because the backend would send its questions to the frozen process.
+	Linger time.Duration
+
+	mu      sync.Mutex
+	streams map[session]*stream
+	refused bounded.Map[string, time.Time] // until when a backend, by its URL, is not asked for a stream
+}
+
+type session struct{ url, id string }
+
+// stream is the GET stream of one session.
+type stream struct {
+	in     *Streams
+	of     session
+	cancel context.CancelFunc
+	opened chan struct{} // closed when the stream is open or cannot be opened
+	done   chan struct{} // closed when the stream is no longer read
+
+	// These are guarded by the lock of Streams.
+	calls  []*call // the newest is the last
+	joined int     // counts the calls so far
+	client *upstream.Client
+	with   upstream.Request // has the version and the id of the session
+}
+
+type call struct{ receive Receiver }
+
+// Join opens the stream of the session that r names, unless it is already open, and hands its messages to receive from then on. It returns
+// when the stream is open, or after a moment without it. The caller must call leave at the end of its call. leave reports whether this was
+// the last call of the session.
+func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Request, receive Receiver) (leave func() (last bool)) {
+	if until, ok := s.refused.Get(c.URL); ok && time.Now().Before(until) {
+		return func() bool { return true }
+	}
+	own := &call{receive}
+	s.mu.Lock()
+	st := s.streams[session{c.URL, r.Session}]
+	if st == nil {
+		st = s.begin(c, r)
+	}
+	st.calls, st.client, st.with = append(st.calls, own), c, r
+	st.joined++
+	s.mu.Unlock()
+	wait := time.NewTimer(openWait)
+	defer wait.Stop()
+	select {
+	case <-st.opened:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	return func() bool { return s.leave(st, own) }
+}
+
+// begin adds a stream and starts to read it. The caller holds the lock.
+func (s *Streams) begin(c *upstream.Client, r upstream.Request) *stream {
+	ctx, cancel := context.WithCancel(context.Background())
+	st := &stream{
+		in: s, of: session{c.URL, r.Session}, cancel: cancel, opened: make(chan struct{}), done: make(chan struct{}), client: c, with: r,
+	}
+	if s.streams == nil {
+		s.streams = map[session]*stream{}
+	}
+	s.streams[st.of] = st
+	go st.run(ctx)
+	return st
+}
+
+func (s *Streams) leave(st *stream, own *call) (last bool) {
+	s.mu.Lock()
+	st.calls = slices.DeleteFunc(st.calls, func(c *call) bool { return c == own })
+	last = len(st.calls) == 0
+	closing := last && (s.Linger == 0 || len(s.streams) > maxLingering)
+	switch joined := st.joined; {
+	case closing:
+		s.remove(st)
+	case last:
+		time.AfterFunc(s.Linger, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if st.joined == joined {
+				s.remove(st)
+			}
+		})
+	}
+	s.mu.Unlock()
+	if closing {
+		<-st.done // so that the backend sees the end of the stream before the process may be frozen
+	}
+	return last
+}
+
+// remove closes a stream. The caller holds the lock.
+func (s *Streams) remove(st *stream) {
+	if s.streams[st.of] == st {
+		delete(s.streams, st.of)
+	}
+	st.cancel()
+}
+
+// run reads the stream until it is removed, and opens it again when it breaks while calls run.
+func (st *stream) run(ctx context.Context) {
+	defer close(st.done)
+	markOpened := sync.OnceFunc(func() { close(st.opened) })
+	defer markOpened()
+	lastID := ""
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		x, err := st.get(ctx, lastID)
+		markOpened()
+		if err == nil {
+			err = st.read(ctx, x)
+			if x.Events > 0 {
+				pause, lastID = cmp.Or(min(x.Retry, maxPause), minPause), cmp.Or(x.EventID, lastID)
+			}
+			x.Close()
+		}
+		if errors.Is(err, errNoStream) {
+			st.in.refused.Put(st.of.url, time.Now().Add(askAgain))
+		}
+		if !st.reopens(err) || periodic.Sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// reopens reports whether to open the stream again after it has ended with err, and removes the stream otherwise.
+func (st *stream) reopens(err error) bool {
+	st.in.mu.Lock()
+	defer st.in.mu.Unlock()
+	again := len(st.calls) > 0 && retries(err)
+	if !again {
+		st.in.remove(st)
+	}
+	return again
+}
+
+// retries reports whether the stream may open later although it now ended with err.
+func retries(err error) bool {
+	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
+		// 409 means that another instance reads the stream.
+		return status.Status >= http.StatusInternalServerError || status.Status == http.StatusConflict || status.Status == http.StatusTooManyRequests
+	}
+	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
+}
+
+// target returns the client and the request with which the newest call reaches the session.
+func (st *stream) target() (*upstream.Client, upstream.Request) {
+	st.in.mu.Lock()
+	defer st.in.mu.Unlock()
+	return st.client, st.with
+}
+
+// get opens the stream, after the event with an id if it is not empty.
+func (st *stream) get(ctx context.Context, lastID string) (*upstream.Exchange, error) {
+	c, r := st.target()
+	x, err := c.Get(ctx, r, lastID)
+	status := 0
+	if refusal, ok := errors.AsType[*upstream.StatusError](err); ok {
+		status = refusal.Status
+	} else if err == nil && x.Status >= http.StatusBadRequest { // the body has the reason as JSON
+		status = x.Status
+		x.Close()
+		err = &upstream.StatusError{Status: status}
+	}
+	if status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented {
+		return nil, errNoStream
+	}
+	return x, err
+}
+
+// read hands the messages of the stream to the calls until it ends.
+func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
+	for {
+		m, err := x.Next(ctx)
+		switch {
+		case err != nil:
+			return err
+		case m.Response(): // only the resumed stream of a call has responses
+		case m.ID != nil && m.Method == spec.MethodPing:
+			st.reply(ctx, jsonrpc.AppendResult(nil, m.ID, []byte(`{}`)))
+		case !st.deliver(m) && m.ID != nil:
+			c, _ := st.target()
+			c.Dropped(ctx, dropUnasked)
+			st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running that could answer " + m.Method}))
+		}
+	}
+}
+
+// deliver hands a message to the newest call that accepts it, and reports whether there is one.
+func (st *stream) deliver(m upstream.Message) bool {
+	st.in.mu.Lock()
+	calls := slices.Clone(st.calls)
+	st.in.mu.Unlock()
+	for _, c := range slices.Backward(calls) {
+		if c.receive(m, len(calls) == 1) {
+			return true
+		}
+	}
+	return false
+}
+
+// reply sends an answer to the backend. If that fails, the backend's question runs into its own time limit.
+func (st *stream) reply(ctx context.Context, body []byte) {
+	c, r := st.target()
+	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	defer cancel()
+	r.Body = body
+	_ = c.Send(ctx, r)
+}

@@ -1,0 +1,63 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// A stray message belongs to a call, but the backend sends it on the GET stream of the session, see package sessionstream. If several calls
+// run in the session, a stray question of the backend does not tell which of them it belongs to:
+//
+//   - For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the
+//     response stream of the newest call. It stays open if this call ends and others still run.
+//   - A client of 2026-07-28 gets the question as the result of one call, which must be the right one. If there are several, the gateway
+//     answers the question with an error, unless the client has already answered the same question for one of them.
+
+// receiveStrays lets the call receive the stray messages of its session until leave is called. It does nothing if the backend cannot send
+// any to this client.
+func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
+	// Package stdio hands the stray messages of commands to calls, because over stdio all questions are strays.
+	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
+		return func() {}
+	}
+	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message, alone bool) bool {
+		return x.takeStray(ctx, m, alone)
+	})
+	return func() {
+		x.mu.Lock()
+		x.over = true
+		x.mu.Unlock()
+		x.sharing = !end()
+	}
+}
+
+// takeStray handles a stray message of the session, and reports whether it belongs to this call.
+func (x *exchange) takeStray(ctx context.Context, m upstream.Message, alone bool) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.over || x.answered {
+		return false
+	}
+	m = withoutOwn(m)
+	params := jsonrpc.Member(m.Raw, "params")
+	switch {
+	case m.ID != nil && x.asker.accepts(m, alone):
+		if err := x.asker.elicit(ctx, m, true); err != nil {
+			_ = x.refuse(ctx, m, jsonrpc.InternalError, "the question could not be passed on") // the call itself continues
+		}
+		return true
+	case m.Method == spec.NoteCancelled:
+		found, _ := x.asker.withdraw(ctx, jsonrpc.Member(params, "requestId"), m) // an error means that the client is gone
+		return found
+	case m.Method == spec.NoteProgress && x.ownsProgress(params), m.Method == spec.NoteMessage, m.Method == spec.NoteElicited:
+		if m, ok := x.adaptNotification(m); ok {
+			_ = x.send(m.Raw, false) // records if the client is gone
+		}
+		return true
+	}
+	return false
+}

@@ -1,0 +1,226 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// newStraying returns a session-based backend that sends its questions and log messages on the GET stream of the session, and drops them if
+// there is none, as version 1 of the official TypeScript SDK does.
+func newStraying(t *testing.T, call func(*turn)) *scripted {
+	t.Helper()
+	s := serving(t, false, call)
+	s.strays = map[string]bool{
+		"elicitation/create": true, "sampling/createMessage": true, "roots/list": true, "notifications/message": true, "notifications/cancelled": true,
+		"notifications/progress": true,
+	}
+	return s
+}
+
+// asksName asks the user for a name and returns it.
+func asksName(x *turn) {
+	name := x.ask("elicitation/create", form)
+	x.result(text("%s", name.of("content")))
+}
+
+// GWN-10, GWN-12: a question on the GET stream of the session reaches a client with a session on the response stream of the call, and its
+// answer reaches the backend, from whichever instance.
+func TestStrayQuestionsReachAClientWithASession(t *testing.T) {
+	s := newStraying(t, func(x *turn) {
+		x.notify("notifications/message", `{"level":"info","data":"thinking"}`)
+		x.notify("notifications/progress", `{"progressToken":"p","progress":1}`)
+		x.notify("notifications/progress", `{"progressToken":"another call's","progress":2}`)
+		asksName(x)
+	})
+	g := instances(t, 2, s)
+	for range 2 {
+		x := start(t, g[0], sessionBased("s1"), "tool", "1", `{"name":"tool","_meta":{"progressToken":"p"}}`)
+		expect.Contains(t, "the log message", x.next(t).text, "thinking")
+		expect.Contains(t, "the progress", x.next(t).text, `"progress":1`)
+		id, _ := x.question(t)
+		expect.OK(t, g[1].Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{"jsonrpc":"2.0","id":"`+id+`","result":{"action":"accept","content":{"name":"Ada"}}}`)))
+		expect.Contains(t, "the result", x.next(t).text, `Ada`)
+		expect.OK(t, x.end(t))
+		expect.Equal(t, "open streams after the call", s.open(), 0)
+		checkGone(t, g[0].options.DB, id)
+	}
+	expect.Len(t, "the sessions at the backend", s.received("initialize"), 2) // one is the gateway's own
+}
+
+// GWN-13, GWN-17: a question on the GET stream of the session is a round for a client of 2026-07-28.
+func TestStrayQuestionsAreRounds(t *testing.T) {
+	g := instances(t, 2, newStraying(t, asksTwice))
+	first := called(t, g[0], someone(v2026), "").required(t)
+	second := called(t, g[1], someone(v2026), first.retry(`{"action":"accept","content":{"name":"Ada"}}`)).required(t)
+	last := called(t, g[0], someone(v2026), second.retry(`{"role":"assistant","content":{"type":"text","text":"x"},"model":"m1"}`))
+	expect.Equal(t, "the result", last.says(t), `complete:{"name":"Ada"} and "m1"`)
+}
+
+// GWN-10: a client with a session gets a withdrawal, too, and its late answer is refused.
+func TestStrayWithdrawal(t *testing.T) {
+	g := instances(t, 1, newStraying(t, func(x *turn) {
+		x.send("1", "elicitation/create", form)
+		x.notify("notifications/cancelled", `{"requestId":2}`)
+		x.notify("notifications/cancelled", `{"requestId":1}`)
+		<-x.r.Context().Done()
+	}))[0]
+	c := sessionBased("s1")
+	x := start(t, g, c, "tool", "1", `{"name":"tool"}`)
+	id, _ := x.question(t)
+	expect.Contains(t, "the withdrawal", x.next(t).text, id)
+	expect.OK(t, g.End(t.Context(), c))
+	expect.Error(t, "the call", x.end(t))
+}
+
+// two starts two calls in one session. It returns when both run at the backend, which sends their names to started.
+func two(t *testing.T, g *Gateway, started <-chan string) (older, newer *calling) {
+	t.Helper()
+	older = start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool","arguments":{"n":"older"}}`)
+	expect.Receive(t, "the older call", started)
+	newer = start(t, g, sessionBased("s1"), "tool", "2", `{"name":"tool","arguments":{"n":"newer"}}`)
+	expect.Receive(t, "the newer call", started)
+	return older, newer
+}
+
+// argument returns the argument n of a call.
+func (t *turn) argument() string {
+	n, _ := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(t.Params, "arguments"), "n"))
+	return n
+}
+
+// GWN-10: given two calls of a session, a question on its GET stream reaches the client in the newer one, and the client can answer it after
+// the newer one has ended, because the older one may have asked.
+func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
+	started, ask, finish := make(chan string), make(chan bool), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		started <- x.argument()
+		if x.argument() == "newer" {
+			<-finish
+			x.result(`{}`)
+			return
+		}
+		<-ask
+		asksName(x)
+	})
+	g := instances(t, 1, s)[0]
+	older, newer := two(t, g, started)
+	expect.Equal(t, "open streams", s.open(), 1)
+	close(ask)
+	id, _ := newer.question(t)
+	close(finish)
+	expect.OK(t, newer.end(t))
+	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+	expect.Contains(t, "the response", older.next(t).text, `"result"`)
+	expect.OK(t, older.end(t))
+	checkGone(t, g.options.DB, id)
+}
+
+// GWN-17: given two calls of clients of 2026-07-28 in one session, a question on its GET stream fails, because only one of the calls is to
+// be repeated, unless the client has answered it already.
+func TestStrayQuestionThatMayBelongToTwoCalls(t *testing.T) {
+	started, ask, finish := make(chan bool, 2), make(chan bool), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		if x.argument() == "waits" {
+			started <- true
+			<-finish
+			x.result(`{}`)
+			return
+		}
+		answer := x.ask("elicitation/create", form)
+		x.result(text("%s %s", answer.of("content"), jsonrpc.Member(answer.Error, "message")))
+		<-ask
+	})
+	close(ask)
+	g := instances(t, 1, s)[0]
+	asked := called(t, g, someone(v2026), "").required(t)
+	waits := start(t, g, someone(v2026), "tool", "1", `{"name":"tool","arguments":{"n":"waits"}}`)
+	expect.Receive(t, "the other call", started)
+	expect.Contains(t, "the result of a call that asks", called(t, g, someone(v2026), "").says(t), "no call is running that could answer")
+	retried := called(t, g, someone(v2026), asked.retry(`{"action":"accept","content":{"name":"Ada"}}`))
+	expect.Contains(t, "the result of a call whose question was answered before", retried.says(t), "Ada")
+	close(finish)
+	expect.OK(t, waits.end(t))
+}
+
+// A client that cannot be asked gets no GET stream, and one that gets no event stream makes the question fail immediately.
+func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
+	s := newStraying(t, func(x *turn) {
+		if x.argument() == "silent" {
+			x.result(`{}`)
+			return
+		}
+		x.result(text("%s", jsonrpc.Member(x.ask("elicitation/create", form).Error, "message")))
+	})
+	g := instances(t, 1, s)[0]
+	incapable := someone(v2025)
+	incapable.Session, incapable.Capabilities = "incapable", json.RawMessage(`{}`)
+	x := start(t, g, incapable, "tool", "1", `{"name":"tool","arguments":{"n":"silent"}}`)
+	expect.OK(t, x.end(t))
+	expect.Len(t, "the GET streams", s.received("GET"), 0)
+	o := called(t, g, someone(v2025), "", func(c *api.Call) { c.ResponseOnly = true })
+	expect.Contains(t, "the result", string(o.response), "does not accept an event stream")
+}
+
+// GWN-10: a GET stream that breaks during a call is opened again. A backend without GET streams is asked for one every five minutes, and its
+// calls do not wait for it.
+func TestStrayStreamIsOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan bool)
+		s := newStraying(t, func(x *turn) {
+			<-goOn
+			asksName(x)
+		})
+		g := instances(t, 1, s)[0]
+		x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+		synctest.Wait()
+		s.hangUp()
+		time.Sleep(2 * time.Second)
+		close(goOn)
+		id, _ := x.question(t)
+		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+		expect.OK(t, x.end(t))
+
+		gets := 0
+		s.intercept(func(w http.ResponseWriter, r *http.Request, m got) bool {
+			if r.Method == http.MethodGet {
+				gets++
+				w.WriteHeader(http.StatusMethodNotAllowed)
+			}
+			return r.Method == http.MethodGet
+		})
+		s.call = func(x *turn) { x.result(`{}`) }
+		for range 3 {
+			mustCall(t, g, sessionBased("s2"), "tool")
+		}
+		expect.Equal(t, "GET requests", gets, 1)
+		time.Sleep(5*time.Minute + time.Second)
+		mustCall(t, g, sessionBased("s2"), "tool")
+		expect.Equal(t, "GET requests after five minutes", gets, 2)
+	})
+}
+
+// GWN-10: a process that is not frozen after a call keeps the stream for the next call, and closes it later. A question meanwhile is refused.
+func TestStrayStreamLingers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, func(x *turn) { x.result(`{}`) })
+		g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: time.Minute})
+		for range 3 {
+			mustCall(t, g, sessionBased("s1"), "tool")
+			time.Sleep(50 * time.Second)
+		}
+		expect.Len(t, "the GET streams", s.received("GET"), 1)
+		s.notify(fmt.Sprintf(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":%s}`, form))
+		expect.Contains(t, "the answer to a question without a call", s.next(t, "").Raw, "no call is running")
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		expect.Equal(t, "open streams after a minute", s.open(), 0)
+	})
+}
