@@ -108,8 +108,8 @@ type Config struct {
 	Catalog       catalog.Source // has the "type" of each webhook
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may. It must be
-	// set.
+	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may
+	// continue. It must be set.
 	Terminator *lifecycle.Terminator
 	// Gaps is needed to send gap notices. For subscriptions with the final profile, its Sealer also makes the webhook-id. It
 	// must be set.
@@ -153,7 +153,7 @@ const maxPerEndpoint = 64
 // maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served.
 const maxHandled = 1000
 
-// NewDispatcher returns a dispatcher. Options that are zero have their defaults.
+// NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.
 func NewDispatcher(c Config) *Dispatcher {
 	o := &c.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)

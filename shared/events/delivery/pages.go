@@ -414,13 +414,15 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 }
 
 const (
-	// maxHops is how often a page task may be followed by another one because the endpoint is busy. Then the events take the slow lane.
+	// maxHops is how often a page task may be followed by another one because the endpoint is busy. After that, the events take
+	// the slow lane.
 	maxHops = 64
 	// retryPage is the delay before a page task repeats events that failed because of this program. Normally, such an event becomes a single
 	// delivery in the store, and the slow lane retries it. Only if the store cannot write the delivery, a delayed page task repeats the event.
 	// The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
-	// maxPageRetries limits these repeated page tasks, which take about four hours together. Each of them may repeat a webhook.
+	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take
+	// about four hours, and each of them may repeat a webhook.
 	maxPageRetries = 20
 )
 

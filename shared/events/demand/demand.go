@@ -318,7 +318,7 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 	return wanted, nil
 }
 
-// Cursor keeps the backend's cursor of one subscription. It implements the interface Store of package client.
+// Cursor keeps the backend's cursor of one subscription. It implements the interface client.Store.
 type Cursor struct {
 	DB             store.DB
 	Workspace, URI string
@@ -552,8 +552,8 @@ type Restart struct {
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// restartKey returns the key of a restart. It begins with "!" so that one query finds all restarts, because the keys of states
-// begin with a letter, a digit, - or _.
+// restartKey returns the key of a restart. Its sort key begins with "!" so that one query finds all restarts, because the sort
+// keys of states begin with a letter, a digit, - or _.
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort

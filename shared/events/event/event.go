@@ -112,7 +112,8 @@ func (e Event) Key() string {
 // messageVersion is the version of the encoding in [Event.AppendJSON].
 const messageVersion = 1
 
-// gapVersion is the message version of an [Event.Gap], which readers support, too. It is newer, because earlier releases cannot read gaps.
+// gapVersion is the version of a message with [Event.Gap]. It is newer than messageVersion, because earlier releases cannot
+// read gaps. This release reads both versions.
 const gapVersion = 2
 
 // AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload

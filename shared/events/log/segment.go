@@ -51,7 +51,7 @@ func (s segment) encode() ([]byte, error) {
 	return value, err
 }
 
-// has reports whether the segment or an earlier one of its batch holds an event. end is the segment's stamp.
+// has reports whether the segment or an earlier one of its batch holds an event. end is the key of the segment.
 func (s segment) has(e *event.Event, end int64) bool {
 	published := e.Published.UnixMicro()
 	for i, id := range s.Before {

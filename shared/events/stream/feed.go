@@ -233,7 +233,7 @@ func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	})
 }
 
-// end ends the feeds of the tail for whose renewals matches returns true. They get the error err.
+// end ends the feeds of the tail whose renewals match, with the error err.
 func (t *tail) end(err error, matches func(renewal) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

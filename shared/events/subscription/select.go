@@ -123,7 +123,7 @@ type Choice struct {
 	parents   bool   // only subscriptions to a parent
 }
 
-// maxSelected is how many subscriptions [Lists.Select] reads for one page.
+// maxSelected is the maximum number of subscriptions that [Lists.Select] reads for one page.
 const maxSelected = 100
 
 // Selected is a subscription with the status of its deliveries.

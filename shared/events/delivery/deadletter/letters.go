@@ -320,7 +320,7 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 type Belonging struct {
 	Kind string
 	Keys []store.Key
-	// At is the time at which it was created, or zero if that is unknown.
+	// At is when the data was created, or zero if that is unknown.
 	At time.Time
 	// For a delivery, Body is the key of its stored event, and URI is the event's URI. Own is true if no other subscription
 	// uses the stored event, because it is a test event.

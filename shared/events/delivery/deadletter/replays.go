@@ -457,7 +457,7 @@ const (
 	SkippedReturn    = "return"    // the message cannot go back to its queue
 )
 
-// reason says why a replay skips a letter. It is wrapped in the error of kind Conflict.
+// reason says why a replay skips a letter. It is the cause (Err) in the errors of [newSkippedError].
 type reason string
 
 func (r reason) Error() string { return string(r) }

@@ -380,8 +380,8 @@ func hangKey(endpoint string) store.Key {
 // attempt about every 80 s: a pause of [maxHangPause] and the time limit of an attempt.
 const slowLaneProbes = 2 * time.Minute
 
-// Hang records that the endpoint hangs, because the slot's attempt has had no answer for so long. In all processes, first attempts then
-// take the slow lane.
+// Hang records that the endpoint hangs. The caller calls it when the slot's attempt has not been answered in time. From then
+// on, first attempts of all processes take the slow lane.
 func (s *FastSlot) Hang(ctx context.Context) {
 	if s.Usual > 0 { // otherwise Detach has recorded it
 		s.recordHang(ctx, s.hung, s.warned)

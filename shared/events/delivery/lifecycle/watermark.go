@@ -129,7 +129,8 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages lowers a position until it lies before all pages of a partition. It returns 0 if that position is unknown.
+// beforePages lowers a position so that it lies before all late or paused pages that a partition lists. It returns 0 if that
+// position is unknown.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // a page of the query may have only expired items

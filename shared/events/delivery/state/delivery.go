@@ -566,8 +566,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 			body.release(false, nil)
 			return nil, fault.Wrap(fault.Internal, err, "encode the event")
 		}
-		// The version is the expiry. If two processes write the item at the same time, one gets a conflict. It writes again
-		// only if its own expiry is much later.
+		// The version is the expiry. If two processes write the item at the same time, one gets a conflict. It writes again only if
+		// the stored expiry is too early for it by more than expiryTolerance.
 		body.item = store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
 		return body, nil
 	}

@@ -185,8 +185,8 @@ const (
 	taskBytes = 200 << 10
 )
 
-// split cuts a range that holds about count subscribers into parts of about
-// [PageTarget], or into [branches] larger ones, which are split again.
+// split cuts a range that holds about count subscribers into parts of about [PageTarget] subscribers. If that would be more than
+// [branches] parts, it cuts the range into that many larger ones, which are split again.
 func split(r subscription.Range, count int) []subscription.Range {
 	n := min((count+PageTarget-1)/PageTarget, branches)
 	if count <= 25 || n < 2 {

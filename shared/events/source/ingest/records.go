@@ -18,13 +18,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Each source has a partition (so#) with the outcomes of its requests in chronological order, for [RecordsKept]. A
-// flood of requests must not cause a flood of writes. A process therefore writes at most one outcome per second for
-// each source and kind, and [othersRate] per second overall.
+// Each source has a partition (so#) with the outcomes of its requests in chronological order, for [RecordsKept]. A flood of
+// requests must not cause a flood of writes. On average, a process therefore writes at most one outcome per second for each
+// source and kind, and [othersRate] per second overall.
 //
-// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all",
-// SQLite keeps up to [successRate] of them per second, and DynamoDB as many as other outcomes. Otherwise one per minute
-// is kept. Each record says how many of its kind were omitted before it.
+// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all", SQLite
+// keeps up to [successRate] of them per second, and DynamoDB as many as other outcomes. Otherwise one per minute is kept. Each
+// record says how many of its kind were omitted before it.
 const (
 	kindRate    = rate.Limit(1)
 	kindBurst   = 10

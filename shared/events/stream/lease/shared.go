@@ -67,7 +67,7 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition returns a key in the partition of a principal's leases. Deleting a lease ends its stream.
+// Partition returns a key in the partition of a principal's leases. If a lease is deleted, its stream ends at its next check.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }

@@ -26,7 +26,7 @@ import (
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
-	// Directory knows the current rights of principals. If it is nil, [subscription.Grant] counts.
+	// Directory knows the current rights of principals. If it is nil, principals have the rights in [subscription.Grant].
 	Directory auth.Directory
 
 	verdicts bounded.Map[[2]string, string] // by the ids of two contracts: the feature of the first one that the second one breaks
@@ -168,9 +168,10 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access
-// rule of the event's own type decides, as it does for streams. MayReceive returns [ErrTypeRemoved] if that type is gone. For
-// any other pattern, [Review.CheckSubscriber] has already checked the event type, so MayReceive returns true.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. For a Right from
+// [Review.CheckSubscription], or if the pattern is a parent URI, the access rule of the event's own type decides, as it does
+// for streams. Then MayReceive returns [ErrTypeRemoved] if that type is gone. Otherwise [Review.CheckSubscriber] has already
+// checked the event type, and MayReceive returns true.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil
