@@ -2,10 +2,16 @@ package functions_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +21,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -225,6 +233,48 @@ func TestAlarms(t *testing.T) {
 			expect.True(t, "the metric "+name+" exists", slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }))
 		}
 	})
+}
+
+// OPS-14: StreamsAlarm goes off when all streams that a deployment allows are open, also with few of them.
+func TestStreamsAlarmIsReached(t *testing.T) {
+	alarm := at(tree(t), "Resources", "StreamsAlarm", "Properties")
+	threshold := expect.Value(strconv.ParseFloat(value(at(alarm, "Threshold")), 64))(t)
+	formula := value(at(alarm, "Metrics").Content[0].Content[5].Content[0])
+	for concurrency := 2; concurrency <= 1000; concurrency++ {
+		expression := expect.Value(parser.ParseExpr(strings.ReplaceAll(formula, "${Limit}", strconv.Itoa(concurrency))))(t)
+		most := app.NewSharedLeases(&app.Core{Limits: config.Limits{StreamConcurrency: int64(concurrency)}}, 1).Fleet
+		for used, on := range map[int64]bool{most: true, most * 89 / 100: false} {
+			if got := compute(t, expression, float64(used)); got >= threshold != on {
+				t.Errorf("with a concurrency of %d and %d of %d streams open, the alarm is on: %t, want %t", concurrency, used, most, !on, on)
+			}
+		}
+	}
+}
+
+// compute returns the value of an expression of metric math, in which used is a metric.
+func compute(t *testing.T, e ast.Expr, used float64) float64 {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		return expect.Value(strconv.ParseFloat(e.Value, 64))(t)
+	case *ast.Ident:
+		expect.Equal(t, "the metric", e.Name, "used")
+		return used
+	case *ast.CallExpr:
+		expect.Equal(t, "the function", fmt.Sprint(e.Fun), "FLOOR")
+		return math.Floor(compute(t, e.Args[0], used))
+	case *ast.BinaryExpr:
+		x, y := compute(t, e.X, used), compute(t, e.Y, used)
+		switch e.Op {
+		case token.ADD:
+			return x + y
+		case token.MUL:
+			return x * y
+		case token.QUO:
+			return x / y
+		}
+	}
+	t.Fatalf("unknown part of an expression: %T", e)
+	return 0
 }
 
 // restored copies a table, as a restore would, and then does step 3 of the runbook. It returns the ARN.
