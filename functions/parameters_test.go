@@ -269,6 +269,8 @@ func TestRulesOfParameters(t *testing.T) {
 		"a bus without a rule":            {map[string]string{"SourceEventBus": "orders"}, "SourceEventBus is for SourceEventPattern"},
 		"a mapping of the inbox":          {map[string]string{"InboxConcurrency": "2"}, ""},
 		"a mapping that is too small":     {map[string]string{"InboxConcurrency": "1"}, "InboxConcurrency is 0 or at least 2"},
+		"room for one stream":             {map[string]string{"StreamReservedConcurrency": "2"}, ""},
+		"a reservation without room":      {map[string]string{"StreamReservedConcurrency": "1"}, "StreamReservedConcurrency is 0 or at least 2"},
 		"instances":                       {map[string]string{"StreamCapacityProvider": "arn"}, ""},
 		"instances with a reservation":    {map[string]string{"StreamCapacityProvider": "arn", "StreamReservedConcurrency": "100"}, "StreamReservedConcurrency is for a stack without"},
 		"an issuer that is not looked at": {map[string]string{"JwtIssuer": issuer}, "are for Auth=jwt"},
