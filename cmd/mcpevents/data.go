@@ -62,7 +62,7 @@ type KeysCmd struct {
 
 // RotateCmd runs [standalone.RotateKeys].
 type RotateCmd struct {
-	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). Restart the server to use the new key."`
+	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). Restart the server to use the new key."`
 }
 
 func (c *RotateCmd) Run(g *Globals) error {
@@ -75,7 +75,7 @@ func (c *RotateCmd) Run(g *Globals) error {
 
 // DropCmd runs [standalone.DropKeys].
 type DropCmd struct {
-	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). The server must be stopped."`
+	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). The server must be stopped."`
 }
 
 func (c *DropCmd) Run(g *Globals) error {

@@ -20,3 +20,14 @@ func TestKeys(t *testing.T) {
 	succeeds(t, "keys drop --data "+o.Data, "Removed 1 keys.")
 	fails(t, "keys rotate --data "+filepath.Join(t.TempDir(), "none"), exitRefused, "the data directory of a server?")
 }
+
+// serve, backup and restore read the variable, and in a container or with the systemd unit, it names the server's directory.
+func TestKeysOfTheDirectoryInTheEnvironment(t *testing.T) {
+	o := servertest.Options(t, nil)
+	o.Addr, o.Data = "127.0.0.1:0", filepath.Join(t.TempDir(), "other")
+	s := expect.Value(standalone.New(t.Context(), o))(t)
+	expect.OK(t, s.Shutdown(context.WithoutCancel(t.Context())))
+	t.Setenv("MCPEVENTS_DATA", o.Data)
+	succeeds(t, "keys rotate", "Created a new key")
+	succeeds(t, "keys drop", "Removed 1 key")
+}
