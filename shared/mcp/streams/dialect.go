@@ -132,8 +132,8 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 	}))
 }
 
-// ResponseNotice is the notice with which an answer to a POST reaches the instance that holds the session's stream. The answer
-// is encrypted, because the event log stores the notice.
+// ResponseNotice carries an answer to a POST, through the event log, to the instance that holds the session's stream. The
+// answer is encrypted, because the log stores it.
 type ResponseNotice struct {
 	Response []byte `json:"response,omitempty"`
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends a delivery of the feed in the form that all streams except events/stream share.
+// notify sends an event, or the notification that a notice calls for, in the form that all streams except events/stream share.
 func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -371,8 +371,8 @@ const MetaCut = `"` + spec.MetaContextCut + `":true`
 // only while the conversation is at the message that it belongs to.
 const ContextLife = 2 * time.Minute
 
-// ContextNotice is the notice with which the context of a conversation message reaches the client's stream. The context is
-// encrypted, because the event log stores the notice. Cut is true if the context is incomplete.
+// ContextNotice carries the context of a conversation message, through the event log, to the client's stream. The context is
+// encrypted, because the log stores it. Cut is true if the context is incomplete.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`

@@ -129,8 +129,8 @@ func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 // Heartbeat sends a comment.
 func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.sendComment(ctx) }
 
-// open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, the
-// stream learns of them by a notice on the session's topic.
+// open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, a
+// notice on the session's topic in the event log tells the stream.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.stream.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)

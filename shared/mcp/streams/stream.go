@@ -63,7 +63,7 @@ type Options struct {
 type Framing interface {
 	// Begin sends the first messages.
 	Begin(ctx context.Context) error
-	// Deliver sends a delivery of the feed.
+	// Deliver sends an event, or handles a notice, that the feed has read.
 	Deliver(ctx context.Context, d stream.Delivery) error
 	// Heartbeat checks the caller's credentials, and sends a message that keeps a quiet stream alive.
 	Heartbeat(ctx context.Context) error
@@ -348,8 +348,8 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 	return now, nil
 }
 
-// sendComment is the heartbeat of streams that have no heartbeat message: it checks the caller's credentials and sends an
-// SSE comment.
+// sendComment checks the caller's credentials and sends an SSE comment. It is the heartbeat of streams that have no message
+// for that.
 func (s *Stream) sendComment(ctx context.Context) error {
 	if err := s.CheckCredentials(ctx); err != nil {
 		return err

@@ -240,7 +240,8 @@ func MayReceive(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	return ok && entry.Access.Check(p, vars) == nil
 }
 
-// SessionNotice is the notice after which a session's open stream, at any instance, reads the session from the store again.
+// SessionNotice is the message, sent through the event log, after which a session's open stream at any instance reads the
+// session from the store again.
 var SessionNotice = json.RawMessage(`{"changed":true}`)
 
 // Subscriptions shows the caller's webhook subscriptions.

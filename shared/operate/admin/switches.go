@@ -17,19 +17,19 @@ type switchHandlers struct {
 	catalogs      catalog.Source
 }
 
-// switchView is a switch as the API shows it, with the number of messages that wait for it.
+// switchView is a switch as the API shows it, with the number of messages that it holds back.
 type switchView struct {
 	switches.Switch
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches is how many switches of one response get a count of the waiting messages. A count takes four queries, so
-// the other switches of the page are listed without it.
+// maxCountedSwitches is how many switches of one response get a count of the messages that they hold back. A count takes four
+// queries, so the other switches of the page are listed without it.
 const maxCountedSwitches = 20
 
-// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
-// it also counts the messages that wait for the switch. It does not count for a switch of a single subscription, because the
-// view of that subscription has the count.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many
+// subscriptions, it also counts the messages that they hold back. The view of a subscription already has this count for the
+// switch of that single subscription, so list omits it.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -50,7 +50,7 @@ func (h *switchHandlers) list(c *call) (any, error) {
 	return newList(c, views, next, asIs), nil
 }
 
-// view returns a switch and counts the messages that wait for it.
+// view returns a switch and counts the messages that it holds back.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
 	waiting, err := h.switches.CountWaiting(c.Context(), c.principal.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err

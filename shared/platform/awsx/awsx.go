@@ -98,7 +98,7 @@ func load(getenv func(string) string) (aws.Config, error) {
 // serviceEndpoints provides the SDK with the base URL of each service.
 type serviceEndpoints struct{ getenv func(string) string }
 
-// GetServiceBaseEndpoint implements an interface that the SDK looks for in the configuration's sources.
+// GetServiceBaseEndpoint returns the base URL of a service. The SDK looks for this method in the sources of its configuration.
 func (s serviceEndpoints) GetServiceBaseEndpoint(_ context.Context, sdkID string) (string, bool, error) {
 	name := strings.ToUpper(strings.ReplaceAll(sdkID, " ", "_"))
 	if base := s.getenv(EnvEndpoint + "_" + name); base != "" {

@@ -625,7 +625,7 @@ func HasRepeatedMember(object json.RawMessage) bool {
 	return false
 }
 
-// repeatsAny is the part of [HasRepeatedMember] for objects with many members. It compares names with a map.
+// repeatsAny does the work of [HasRepeatedMember] for objects with many members. It compares names with a map.
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {

@@ -255,7 +255,8 @@ type DeadLetter struct {
 }
 
 const (
-	// deadLetterVersion 1 had no message, group, received, dead, encoding and size.
+	// deadLetterVersion is the current version of [DeadLetter]. Version 1 had no message, group, received, dead, encoding and
+	// size.
 	deadLetterVersion = 2
 	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"

@@ -354,8 +354,8 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker() // it was woken and takes nothing, so wake another
 }
 
-// always is the result of [memoryQueue.handle] for a batch of which all messages failed, and never for a batch of which none
-// failed.
+// always reports true for each message, and never reports false. [memoryQueue.handle] returns always if all messages of a
+// batch failed, and never if all succeeded.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }

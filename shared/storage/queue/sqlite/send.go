@@ -144,8 +144,8 @@ const (
 	maxDedup = 1 << 22
 	// dedupStep limits how many rows with old ids one job deletes.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back without a [dedup.rewind], which visits all ids. Until the clock has
-	// caught up, the queue then drops repetitions for up to this much longer than dedupWindow.
+	// dedupStepBack is how far the clock may be set back before the queue calls [dedup.rewind], which visits all ids. After a
+	// smaller step back, the queue drops repetitions for up to this much longer than dedupWindow.
 	dedupStepBack = time.Minute
 )
 

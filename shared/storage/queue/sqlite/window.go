@@ -14,8 +14,8 @@ const (
 	fetchBytes = 8 << 20
 	// One group may use 1/spillShare of the free room, i.e. an eighth. See [window.share].
 	spillShare = 8
-	// spillIDs limits how many ids one read for a spilled group searches, because most rows in that range may belong to other
-	// groups.
+	// spillIDs limits how many ids one read searches for rows of a spilled group (see [spill]), because most rows with these
+	// ids may belong to other groups.
 	spillIDs = 20_000
 )
 
@@ -50,7 +50,7 @@ type window struct {
 type spill struct {
 	group string
 	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early
-	// ones.
+	// ones (see [window]).
 	from  int64
 	early map[int64]bool
 	// late are the ids, smaller than from, of rows that were delayed and have become due since the rows around them were read.

@@ -351,12 +351,13 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 	return found, fault.Wrap(engine.Kind(err), err, "search the database")
 }
 
-// memo caches items and pages until the next commit that may change them. Every event causes two reads of [store.Subscriptions], but
-// only registrations change it. Every request of a session reads the session's item, and a call also its session with the backend.
+// memo caches items and pages until the next commit that may change them. Every event causes two reads of
+// [store.Subscriptions], but only registrations change it. Every request of a session reads the session's item, and a call to
+// a backend also reads the item of the session there.
 //
 // A counter tells whether a cached value is current. The writer raises it before it answers the caller of a write, so this
-// caller never reads an older state. A value is cached with the counter from before its read. So it is not used if a commit has
-// changed the item during or after the read.
+// caller never reads an older state. A value is cached with the counter from before its read. So it is not used if a commit
+// has changed the item during or after the read.
 type memo struct {
 	subscriptions commits
 	// sessions has 256 counters. With a single counter, every write to the table would make all cached values stale. The hash

@@ -299,8 +299,8 @@ func (c *Conn) fileSize() (int64, error) {
 	return pages * size, err
 }
 
-// create creates an empty file, unless it exists. Only the owner can read it, because it will hold sealed secrets and payloads.
-// SQLite gives the same mode to the log and the shared memory.
+// create creates an empty file at path, unless there is one. Only the owner can read it, because it will hold sealed secrets
+// and payloads. SQLite gives the same mode to the log and the shared memory.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {

@@ -87,9 +87,9 @@ func (s startOver) Done(error) {
 }
 
 const (
-	// vacuumStep is how many free pages one job returns to the file system.
+	// vacuumStep is how many free pages one job of [Engine.Shrink] returns to the file system.
 	vacuumStep = 256
-	// vacuumPause is the pause between two such jobs, in which the writer runs other jobs.
+	// vacuumPause is the pause between two jobs of [Engine.Shrink], in which the writer runs other jobs.
 	vacuumPause = 10 * time.Millisecond
 	// keepFree is how many free pages [Engine.Shrink] leaves for new rows.
 	keepFree = 512
