@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"sync"
@@ -118,7 +119,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	}
 	request := api.Call{
 		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
-		ID: bytes.Clone(c.Msg.ID), Params: c.Msg.Params, Header: parameterHeaders(c.Request.Header),
+		ID: bytes.Clone(c.Msg.ID), Params: withoutTask(c), Header: parameterHeaders(c.Request.Header),
 	}
 	p := h.timing.NewRelayed(w, c, h.faults)
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
@@ -134,6 +135,16 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 		return nil
 	}
 	return err
+}
+
+// withoutTask returns the params of a request without the member with which a client of 2025-11-25 asks for a task. A backend would begin
+// the task, and the client could not get its result because the gateway does not relay the methods for that. A server without tasks must
+// ignore this member (2025-11-25, Tasks).
+func withoutTask(c *method.Call) json.RawMessage {
+	if c.Msg.Method != spec.MethodToolsCall || c.Version.Stateless() || c.Param("task") == nil {
+		return c.Msg.Params
+	}
+	return jsonrpc.Without(c.Msg.Params, func(name string) bool { return name == "task" })
 }
 
 // parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters). The backend

@@ -80,6 +80,30 @@ func callRequests(f *fixture, accept string) map[string]*http.Request {
 
 const both = "application/json, text/event-stream"
 
+// A backend would answer a call that asks for a task of 2025-11-25 with the task, and the client could not get its result.
+func TestCallsOfSessionsAskForNoTask(t *testing.T) {
+	l := startLister(t, "b", false, "tool")
+	called := make(chan string, 1)
+	l.set(func() {
+		l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
+			if m.Method != spec.MethodToolsCall {
+				return false
+			}
+			called <- string(jsonrpc.Member(m.raw, "params"))
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[]}}`, m.ID)
+			return true
+		}
+	})
+	f := behindGateway(t, nil, l)
+	params := `"name":"b_tool","task":{"ttl":60000},"arguments":{"task":{"ttl":1}}`
+	req := f.request("POST", alice, rpcText("1", spec.MethodToolsCall, params), "Mcp-Session-Id: "+f.session(alice, spec.V20251125))
+	res := expect.Value(f.server.Client().Do(req))(t)
+	defer res.Body.Close()
+	expect.MustEqual(t, "the status code", res.StatusCode, 200)
+	expect.Equal(t, "the params at the backend", <-called, `{"name":"tool","arguments":{"task":{"ttl":1}}}`)
+}
+
 // GWN-02, SUB-07: while the backend is silent for longer than a heartbeat, the client gets comments, both before and after
 // the backend's first message. A client that does not accept streams gets JSON, even after a long wait.
 func TestLongCallsAreKeptAlive(t *testing.T) {
