@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -163,11 +164,23 @@ func TestARemovedFlagNamesItsReplacement(t *testing.T) {
 }
 
 func TestAnEmptyAddressIsRefused(t *testing.T) {
-	t.Setenv("MCPEVENTS_ADDR", "")
 	var out, errs bytes.Buffer
-	code := run([]string{"serve", "--data", ":memory:", "--catalog", "../../catalog.yaml"}, nil, &out, &errs)
+	code := run([]string{"serve", "--addr=", "--data", ":memory:", "--catalog", "../../catalog.yaml"}, nil, &out, &errs)
 	expect.Equal(t, "the exit code", code, exitRefused)
 	expect.Contains(t, "the error", errs.String(), "--addr is empty: give HOST:PORT")
+}
+
+// The variables of all flags of serve are set but empty, as if by a compose file with MCPEVENTS_QUOTA=${QUOTA}.
+func TestEmptyVariablesCountAsUnset(t *testing.T) {
+	for name := range config.Names() {
+		t.Setenv(config.EnvName(name), "")
+	}
+	for _, name := range []string{"AUTH", "ALLOW_BREAKING", "WORKSPACE_CATALOG", "LOG_LEVEL", "LOG_FORMAT"} {
+		t.Setenv("MCPEVENTS_"+name, "")
+	}
+	code, _, errs := command(t, "", "serve", "--addr=")
+	expect.Equal(t, "the exit code", code, exitRefused)
+	expect.Contains(t, "the error, which is not about a variable", errs, "--addr is empty")
 }
 
 // hanging is a server whose shutdown takes longer than allowed.

@@ -148,6 +148,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 			code = l.code
 		}
 	}()
+	unsetEmpty()
 	parser, err := kong.New(
 		&cli, kong.Name("mcpevents"), kong.Description(description),
 		kong.Vars{"workspace": auth.DefaultWorkspace}, kong.Writers(stdout, stderr), kong.Exit(func(c int) { panic(left{c}) }),
@@ -180,6 +181,16 @@ func rewrite(args []string) []string {
 		return append([]string{"version"}, args[1:]...)
 	}
 	return args
+}
+
+// unsetEmpty removes our environment variables that are set but empty, because kong would parse the empty text. For example, a compose file
+// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too.
+func unsetEmpty() {
+	for _, v := range os.Environ() {
+		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) {
+			_ = os.Unsetenv(name) // fails only for names that cannot be set
+		}
+	}
 }
 
 // environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions

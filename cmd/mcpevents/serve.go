@@ -44,7 +44,7 @@ const longestDrain = 20 * time.Second
 
 // Run serves until SIGINT or SIGTERM, then drains.
 func (c *ServeCmd) Run(g *Globals) error {
-	if c.Addr == "" { // e.g. the variable is set to nothing; package standalone would not listen at all
+	if c.Addr == "" { // package standalone would not listen at all
 		return fault.New(fault.Invalid, "--addr is empty: give HOST:PORT, such as 127.0.0.1:8080")
 	}
 	hangup := make(chan os.Signal, 1)
