@@ -136,9 +136,9 @@ func (c *cursorSaver) finish() {
 }
 
 // run saves the cursor of the running save, and continues with the waiting save until there is none. If the store fails,
-// the subscription ends, because the saved cursor would stay behind, and a restarted program would handle all events after
-// it again. After a timeout, run no longer calls the store, because the events that are still being handled would wait for
-// another timeout.
+// the subscription ends. If it continued, the saved cursor would stay behind, and a restarted program would handle all
+// events after it again. After a timeout, run no longer calls the store. Otherwise the events that are still being handled
+// would wait for another timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

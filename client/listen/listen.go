@@ -35,8 +35,8 @@ type Options struct {
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow makes Run open a stream or poll if the server refuses the webhook, for example because it cannot reach the
-	// receiver at Listen.
+	// OrFollow makes Run open a stream or poll if the server runs on another machine, which cannot reach the receiver at
+	// Listen, or if the server refuses the webhook.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.

@@ -61,8 +61,8 @@ type subscription struct {
 	err      error // why it has ended, unless the model ended it
 }
 
-// position is the [client.Store] of one subscription. It does not outlive the subscription, because a later subscription to the same events
-// must begin with the events that occur from then on.
+// position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events
+// continues at the position. If the model ends the subscription, a new one begins with the events that occur from then on.
 type position struct {
 	mu     sync.Mutex
 	cursor string

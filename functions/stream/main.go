@@ -22,8 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// parts are shared by the MCP endpoint and the consent pages. They need the stored key, so they are created at the first
-// request.
+// parts are shared by the MCP endpoint and the HTTP API for consents. They need the stored key, so they are created at the
+// first request.
 type parts struct {
 	key      []byte // authenticates cursors and other state that clients hold
 	backends *gateway.Gateway

@@ -411,7 +411,7 @@ func NewConversation(c *Core, o conversation.Options) (*conversation.Service, er
 	return conversation.New(o)
 }
 
-// NewConsent returns the handler of the consent pages.
+// NewConsent returns the handler of the HTTP API for consents, at /consent.
 func NewConsent(c *Core, s *conversation.Service) *conversation.Handler {
 	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, Log: c.Log}
 }

@@ -326,7 +326,7 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a consent")
 	}
-	// The version is another one for each decision, so that Unname does not overwrite a later decision.
+	// Each decision gets a new version, so that Unname does not overwrite a later decision.
 	ops := []store.Op{store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: value, Version: time.Now().UnixNano()})}
 	if item.By != item.Principal {
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, item.By, item.Principal, item.Provider)}))

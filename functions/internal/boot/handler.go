@@ -78,8 +78,8 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// StreamHandler returns the handler of a function that streams its responses, as [Process.InvokedHandler] does for other
-// functions. If open is not nil, StreamHandler closes the open streams of that handler before the process ends.
+// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each
+// request. If open is not nil, StreamHandler closes the open streams of that handler before the process ends.
 func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {

@@ -59,8 +59,8 @@ func (p *parser) readKey(n *strictyaml.Node) auth.Key {
 	return k
 }
 
-// checkSpelling adds a fault for each unknown scope that looks like a misspelled known one, for example events:raed. It accepts
-// other unknown scopes, because event types and backends can require scopes of any name.
+// checkSpelling adds a fault for each unknown scope that begins with "events:" or looks like a misspelled known one, for
+// example event:read. It accepts other unknown scopes, because event types and backends can require scopes of any name.
 func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 	known := append(auth.Scopes(), auth.ScopeManage, auth.ScopeOperate)
 	for _, s := range scopes {

@@ -49,7 +49,8 @@ func Read(ctx context.Context, db store.DB) (Document, error) {
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Replace returns the edit that replaces the configuration and announces changed backends.
+// Replace returns the edit that replaces the configuration, and that records for which workspaces [settings.Announce] has
+// to announce changed backends.
 func (d Document) Replace(next *Config) settings.Edit {
 	before := cmp.Or(d.Config, &Config{})
 	e := settings.Edit{Old: d.Stored, Text: next.source}

@@ -173,7 +173,8 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 // backendPatience is how long a backend has to respond before it counts as unreachable.
 const backendPatience = 3 * time.Second
 
-// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds.
+// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It
+// leaves out backends that answer only requests with a caller's token.
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()

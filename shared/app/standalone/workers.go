@@ -10,8 +10,8 @@ import (
 
 const (
 	attempts = 256 // concurrent first attempts
-	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the delivery moves to
-	// the slow lane.
+	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the
+	// attempt continues in the background or, if too many attempts do so already, the slow lane repeats it.
 	attemptPatience = 2 * time.Second
 	slowAttempts    = 512 // concurrent attempts of the slow lane
 	slowPerEndpoint = 8   // of them for the same endpoint

@@ -108,8 +108,8 @@ func (e *Entry) coerce(name, text string) any {
 	return text
 }
 
-// checkNumbers adds a fault for each number in v that would be too expensive to compare exactly. For example, 1e999999 has
-// eight bytes but a million digits.
+// checkNumbers adds a fault for each number in v that would be too expensive to compare exactly, and for values that are
+// nested too deeply. For example, 1e999999 has eight bytes but a million digits.
 func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
 		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})

@@ -48,7 +48,8 @@ func parseStored(src []byte) (*Catalog, error) {
 	return parseFile("stored catalog", src, true)
 }
 
-// Replace returns the edit that replaces the catalog and announces the change. A nil next removes the catalog.
+// Replace returns the edit that replaces the catalog, and that records the change for [settings.Announce]. A nil next
+// removes the catalog.
 func (d Document) Replace(next *Catalog) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.Text()}
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),

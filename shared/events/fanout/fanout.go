@@ -108,16 +108,15 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 }
 
 // deliverLocal appends the events to the log and sends page tasks, if this process owns the store. It does both concurrently,
-// because the log and the queues are in one file, so that appending takes no longer than the first attempts. There are two
-// exceptions:
+// because the store is a local file, in which an append takes no longer than the first attempts. There are two exceptions:
 //
-//   - If a message is redelivered, deliverLocal appends first and writes the tasks before their attempts begin. Otherwise
-//     each redelivery would send the webhooks again while the disk is full.
-//   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of
-//     its log entry also writes its message.
+//   - If a message is redelivered, deliverLocal appends first and writes the tasks before their attempts begin. Otherwise each
+//     redelivery would send the webhooks again while the disk is full.
+//   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of its
+//     log entry also writes its message.
 //
-// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log, and so does the first reader of
-// a parent or wildcard before it takes its position; see [eventlog.Log.AwaitBatches].
+// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log, and so does the first
+// reader of a parent or wildcard before it takes its position; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	subscribers, err := f.match(ctx, groups)

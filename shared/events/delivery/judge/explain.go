@@ -104,8 +104,9 @@ const (
 	recordPages = 3
 )
 
-// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for ended
-// subscriptions of which the delivery log has attempts. next is empty on the last page.
+// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for
+// other subscriptions of which the delivery log has attempts, most of which have ended. A test event has only the second part.
+// next is empty on the last page.
 func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.readSubject(ctx, e)
 	if err != nil {
@@ -149,7 +150,7 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 }
 
 // endedAfter is a prefix of positions in the list of [Explainer.ExplainPage]. A position with the prefix is in the second part
-// of the list, which has the ended subscriptions.
+// of the list, which has the subscriptions whose patterns do not match, most of which have ended.
 const endedAfter = "!"
 
 // ExplainOne returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if
