@@ -212,6 +212,8 @@ func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why
 
 // reply answers a backend's request on behalf of the client.
 func (x *exchange) reply(ctx context.Context, body []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, x.client.AskTimeout)
+	defer cancel()
 	if err := x.client.Send(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID}); err != nil {
 		return x.callError(err)
 	}

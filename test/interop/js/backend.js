@@ -1,4 +1,5 @@
-// A backend for the gateway's soak, on the official TypeScript SDK, with sessions.
+// A backend for the gateway's soak, on the official TypeScript SDK, with sessions. The argument "stray" has a tool ask on the GET stream of the
+// session instead of the call's response stream.
 //
 // Usage: backend.js HOST PORT DIR. The file NAME in DIR has the version of the resource soak://ts/NAME, and the file list
 // that of the list of tools. A line of standard input, {"updated": URI} or {"listed": true}, has the backend announce a
@@ -28,13 +29,14 @@ const sleep = (ms, signal) => new Promise((resolve, reject) => {
   signal?.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); });
 });
 
-async function call({ params: { name, arguments: { mark, ms } } }, extra) {
+async function call(server, { params: { name, arguments: { mark, ms, stray } } }, extra) {
   say({ called: mark });
   extra.signal.addEventListener("abort", () => say({ cancelled: mark }));
   let text = mark;
   if (name === "ask") {
     const request = { method: "elicitation/create", params: { message: mark, requestedSchema: { type: "object", properties: { value: { type: "string" } } } } };
-    const answer = await extra.sendRequest(request, ElicitResultSchema, { timeout: ms, signal: extra.signal }).catch((error) => {
+    const ask = stray ? server.request.bind(server) : extra.sendRequest;
+    const answer = await ask(request, ElicitResultSchema, { timeout: ms, signal: extra.signal }).catch((error) => {
       if (!extra.signal.aborted) say({ withdrawn: mark });
       return { action: String(error) };
     });
@@ -51,7 +53,7 @@ function newSession() {
   const uris = new Set();
   const server = new Server({ name: "soak", version: "1" }, { capabilities: { tools: { listChanged: true }, resources: { subscribe: true } } });
   server.setRequestHandler(ListToolsRequestSchema, () => ({ tools: ["work", "ask", "version_" + version("list")].map((name) => ({ name, inputSchema })) }));
-  server.setRequestHandler(CallToolRequestSchema, call);
+  server.setRequestHandler(CallToolRequestSchema, (request, extra) => call(server, request, extra));
   server.setRequestHandler(ListResourcesRequestSchema, () => ({ resources: names.map((name) => ({ name, uri: "soak://ts/" + name })) }));
   server.setRequestHandler(ReadResourceRequestSchema, ({ params: { uri } }) => ({ contents: [{ uri, text: version(uri) }] }));
   server.setRequestHandler(SubscribeRequestSchema, async ({ params: { uri } }) => {

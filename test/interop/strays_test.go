@@ -1,0 +1,55 @@
+//go:build unix
+
+package interop
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// GWN-10, GWN-13: a tool of a server on version 1 of the official TypeScript SDK asks on the GET stream of the session, as its
+// server.elicitInput does. The question reaches clients of both kinds, and their answers reach the tool.
+func TestQuestionsOnTheGETStream(t *testing.T) {
+	t.Parallel()
+	dir, addr := t.TempDir(), harness.FreeAddr(t)
+	expect.OK(t, os.WriteFile(filepath.Join(dir, "list"), []byte("1"), 0o600))
+	host, port, _ := strings.Cut(addr, ":")
+	backend := start(t, harness.Node(t).Command(context.Background(), "backend.js", host, port, dir))
+	backend.next(t, "") // it serves
+	gateway := harness.StartServer(t, harness.ServerOptions{Config: fmt.Sprintf("backends:\n  - {name: ts, url: \"http://%s/mcp\"}\n", addr)})
+	for _, version := range []string{"2025-11-25", "2026-07-28"} {
+		for _, stray := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s stray %t", version, stray), func(t *testing.T) {
+				client := sdk.NewClient(&sdk.Implementation{Name: "go", Version: "1"}, &sdk.ClientOptions{
+					ElicitationHandler: func(_ context.Context, req *sdk.ElicitRequest) (*sdk.ElicitResult, error) {
+						return &sdk.ElicitResult{Action: "accept", Content: map[string]any{"value": "answer to " + req.Params.Message}}, nil
+					},
+				})
+				session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
+					Endpoint: gateway.MCP, HTTPClient: &http.Client{Transport: harness.Bearer{Key: gateway.Keys["alice"]}},
+				}, &sdk.ClientSessionOptions{ProtocolVersion: version})
+				expect.OK(t, err)
+				defer session.Close()
+				for i := range 2 {
+					mark := fmt.Sprint("question ", i)
+					result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ask", Arguments: map[string]any{
+						"mark": mark, "ms": harness.Patience.Milliseconds(), "stray": stray,
+					}})
+					expect.OK(t, err)
+					text, _ := result.Content[0].(*sdk.TextContent)
+					expect.Equal(t, "the result", text.Text, "accept answer to "+mark)
+				}
+			})
+		}
+	}
+}
