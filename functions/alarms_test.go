@@ -124,6 +124,9 @@ func TestAlarms(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 		resources, outputs := at(tree(t), "Resources"), at(tree(t), "Outputs")
+		// Lambda's own lines about a timeout, a crash or a failed start have no level.
+		expect.Contains(t, "the helper problems", helpers, `($.level = "ERROR")`, `($.level = "WARN")`, `($.type = "platform.*")`)
+		expect.Equal(t, "the level from which Lambda writes its own lines", value(at(tree(t), "Globals", "Function", "LoggingConfig", "SystemLogLevel")), "WARN")
 		for variable, suffix := range map[string]string{"f": "Function", "q": "Queue"} {
 			m := regexp.MustCompile("for " + variable + " in ([^;]+); do").FindStringSubmatch(helpers)
 			if m == nil {
