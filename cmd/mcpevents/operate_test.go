@@ -239,6 +239,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"deliveries -o name", exitRefused, "prints no ids or names"},
 			{"subscriptions --json -o yaml", exitUsage, "--json and --output yaml cannot be combined"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
+			{"deadletters list --limit=-1", exitUsage, "--limit -1 is not allowed (at least 1, or 0 for all items) (see mcpevents deadletters list --help)"},
+			{"sources --limit=-1", exitUsage, "--limit -1 is not allowed"},
 			{"listen --name ci.build_finished --key wrong", exitDenied, "is not valid: set --key or MCPEVENTS_KEY\n"},
 			{"serve --data :memory: --catalog ../../catalog.yaml --addr " + strings.TrimPrefix(o.URL, "http://"), exitUnavailable, "in use: stop the program that uses it, or choose another address\n"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is its URL right"},

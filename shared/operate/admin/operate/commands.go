@@ -232,6 +232,14 @@ type Page struct {
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
+// Validate refuses a negative limit.
+func (p *Page) Validate() error {
+	if p.Limit < 0 {
+		return fault.New(fault.Invalid, "--limit %d is not allowed (at least 1, or 0 for all items)", p.Limit)
+	}
+	return nil
+}
+
 // Span has the flags that limit a list to a time span.
 type Span struct {
 	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z), a date or a duration before now (90m, 7d)."`
