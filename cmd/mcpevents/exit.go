@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -22,7 +24,7 @@ const (
 	exitUsage       = 2 // unknown or contradictory flags or arguments
 	exitRefused     = 3 // the input was refused, and will be refused again
 	exitDenied      = 4 // the caller is unknown or may not do this
-	exitUnavailable = 5 // the server does not answer, or a limit is reached
+	exitUnavailable = 5 // the server does not answer, a limit is reached, or the output cannot be written
 	// exitInterrupted means that SIGINT or SIGTERM ended the command before it was done. Shells use the same code.
 	exitInterrupted = 130
 )
@@ -59,6 +61,9 @@ var plainMessages = []struct {
 
 // usage prints an error in the arguments and the command whose --help explains them.
 func usage(w io.Writer, err error) int {
+	if isOutputError(err) { // of --help
+		return report(w, err)
+	}
 	command, group, text := "mcpevents", false, err.Error()
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
 		for _, p := range parse.Context.Path {
@@ -110,5 +115,14 @@ func report(w io.Writer, err error) int {
 	if data := fault.DataOf(err); data != nil {
 		fault.PrintData(w, data, err.Error())
 	}
+	if isOutputError(err) {
+		return exitUnavailable
+	}
 	return exitCodes[fault.KindOf(err)]
+}
+
+// isOutputError reports whether a command could not write to standard output, for example because the disk is full.
+func isOutputError(err error) bool {
+	path, ok := errors.AsType[*fs.PathError](err)
+	return ok && path.Op == "write" && path.Path == os.Stdout.Name()
 }

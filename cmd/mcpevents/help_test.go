@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -145,6 +147,22 @@ func TestCheckIsInterrupted(t *testing.T) {
 	code, out, errs := command(t, "", "check", s.URL+"/mcp")
 	if code != exitInterrupted || out != "" || !strings.Contains(errs, "mcpevents: interrupted") {
 		t.Errorf("got exit code %d, %q and %q, want %d and no report", code, out, errs, exitInterrupted)
+	}
+}
+
+// full is a standard output whose disk is full.
+type full struct{}
+
+func (full) Write([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "write", Path: os.Stdout.Name(), Err: syscall.ENOSPC}
+}
+
+func TestAnOutputThatCannotBeWritten(t *testing.T) {
+	for _, line := range []string{"--help", "help events", "version", "catalog check ../../catalog.yaml", "completion bash"} {
+		var errs strings.Builder
+		code := run(strings.Fields(line), nil, full{}, &errs)
+		expect.Equal(t, "the exit code of "+line, code, exitUnavailable)
+		expect.Contains(t, "the error of "+line, errs.String(), "no space left on device\n")
 	}
 }
 

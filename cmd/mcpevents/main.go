@@ -94,7 +94,7 @@ Exit codes:
   2    wrong usage
   3    the input was refused
   4    the caller may not do this
-  5    the server is unavailable or a limit is reached, so a later try may succeed
+  5    the server is unavailable, a limit is reached, or the output fails; a later try may succeed
   130  interrupted by SIGINT or SIGTERM
 `
 
