@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -164,6 +165,14 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	parsed, err := parser.Parse(rewrite(args))
 	if err != nil {
 		return usage(stderr, err)
+	}
+	if group := parsed.Selected(); group != nil && len(group.Children) > 0 { // kong accepts it, because the flags of the group have a method Run
+		var names []string
+		for _, command := range group.Children {
+			names = append(names, strconv.Quote(command.Name))
+		}
+		fmt.Fprintf(stderr, "mcpevents: give a command: %s (see %s --help)\n", strings.Join(names, ", "), group.FullPath())
+		return exitUsage
 	}
 	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent(), Width: terminalWidth(stdout), Interactive: isTerminal(stdin)}
 	return report(stderr, parsed.Run(&cli.Globals, t))

@@ -251,6 +251,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"catalog nonsense", exitUsage, "nonsense is not a command (see mcpevents catalog --help)"},
 			{"subscriptions show a b", exitUsage, "unexpected argument b (see mcpevents subscriptions show --help)"},
 			{"demo --timeout 5", exitUsage, "--timeout: \"5\" is not a duration (such as 90s, 15m or 1h30m) (see mcpevents demo --help)"},
+			{"principals", exitUsage, "mcpevents: give a command: \"erase\" (see mcpevents principals --help)\n"},
+			{"replays -o name", exitUsage, "mcpevents: give a command: \"show\", \"watch\", \"cancel\" (see mcpevents replays --help)\n"},
 			{"subscriptions show", exitUsage, "missing argument: <id> (see mcpevents subscriptions show --help)"},
 		} {
 			expect.Equal(t, "the output of "+x.args, fails(t, x.args, x.code, x.want), "")
