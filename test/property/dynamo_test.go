@@ -28,7 +28,7 @@ func TestEveryEventReachesEverySubscriberOverDynamoDB(t *testing.T) {
 		},
 	}
 	k := scale{
-		worst: slow, length: 2 * time.Second, gap: 200 * time.Millisecond, naps: 100 * time.Millisecond, every: 500 * time.Millisecond,
+		worst: slow, faults: true, length: 4 * time.Second, gap: 400 * time.Millisecond, naps: 100 * time.Millisecond, every: 250 * time.Millisecond,
 		patience: 6 * time.Minute, linger: time.Second, idle: 7 * time.Second, publishers: 2, followers: 6, webhooks: 2,
 	}
 	t.Run("EVX-26 EVX-11 instances with clocks half a second apart, real time", func(t *testing.T) {

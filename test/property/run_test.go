@@ -252,6 +252,9 @@ func play(t *testing.T, s setup, k scale, seed uint64) (problems, trace []string
 	d := &driver{run: r, subscribers: subscribers, catalogLeft: 2}
 	for publishing.Err() == nil {
 		d.disturb()
+		if ends, _ := publishing.Deadline(); k.faults && time.Until(ends) < k.length/2 {
+			d.disturbOnce()
+		}
 		_ = pause(publishing, between(r.random, k.every/10, k.every))
 		r.kills += r.system.replaceDead()
 	}
@@ -329,6 +332,31 @@ func (d *driver) until(done chan struct{}) {
 	}
 }
 
+// disturbOnce makes sure that even a short run has a failed request and a killed process.
+func (d *driver) disturbOnce() {
+	if p := d.system.pick(d.random.IntN); p != nil && d.armed == 0 {
+		d.failRequest(p, 1, false)
+	}
+	if d.kills == 0 {
+		d.killProcess()
+	}
+}
+
+// failRequest makes a later request of a process fail, and optionally kills the process then.
+func (d *driver) failRequest(p *process, after int, kills bool) {
+	late := d.random.IntN(2) == 0
+	d.note("request %d of a process fails, late %v, kills %v", after, late, kills)
+	d.armed++
+	p.arm(after, late, kills)
+}
+
+func (d *driver) killProcess() {
+	n := d.random.IntN(len(d.system.processes))
+	d.note("kill process %d", n)
+	d.system.replace(n)
+	d.kills++
+}
+
 // disturb makes one random step.
 func (d *driver) disturb() {
 	p := d.system.pick(d.random.IntN)
@@ -344,15 +372,9 @@ func (d *driver) disturb() {
 	step := d.random.IntN(16)
 	switch {
 	case step < 4 && d.faults:
-		after, late, kills := 1+d.random.IntN(300), d.random.IntN(2) == 0, d.random.IntN(3) == 0
-		d.note("request %d of a process fails, late %v, kills %v", after, late, kills)
-		d.armed++
-		p.arm(after, late, kills)
+		d.failRequest(p, 1+d.random.IntN(300), d.random.IntN(3) == 0)
 	case step == 4 && d.faults:
-		n := d.random.IntN(len(d.system.processes))
-		d.note("kill process %d", n)
-		d.system.replace(n)
-		d.kills++
+		d.killProcess()
 	case step < 9 && sub != nil:
 		m := mood(d.random.IntN(int(d.worst) + 1))
 		d.note("%s has mood %d", sub.url, m)
