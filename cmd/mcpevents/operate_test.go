@@ -273,6 +273,18 @@ func startAPI(t *testing.T, answers map[string]string) {
 	t.Setenv("MCPEVENTS_SERVER", s.URL)
 }
 
+// OPS-10: with --admin-addr, the server has no admin API at its other address.
+func TestNoAdminAPIAtThisAddress(t *testing.T) {
+	s := httptest.NewServer(http.NotFoundHandler())
+	defer s.Close()
+	for _, args := range []string{"overview", "subscriptions list", "subscriptions show sub_1", "events deliver evt_1 --subscription sub_1"} {
+		code, _, errs := command(t, "", append(strings.Fields(args), "--server", s.URL)...)
+		expect.Equal(t, "the exit code of "+args, code, exitRefused)
+		expect.Contains(t, "the error of "+args, errs, "answered 404 Not Found; is the server's URL right? With --admin-addr, a server has the admin API only at that address\n")
+		expect.Lacks(t, "the error of "+args, errs, "is not found", "which no server of mcp-events does")
+	}
+}
+
 func TestAnErasureContinuesUntilItIsComplete(t *testing.T) {
 	answers := []string{`{"principal":"bob","dryRun":false,"counts":{"subscriptions":3,"sessions":1},"complete":false}`, `{"principal":"bob","dryRun":false,"counts":{"subscriptions":2},"complete":true}`}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -377,6 +377,9 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	switch {
 	case err != nil:
 		return nil, err // the context's error if that ended
+	case resp.StatusCode == http.StatusNotFound && !json.Valid(answer): // the admin API itself answers with JSON
+		return nil, fault.New(fault.Invalid, "%s answered 404 Not Found; is the server's URL right? With --admin-addr, a server has the admin API only at that address",
+			resp.Request.URL.Redacted())
 	case resp.StatusCode >= 300:
 		return nil, advise(httpcall.ReadRefusal(resp, answer))
 	case resp.StatusCode != http.StatusNoContent && !json.Valid(answer):
