@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -239,6 +240,37 @@ func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 		spec.MethodTemplates: {"open", "e", "other"},
 	} {
 		expect.List(t, method, f.wholeList(t, method, "", nil).names, want)
+	}
+}
+
+// GWN-01: lists have the tools that a backend lists only for clients that can answer its questions, because the gateway reads the lists
+// without knowing which client will call them. A server with a session learns this from initialize, and a stateless one from _meta.
+func TestListsHaveToolsThatAskQuestions(t *testing.T) {
+	for _, stateless := range []bool{false, true} {
+		l := startLister(t, "plain", stateless, "tool")
+		l.set(func() {
+			l.handle = func(_ http.ResponseWriter, _ *http.Request, m received) bool {
+				params := jsonrpc.Member(m.raw, "params")
+				declared := jsonrpc.Member(params, "capabilities")
+				if stateless {
+					declared = jsonrpc.Member(jsonrpc.Member(params, "_meta"), spec.MetaCapabilities)
+				}
+				if m.Method == "initialize" || stateless && m.Method == spec.MethodToolsList {
+					l.set(func() {
+						l.names = []string{"tool"}
+						for _, needed := range []string{"elicitation", "sampling"} {
+							if jsonrpc.Member(declared, needed) != nil {
+								l.names = append(l.names, needed)
+							}
+						}
+					})
+				}
+				return false
+			}
+		})
+		f := behindGateway(t, nil, l)
+		expect.List(t, fmt.Sprintf("the tools of a backend, stateless %v", stateless),
+			f.wholeList(t, spec.MethodToolsList, "", nil).names, []string{"tool", "elicitation", "sampling"})
 	}
 }
 

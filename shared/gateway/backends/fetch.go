@@ -56,7 +56,7 @@ func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 	if !auto {
 		version = spec.Version(pinned)
 	}
-	got, err := c.Initialize(ctx, upstream.Declared{Version: version})
+	got, err := c.Initialize(ctx, upstream.Declared{Version: version, Capabilities: upstream.ListCapabilities})
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 	for range maxPages {
 		params := json.RawMessage(`{}`)
 		if info.Version.Stateless() {
-			params = c.MetaParams(info.Version)
+			params = c.ListParams(info.Version)
 		}
 		if cursor != nil {
 			params = jsonrpc.Insert(params, "cursor", cursor)

@@ -453,7 +453,8 @@ func (p *process) initializeParams() json.RawMessage {
 		version = spec.Version(pinned)
 	}
 	params := append([]byte(`{"protocolVersion":`), jsonrpc.Quote(string(version))...)
-	params = append(append(params, `,"capabilities":{},"clientInfo":`...), p.server.t.Server...)
+	params = append(append(params, `,"capabilities":`...), upstream.ListCapabilities...)
+	params = append(append(params, `,"clientInfo":`...), p.server.t.Server...)
 	return append(params, '}')
 }
 

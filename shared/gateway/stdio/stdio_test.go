@@ -401,6 +401,11 @@ func TestRevisions(t *testing.T) {
 			expect.Equal(t, "starts", f.startCount(), most)
 		})
 	}
+	t.Run("GWN-26 the shared process lists the tools that ask questions", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		params := newProcess(&server{t: f.transport, backend: f.backend}, "").initializeParams()
+		expect.Equal(t, "the declared capabilities", string(jsonrpc.Member(params, "capabilities")), string(upstream.ListCapabilities))
+	})
 	t.Run("GWN-26 a pinned revision is not probed for", func(t *testing.T) {
 		f := newFixture(t, "fragile")
 		f.backend.ProtocolVersion = "2025-11-25"

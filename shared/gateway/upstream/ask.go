@@ -106,8 +106,23 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 // MetaParams returns params that contain only the _meta members that every request of a stateless revision needs. It declares no client
 // capabilities, because there is no user whom the backend could ask.
 func (c *Client) MetaParams(version spec.Version) json.RawMessage {
+	return c.metaParams(version, json.RawMessage(`{}`))
+}
+
+// ListParams returns the params of a request for a list, which declare [ListCapabilities].
+func (c *Client) ListParams(version spec.Version) json.RawMessage {
+	return c.metaParams(version, ListCapabilities)
+}
+
+// ListCapabilities are the client capabilities that the gateway declares to read lists, because some servers list a tool that asks questions
+// only for clients that can answer them. In the call, a backend learns the client's own capabilities. Roots are not among them, because
+// some servers ask for the roots before they answer any request, and the gateway has none.
+var ListCapabilities = json.RawMessage(`{"elicitation":{"form":{},"url":{}},"sampling":{"context":{},"tools":{}}}`)
+
+func (c *Client) metaParams(version spec.Version, capabilities json.RawMessage) json.RawMessage {
 	out := append([]byte(`{"_meta":{"`+spec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
-	out = append(out, `,"`+spec.MetaCapabilities+`":{},"`+spec.MetaClient+`":`...)
+	out = append(append(out, `,"`+spec.MetaCapabilities+`":`...), capabilities...)
+	out = append(out, `,"`+spec.MetaClient+`":`...)
 	return append(append(out, c.Server...), `}}`...)
 }
 
