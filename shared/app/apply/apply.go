@@ -50,13 +50,15 @@ type Target struct {
 	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
 	// all webhook subscriptions end.
 	KeepKeys bool
+	// KeepConfig refuses a configuration that has become empty, see [config.Document.CheckNotEmptied].
+	KeepConfig bool
 }
 
 // NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
 // the deployment can read them. It keeps the keys, because it does not know whether callers need them. canCount says whether db has
 // the table of subscriptions. Without it, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
-	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true}
+	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
 		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
@@ -119,6 +121,11 @@ func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
 	if err := p.read(ctx); err != nil {
 		return Outcome{}, err
+	}
+	if t.KeepConfig {
+		if err := p.config.CheckNotEmptied(f.Config); err != nil {
+			return Outcome{}, err
+		}
 	}
 	if err := p.check(ctx); err != nil {
 		return Outcome{}, err

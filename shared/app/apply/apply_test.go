@@ -137,6 +137,16 @@ func TestADeploymentKeepsItsKeys(t *testing.T) {
 	}
 }
 
+// A stand-alone server refuses it, too. Programs may truncate a file before they rewrite it.
+func TestADeploymentKeepsItsConfigurationIfTheFileIsEmpty(t *testing.T) {
+	target := NewDeployment(database(t), false)
+	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, plain, "quotas: [{streams: 5}]"))))
+	empty := files(t, plain, "")
+	empty.Config, empty.AllowBreaking = expect.Value(config.ParseFile("config.yaml", []byte(" \n")))(t), true
+	expect.Fault(t, "an empty file", expect.ErrOf(target.Apply(t.Context(), empty)), fault.Invalid, "has become empty")
+	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, plain, "# nothing"))), "a comment")
+}
+
 const sum = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 func TestADeploymentRefusesCommands(t *testing.T) {

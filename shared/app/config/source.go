@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"log/slog"
@@ -56,6 +57,16 @@ func (d Document) Replace(next *Config) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.source}
 	e.Also = settings.UnannouncedOf(settings.Backends, findChangedWorkspaces(before, next), e.Version())
 	return e
+}
+
+// CheckNotEmptied returns an error if next would replace a configuration with an empty one, because some programs truncate a file before
+// they rewrite it, and a full disk can stop them in between. All backends, sources and quotas would be lost. If next is nil,
+// CheckNotEmptied returns nil.
+func (d Document) CheckNotEmptied(next *Config) error {
+	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
+		return nil
+	}
+	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
 }
 
 // Load reads the stored configuration. It returns an empty one if there is no configuration.

@@ -71,17 +71,10 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
-// checkNotEmptied returns an error if the configuration has become empty, because some programs truncate a file before they rewrite it,
-// and a full disk can stop them in between. All backends, sources and quotas would be lost.
+// checkNotEmptied returns an error if the configuration has become empty; see [config.Document.CheckNotEmptied].
 func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error {
-	if now == nil || !now.Empty() {
-		return nil
-	}
-	before, err := config.Load(ctx, s.db)
-	if err != nil || before.Empty() {
-		return err
-	}
-	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
+	before, err := config.Read(ctx, s.db)
+	return cmp.Or(err, before.CheckNotEmptied(now))
 }
 
 // applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
