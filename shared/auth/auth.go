@@ -63,7 +63,7 @@ type Principal struct {
 	Claims map[string][]string
 	// Expires is the time at which the caller has to authenticate again and at which its streams end. The zero time means never.
 	Expires time.Time
-	// ByPath is true if the caller's key may be part of a URL, see [SecretPath].
+	// ByPath is true if the caller may send its key in the path of a URL, see [SecretPath].
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool

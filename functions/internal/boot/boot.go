@@ -1,5 +1,6 @@
-// Package boot starts a function's process. It reads settings from the environment and creates the AWS clients, the
-// store, the queues, the catalog and the authenticator, once per process and without sending a request.
+// Package boot starts a function's process, and runs its handler for each batch of a queue or HTTP request. From the settings in the
+// environment, it creates the AWS clients, the store, the queues, the catalog and the authenticator, once per process and without
+// sending a request.
 //
 // The time from exec to the first request for work is the cold start, so anything that needs a request is created at
 // first use ([Lazy]). This package contains no domain rules; the functions' main.go connect the parts.

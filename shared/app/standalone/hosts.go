@@ -16,9 +16,8 @@ var (
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)
 )
 
-// checkHosts refuses hosts and origins that can equal no host or origin of a request or a target, because they would silently have no
-// effect. For example, with the URL of this server in --blocked-targets, webhooks could still go to this server. On AWS, the template
-// refuses such values.
+// checkHosts refuses entries of settings that can never match, because they would silently have no effect. For example, a URL in
+// --blocked-targets blocks nothing, because targets are compared by host. On AWS, the template refuses such values.
 func checkHosts(l config.Limits) error {
 	for name, list := range map[string][]string{"blocked-targets": l.BlockedTargets, "allowed-hosts": l.AllowedHosts} {
 		for _, host := range list {

@@ -71,9 +71,9 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 
 // putSegment returns 0, because the store stamps the key at the commit.
 //
-// After the clock was set back, the store still stamps keys after the old ones, so they are in the clock's future. The segment
-// then stays until its key is as old as the retention, because the clock may be corrected. But it stays for one retention more
-// at most, because the clock may also have been ahead before, for example by a year.
+// Keys only grow. So after the clock was set back, the store stamps keys that are later than the clock's time. Such a segment expires later
+// than usual by this difference, because the clock may be corrected. It expires one retention later at most, because the clock may instead
+// have been wrong before, for example a year ahead.
 func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package switches pauses deliveries: all of a workspace, of an event type, to an origin, or of one subscription. It keeps the messages of
-// paused deliveries, and puts them into the queue again when an operator resumes the deliveries.
+// Package switches lets operators and owners pause deliveries of a workspace, of an event type, to an origin, or of one subscription,
+// keeps the messages of paused deliveries, and requeues them when the deliveries are resumed.
 //
 // A switch exists as an item only while its deliveries are paused. Dispatch calls [Set.FindPaused] before each attempt, which answers from
 // memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most [Kept]. A

@@ -170,22 +170,22 @@ func (t *Transport) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := map[string]api.Backend{}
+	commands := map[string]api.Backend{}
 	for _, b := range all {
 		if b.Command != nil {
-			now[b.URL] = b
+			commands[b.URL] = b
 		}
 	}
 	t.mu.Lock()
 	var gone []*server
 	maps.DeleteFunc(t.servers, func(url string, s *server) bool {
-		_, stays := now[url]
+		_, stays := commands[url]
 		if !stays {
 			gone = append(gone, s)
 		}
 		return !stays
 	})
-	for url, b := range now {
+	for url, b := range commands {
 		if t.servers[url] == nil && !t.closed {
 			if t.servers == nil {
 				t.servers = map[string]*server{}

@@ -164,7 +164,7 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	return resp, nil
 }
 
-// UnsentError reports that a transport has not sent a request, because the backend does not run. The caller may read the text.
+// UnsentError reports that a transport has not sent a request, because the backend does not run. Its text may be shown to the MCP client.
 type UnsentError struct{ Fault *fault.Error }
 
 func (e *UnsentError) Error() string { return e.Fault.Error() }

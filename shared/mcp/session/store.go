@@ -381,7 +381,7 @@ func uriKey(sess, uri string) store.Key {
 
 // Earlier describes a session's earlier streams for a new one.
 type Earlier struct {
-	// Exists is set if there is an earlier stream. If several streams take over at the same time, it is false for only one of them.
+	// Exists is set if the session had a stream before. If its first two streams begin at the same moment, it is set for one of them.
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
 	Begun bool

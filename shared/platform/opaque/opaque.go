@@ -1,4 +1,4 @@
-// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters. It also derives ciphers
+// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters and tasks. It also derives ciphers
 // for tokens and stored values.
 package opaque
 

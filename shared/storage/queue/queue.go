@@ -1,5 +1,5 @@
-// Package queue carries messages between the stages of event processing, such as publish, fanout and dispatch. A handler
-// receives them in batches, and the queue redelivers each message until the handler has accepted it.
+// Package queue carries messages, encoded as JSON, between the stages of event processing, such as publish, fanout and dispatch. A
+// handler receives them in batches, and the queue redelivers each message until the handler has accepted it.
 //
 // A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call
 // it, with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest.
@@ -154,7 +154,8 @@ type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forward forwards messages if the sender is a [Forwarder], and otherwise sends them.
+// Forward sends messages with [Forwarder.Forward] if the sender has it, so that handlers may start before the messages are stored, and
+// otherwise with Send.
 func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 	if f, ok := s.(Forwarder); ok {
 		return f.Forward(ctx, q, msgs...)

@@ -1,5 +1,5 @@
-// Package deadletter lets operators, and the owners of subscriptions, list dead letters: deliveries that were given up, and
-// messages that no function could handle. They can retry dead letters one by one, or with a replay.
+// Package deadletter lets operators, and the owners of subscriptions, list, retry and replay dead letters, which are deliveries that were
+// given up, and messages that no function could handle.
 package deadletter
 
 import (

@@ -129,8 +129,8 @@ func listIDs(batch []queue.Message) []string {
 }
 
 const (
-	// backOffTime bounds the requests that make failed messages visible again. It is shorter than the time that a function
-	// reserves after a batch.
+	// backOffTime is the time limit of the requests that tell SQS when to deliver the failed messages again. A function ends its batch early
+	// enough to have this time left.
 	backOffTime = 1500 * time.Millisecond
 	// canceledBackOff is the shortest back-off of a batch whose context has ended. The batch's last writes may still take
 	// effect, and the next attempt should find them.

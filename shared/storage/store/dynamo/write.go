@@ -107,7 +107,8 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-// put writes an item. markOf returns the mark of the write, which only a conditional write needs.
+// put writes an item. markOf returns a random mark that is stored with the item. Only a conditional write needs it: after a lost answer, the
+// mark shows that this write has already succeeded.
 func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}

@@ -112,7 +112,7 @@ func Open(path string, opts Options) (*DB, error) {
 	return db, nil
 }
 
-// setup is an [engine.Job] that creates the tables and reads the last stamp.
+// setup is an [engine.Job] that creates the tables and reads the last key that the store has stamped.
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {

@@ -324,8 +324,8 @@ var vfs struct {
 	disks    sync.Map // by id
 }
 
-// count returns a URI that opens the file at path so that this disk counts its syncs and bytes. Close the disk after the
-// connections.
+// count returns a URI for opening the file at path. SQLite then writes the file through d, which counts the syncs and the bytes written.
+// Close d after the connections.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
