@@ -186,6 +186,6 @@ func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 		{Name: "expiry", Run: expiry.Sweep},
 		{Name: "counts", Run: expiry.Recount},
 		{Name: "unused switches", Run: expiry.SweepSwitches},
-		{Name: "audit", Run: o.Terminator.Recheck},
+		{Name: "recheck", Run: o.Terminator.Recheck},
 	}
 }
