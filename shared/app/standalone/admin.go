@@ -46,7 +46,7 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
-			if s.closing.Err() != nil {
+			if s.drained.Load() {
 				return nil, nil
 			}
 			return f(ctx)

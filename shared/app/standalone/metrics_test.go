@@ -467,6 +467,28 @@ func TestTraces(t *testing.T) {
 	})
 }
 
+// OPS-12: a server that shuts down has its gauges while it waits for running deliveries.
+func TestMetricsOfADrain(t *testing.T) {
+	reader := sdk.NewManualReader()
+	s := serve(t, func(o *Options) { o.Metrics = []sdk.Reader{reader} })
+	gauges := func() (names []string) {
+		var now metricdata.ResourceMetrics
+		expect.OK(t, reader.Collect(t.Context(), &now))
+		for _, scope := range now.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if _, ok := m.Data.(metricdata.Gauge[float64]); ok {
+					names = append(names, m.Name)
+				}
+			}
+		}
+		return names
+	}
+	before := gauges()
+	s.close() // the shutdown begins with it
+	expect.List(t, "gauges", gauges(), before)
+	expect.Has(t, "gauges", before, metric.Healthy)
+}
+
 // OPS-12: a reader of the metrics, such as an exporter to a collector, reads them for the last time after the server has shut down.
 func TestLastMetrics(t *testing.T) {
 	var log bytes.Buffer

@@ -135,6 +135,7 @@ type Server struct {
 	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
 	stop    context.CancelFunc
+	drained atomic.Bool // true when the server begins to close the database
 	workers sync.WaitGroup
 	undo    []func() // closes the opened parts if a later step of the start fails
 
@@ -305,6 +306,7 @@ func (s *Server) drain(ctx context.Context) error {
 	}
 	s.commands.Close(ctx)
 	s.backends.Flush()
+	s.drained.Store(true)
 	// Before the database is closed, Close cancels the contexts of handlers that still run, and waits a few seconds for them.
 	// A handler that ignores the cancellation gets an error from the closed database.
 	closing := s.queues.Close()
