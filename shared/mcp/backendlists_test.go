@@ -243,6 +243,57 @@ func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 	}
 }
 
+// GWN-02: a client can read a resource that no list has, because a tool may have returned a link to it. If several backends have resources,
+// the URI's scheme tells which one has the resource.
+func TestUnlistedResourcesAreRead(t *testing.T) {
+	start := func(name string) *lister {
+		l := startLister(t, name, false, "r")
+		l.set(func() {
+			l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
+				if m.Method != spec.MethodRead {
+					return false
+				}
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"contents":[{"uri":%s,"text":"of %s"}]}}`, m.ID, jsonrpc.Member(jsonrpc.Member(m.raw, "params"), "uri"), name)
+				return true
+			}
+		})
+		return l
+	}
+	one, two := start("one"), start("two")
+	alone, both := behindGateway(t, nil, one), behindGateway(t, nil, one, two)
+	ruled := one.backend()
+	ruled.Resources.Allow, ruled.Resources.Deny = []string{"one://*", "other:*"}, []string{"one://r/{id}", "other:secret"}
+	limited := newFixture(t, func(o *Options) { o.Gateway = gatewayTo(t, o.Sessions, time.Millisecond, ruled) })
+	for _, c := range []struct {
+		name string
+		f    *fixture
+		uri  string
+		want string // the backend, or empty if none gets the request
+	}{
+		{"the only backend", alone, "other:x", "one"},
+		{"an event URI", alone, "event://none", ""},
+		{"the scheme of the first", both, "one://linked", "one"},
+		{"the scheme of the second", both, "two://linked/2", "two"},
+		{"a scheme of no backend", both, "other:x", ""},
+		{"allowed by rules", limited, "other:x", "one"},
+		{"denied by rules", limited, "other:secret", ""},
+		{"not allowed by rules", limited, "two://x", ""},
+		{"matched by a denied template", limited, "one://r/5", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := c.f.in(alice, c.f.session(alice, spec.V20251125), spec.MethodRead, fmt.Sprintf(`"uri":%q`, c.uri))
+			if c.want == "" {
+				r.is(t, c.uri, 200, -32002, `"message":"resource not found"`)
+				return
+			}
+			var got struct{ Contents []struct{ Text string } }
+			r.result(t, &got)
+			expect.Equal(t, "the text", got.Contents[0].Text, "of "+c.want)
+		})
+	}
+}
+
 // GWN-01: lists have the tools that a backend lists only for clients that can answer its questions, because the gateway reads the lists
 // without knowing which client will call them. A server with a session learns this from initialize, and a stateless one from _meta.
 func TestListsHaveToolsThatAskQuestions(t *testing.T) {

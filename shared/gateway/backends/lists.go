@@ -182,7 +182,8 @@ func (bs *Set) Has(ctx context.Context, c api.Client, kind api.Kind, name string
 }
 
 // Find returns the entry with the given name, or for a URI the resource template that matches it. It first looks in the cached lists
-// of the client's backends. If the name is not in them, it fetches current lists before it returns an error.
+// of the client's backends. If the name is not in them, it fetches current lists before it returns an error. For a URI that no list has, it
+// returns the backend that may still have the resource, see [findUnlisted].
 //
 // If the client lacks a scope for the entry, Find returns the entry together with an error of kind fault.Forbidden. If the rules of a
 // backend deny the name, the error is the same as for an unknown name.
@@ -191,11 +192,22 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 		return bs.findMethod(ctx, c, name)
 	}
 	views := bs.viewsFor(ctx, c)
-	e, err := lookUp(c.Principal, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
+	e, err := bs.findListed(ctx, c.Principal, views, kind, name)
+	if kind == api.Resources && fault.Is(err, fault.Invalid) {
+		if v := findUnlisted(c.Principal, views, name); v != nil {
+			return Entry{Entry: api.Entry{Name: name, Backend: v.backend.Name, Own: name}, View: v}, nil
+		}
+	}
+	return e, err
+}
+
+// findListed is [Set.Find] for names and URIs that a list or a template has.
+func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, kind api.Kind, name string) (Entry, error) {
+	e, err := lookUp(p, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
 	if err == nil {
 		return e, nil
 	}
-	e, err = lookUp(c.Principal, views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
+	e, err = lookUp(p, views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
 		lists, _ := bs.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
 		return lists, true
 	})
@@ -205,6 +217,68 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 		}
 	}
 	return e, err
+}
+
+// findUnlisted returns the backend from which the client may read a resource that no list has, or nil. A tool may return links to such
+// resources (2025-11-25, Tools, Resource Links). If several backends have resources, the right one is the only one that lists a resource or
+// a template with the URI's scheme.
+func findUnlisted(p auth.Principal, views []*View, uri string) *View {
+	scheme, _, ok := strings.Cut(uri, ":")
+	if !ok || scheme == "event" { // without a backend, this server answers for event URIs that its catalog does not have
+		return nil
+	}
+	var able, related []*View
+	for _, v := range views {
+		if !v.mayServe(p, uri) {
+			continue
+		}
+		if able = append(able, v); v.listsScheme(scheme + ":") {
+			related = append(related, v)
+		}
+	}
+	switch {
+	case len(related) == 1:
+		return related[0]
+	case len(able) == 1:
+		return able[0]
+	}
+	return nil
+}
+
+// mayServe reports whether the backend has resources and its rules let the principal use one with this URI. As in [Set.Permits], a rule that
+// denies a template also denies the URIs that match it.
+func (v *View) mayServe(p auth.Principal, uri string) bool {
+	info, _ := v.info.Peek()
+	scopes, permitted := v.backend.rules[api.Resources].Permits(uri)
+	if info == nil || !info.Resources || !permitted || !p.Has(scopes...) {
+		return false
+	}
+	if v.backend.Resources.Empty() {
+		return true
+	}
+	templates := v.latestList(api.Templates)
+	return templates != nil && !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) })
+}
+
+// listsScheme reports whether the backend lists a resource or a template whose URI has this prefix.
+func (v *View) listsScheme(prefix string) bool {
+	for _, kind := range []api.Kind{api.Resources, api.Templates} {
+		if slices.ContainsFunc(v.latestList(kind).listEntries(), func(e Entry) bool { return strings.HasPrefix(e.Own, prefix) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// latestList returns the list that was fetched last, however old it is, or nil if none was.
+func (v *View) latestList(kind api.Kind) *fetched {
+	v.mu.Lock()
+	l := v.lists[kind]
+	v.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	return l.latest()
 }
 
 // DeniedBy returns the name of the backend whose rules deny a name or a URI, or "" if no rule denies it.
