@@ -61,3 +61,6 @@ func (x *exchange) takeStray(ctx context.Context, m upstream.Message, alone bool
 	}
 	return false
 }
+
+// CloseStreams closes the GET streams of sessions without calls. From now on, a stream is closed immediately after its last call.
+func (g *Gateway) CloseStreams() { g.strays.Close() }

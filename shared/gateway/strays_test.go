@@ -224,3 +224,23 @@ func TestStrayStreamLingers(t *testing.T) {
 		expect.Equal(t, "open streams after a minute", s.open(), 0)
 	})
 }
+
+// A server that shuts down closes the streams that wait for further calls, and lets running calls receive their questions.
+func TestStrayStreamsAreClosedAtAShutdown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, func(x *turn) { x.result(`{}`) })
+		g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: time.Minute})
+		mustCall(t, g, sessionBased("s1"), "tool")
+		s.call = asksName
+		x := start(t, g, sessionBased("s2"), "tool", "1", `{"name":"tool"}`)
+		id, _ := x.question(t)
+		expect.Equal(t, "open streams before", s.open(), 2)
+		g.CloseStreams()
+		synctest.Wait()
+		expect.Equal(t, "open streams of running calls", s.open(), 1)
+		expect.OK(t, g.Answer(t.Context(), sessionBased("s2"), id, accepting(id)))
+		expect.OK(t, x.end(t))
+		synctest.Wait()
+		expect.Equal(t, "open streams after the last call", s.open(), 0)
+	})
+}

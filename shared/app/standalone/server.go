@@ -277,6 +277,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 func (s *Server) drain(ctx context.Context) error {
 	s.close()
+	s.backends.CloseStreams()
 	err := s.endpoint.Close(ctx)
 	for _, listener := range []*http.Server{s.listening, s.operators} {
 		if listener == nil {

@@ -142,6 +142,18 @@ func (s *Streams) leave(st *stream, own *call) (last bool) {
 	return last
 }
 
+// Close closes the streams that no call uses. From now on, a stream is closed immediately after its last call.
+func (s *Streams) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Linger = 0
+	for _, st := range s.streams {
+		if len(st.calls) == 0 {
+			s.remove(st)
+		}
+	}
+}
+
 // remove closes a stream. The caller holds the lock.
 func (s *Streams) remove(st *stream) {
 	if s.streams[st.of] == st {
