@@ -70,12 +70,14 @@ type firstAttempt struct {
 // take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
 // It reports [errMaybeEnded] if the subscription may have ended since it was read.
-func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, read time.Time, report func([]store.Op, error)) {
+//
+// late is as in [state.Delivery].
+func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
 	case !s.Start(ctx, sub.Target.URL):
 		s.Done(lane.Unused)
-		report(nil, d.toSlowLane(ctx, sub, e))
+		report(nil, d.toSlowLane(ctx, sub, e, late))
 		return
 	case !d.mayStart(sub.ID, read):
 		s.Done(lane.Unused)
@@ -87,6 +89,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 		d: d, slot: s, del: state.New(sub, e, d.now()), sub: sub, event: e,
 		unlink: context.AfterFunc(ctx, cancel), cancel: cancel, answer: make(chan webhook.Outcome, 1),
 	}
+	f.del.Late = late
 	inTime := func() bool { return true }
 	if s.Wait > 0 {
 		inTime = time.AfterFunc(cmp.Or(s.Usual, s.Wait), func() {
@@ -139,7 +142,7 @@ func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	f.cancel()
 	out = <-f.answer // it may have arrived at that moment
 	if out.Internal() && ctx.Err() == nil {
-		return nil, f.d.toSlowLane(ctx, f.sub, f.event)
+		return nil, f.d.toSlowLane(ctx, f.sub, f.event, f.del.Late)
 	}
 	return f.record(ctx, out)
 }
@@ -225,10 +228,12 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 // toSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
 // may get attempts, because the slow lane would otherwise receive the message and have to return it. The delay is at least
 // [Options.SlowLaneDelay].
-func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
+func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
-	_, err := d.deliveries.Schedule(ctx, state.New(sub, e, now.Add(turn)), e, now.Add(max(wait, d.Options.SlowLaneDelay)))
+	del := state.New(sub, e, now.Add(turn))
+	del.Late = late
+	_, err := d.deliveries.Schedule(ctx, del, e, now.Add(max(wait, d.Options.SlowLaneDelay)))
 	return err
 }
 
@@ -323,7 +328,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 		return out
 	}
 	lag := s.now().Sub(cmp.Or(del.Published, del.First)) // notices have no time of publication
-	s.metrics.Attempt(string(out.Category), n, out.Took, lag)
+	s.metrics.Attempt(string(out.Category), n == 1 && !del.Late && !del.Again, out.Took, lag)
 	if s.options.LogDeliveries {
 		level := slog.LevelInfo
 		if out.Category != "" {

@@ -96,6 +96,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 	type rangeID struct {
 		workspace, pattern string
 		subscription.Range
+		late bool
 	}
 	byRange := map[rangeID]*page{}
 	for _, r := range received {
@@ -110,7 +111,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 			continue
 		}
 		done, again := d.handled.Get(m.ID)
-		id := rangeID{t.Workspace, t.Pattern, t.Range}
+		id := rangeID{t.Workspace, t.Pattern, t.Range, t.Late}
 		p := byRange[id]
 		// A retried task stays alone, because its number of retries must not count for the events of other tasks.
 		alone := t.Reactivation != nil || again || t.Retries > 0
@@ -235,7 +236,7 @@ func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Pag
 	}
 	for which, events := range by {
 		for i, w := range task.Pages(t.Workspace, t.Pattern, t.Range, 1, events) {
-			w.Count, w.Hops, w.Retries = t.Count, t.Hops, t.Retries
+			w.Count, w.Hops, w.Retries, w.Late = t.Count, t.Hops, t.Retries, true
 			sort := switches.SortKey(m.Sent, fmt.Sprintf("%s#%d#%s", m.ID, i, which))
 			ops = append(ops, d.mark(&w, m.Sent, sort))
 			ops = append(ops, store.Put(d.Switches.Item(t.Workspace, which, switches.Message{
@@ -333,10 +334,10 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps sets the hops and the queue time of the tasks into which the task t was split.
+// followUps sets the hops, the queue time and the lateness of the tasks into which the task t was split.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
-		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since
+		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
 	}
 	return parts
 }
@@ -466,7 +467,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 			unwritten = append(unwritten, t.Events[i])
 			continue
 		}
-		err := d.toSlowLane(ctx, sub, &t.Events[i])
+		err := d.toSlowLane(ctx, sub, &t.Events[i], t.Late)
 		if task.IsPermanent(err) {
 			err = d.deadLetterPages(ctx, tasksFor(t, sub, t.Events[i:i+1]), fault.Public(err))
 		}
@@ -484,7 +485,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
 	tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
 	for i := range tasks {
-		tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1
+		tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops, tasks[i].Late = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1, t.Late
 	}
 	return tasks
 }
@@ -507,6 +508,7 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, rea
 	var out []queue.Outgoing
 	for _, t := range tasks {
 		d.log().ErrorContext(ctx, "page dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "range", t.Range, "reason", reason)
+		t.Late = true // when it is sent back
 		m := queue.Message{Outgoing: queue.Outgoing{Body: t.Encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}

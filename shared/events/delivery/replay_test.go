@@ -1,8 +1,12 @@
 package delivery
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,6 +21,8 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -364,6 +370,84 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 			t.Errorf("it is %+v, want %d replayed", job, step)
 		}
 	})
+}
+
+// OPS-14: an event that is replayed, or that waited for a person or a subscriber, was not delayed by the server. Otherwise a client
+// that subscribes from an old cursor would raise the alarm for late webhooks.
+func TestLagOfTheFirstAttempt(t *testing.T) {
+	const late = "evt_late"
+	// hold has the event wait for two hours because of the given pause.
+	hold := func(r *rig, n switches.Name, sub *subscription.Subscription) {
+		r.pause(n, sub)
+		r.handle(late)
+		r.now = r.now.Add(2 * time.Hour)
+		r.resume(n, sub)
+		r.handle()
+	}
+	// miss has the subscription end before the event, and begin again two hours later.
+	miss := func(r *rig, sub *subscription.Subscription) {
+		cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+		r.end(sub.ID)
+		r.handle(late)
+		r.now = r.now.Add(2 * time.Hour)
+		r.subscribeFrom(cursor)
+	}
+	for name, deliver := range map[string]func(r *rig, sub *subscription.Subscription){
+		"a client subscribes from an old cursor": func(r *rig, sub *subscription.Subscription) {
+			miss(r, sub)
+		},
+		"a client subscribes from an old cursor with an endpoint that fails": func(r *rig, sub *subscription.Subscription) {
+			r.slow = true
+			miss(r, sub)
+		},
+		"an operator replays events": func(r *rig, sub *subscription.Subscription) {
+			r.handle(late)
+			since := time.UnixMicro(1)
+			r.now = r.now.Add(2 * time.Hour)
+			r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
+		},
+		"an operator delivers an event again": func(r *rig, sub *subscription.Subscription) {
+			e := event.Event{Workspace: "default", ID: late, URI: "event://ci/build-finished", Name: "ci.build_finished", Published: r.now.Add(-2 * time.Hour), Data: []byte(`{}`)}
+			expect.OK(t, r.operations().Deliver(t.Context(), sub, &e))
+		},
+		"all deliveries are paused": func(r *rig, _ *subscription.Subscription) { hold(r, switches.All, nil) },
+		"the subscription is paused": func(r *rig, sub *subscription.Subscription) {
+			hold(r, switches.SubscriptionSwitch(sub.ID), sub)
+		},
+		"the subscription is suspended": func(r *rig, sub *subscription.Subscription) {
+			r.suspend(sub.ID)
+			r.handle(late)
+			r.now = r.now.Add(2 * time.Hour)
+			r.subscribe()
+		},
+		"": func(r *rig, _ *subscription.Subscription) { // the server is late
+			r.publish(late)
+			r.now = r.now.Add(2 * time.Hour)
+		},
+	} {
+		t.Run("OPS-14 "+name, func(t *testing.T) {
+			r := newRig(t)
+			r.log.Now = func() time.Time { return r.now }
+			var out bytes.Buffer
+			emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack", nil)
+			r.metrics = expect.Value(metric.NewSet(emf.Provider()))(t)
+			deliver(r, r.record(r.subscribe().ID).Subscription)
+			r.handle()
+			r.now = r.now.Add(time.Minute) // for the delay of messages
+			r.handle()
+			expect.AtLeast(t, "the posts of the event", posted(r)[late], 1)
+			emf.Close(t.Context())
+			var lag struct {
+				Values []float64 `json:"mcpevents_first_attempt_lag"`
+			}
+			for line := range bytes.Lines(out.Bytes()) {
+				expect.OK(t, json.Unmarshal(line, &lag))
+			}
+			if slow := slices.ContainsFunc(lag.Values, func(seconds float64) bool { return seconds > 600 }); slow != (name == "") {
+				t.Errorf("got the lags %v s, of which one is over ten minutes: %t, want %t", lag.Values, slow, name == "")
+			}
+		})
+	}
 }
 
 // TestAnIDIsPublishedAgain: EVX-11, WHK-18. An id that is published again more than five minutes later is another event.

@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -159,8 +160,9 @@ type rig struct {
 	slow bool
 	// before, if not nil, is called before each step of a process, with the context of the step.
 	before func(context.Context)
-	// directory may be nil.
+	// directory and metrics may be nil.
 	directory auth.Directory
+	metrics   *metric.Set
 
 	// alive counts down the steps of the current process to its death; 0 lives on.
 	mu     sync.Mutex
@@ -354,7 +356,8 @@ func (r *rig) process() (*fanout.Fanout, *Dispatcher, *retry.Job) {
 	d := NewDispatcher(Config{
 		DB: m, Queue: m, Subscriptions: services.Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
 		Now: clock, Options: Options{Records: records.All, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
-		Gaps: &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
+		Gaps:    &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
+		Metrics: r.metrics,
 	})
 	if r.slow {
 		d.Options.SlowLaneDelay = state.EarlyMessage // as on AWS

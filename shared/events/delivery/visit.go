@@ -213,7 +213,7 @@ func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
 	}
 	v.d.attempts.Go(func() {
 		defer reportPanic(slot, report)
-		v.d.attemptFirst(ctx, slot, sub, e, read, report)
+		v.d.attemptFirst(ctx, slot, sub, e, v.task.Late, read, report)
 	})
 }
 
@@ -237,7 +237,7 @@ func (v *visit) startHandOver(ctx context.Context, i int) result {
 			<-v.handOvers
 		}()
 		defer fault.Recovered(&r.err)
-		if r.err = v.d.toSlowLane(ctx, sub, &v.task.Events[i]); r.err != nil {
+		if r.err = v.d.toSlowLane(ctx, sub, &v.task.Events[i], v.task.Late); r.err != nil {
 			v.mu.Lock()
 			v.stuck = r.err
 			v.mu.Unlock()

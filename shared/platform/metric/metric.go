@@ -124,7 +124,7 @@ var Table = []Definition{
 	{EventsPublished, Counter, "", "", "Accepted events, from POST /events, the inbox queue or a program."},
 	{DeliveryAttempts, Counter, "", "outcome", "POSTs to endpoints, by success or the failure's category."},
 	{AttemptDuration, Histogram, "s", "", "Duration of a POST."},
-	{FirstAttemptLag, Histogram, "s", "", "Time from publishing to the end of a delivery's first attempt."},
+	{FirstAttemptLag, Histogram, "s", "", "Time from publishing to the end of a delivery's first attempt, without replays and events that were paused or suspended."},
 	{DeliveryLag, Histogram, "s", "", "Time from publishing to a delivery's success."},
 	{DeadLetters, Counter, "", "queue", "Deliveries that were given up (queue webhook), and messages, by their queue."},
 	{Disabled, Counter, "", "", "Subscriptions that were disabled, because their endpoint failed for five days or is gone."},
@@ -207,9 +207,9 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records attempt n of a delivery, counted from 1. took is the duration of the POST, and lag is the time from publishing to its
-// end. The category is the kind of failure, or empty after a success.
-func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
+// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to its end. first says
+// that the lag counts as that of a first attempt. The category is the kind of failure, or empty after a success.
+func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
 	}
@@ -218,7 +218,7 @@ func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 		outcome = Success
 		s.histograms[DeliveryLag].Record(ctx, lag.Seconds())
 	}
-	if n <= 1 {
+	if first {
 		s.histograms[FirstAttemptLag].Record(ctx, lag.Seconds())
 	}
 	s.histograms[AttemptDuration].Record(ctx, took.Seconds())

@@ -75,9 +75,9 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 		for i := range 110 {
 			wg.Go(func() {
 				s.Published(2)
-				s.Attempt("", 1, 10*time.Millisecond, 20*time.Millisecond)
+				s.Attempt("", true, 10*time.Millisecond, 20*time.Millisecond)
 				if i < 10 {
-					s.Attempt("timeout", 2, 3*time.Second, 4*time.Second)
+					s.Attempt("timeout", false, 3*time.Second, 4*time.Second)
 					s.DeadLettered("webhook", 1)
 					s.GatewayCalled("github", "ok", 10*time.Millisecond)
 					s.GatewayCalled("", "unknown", 10*time.Millisecond)
@@ -138,7 +138,7 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 func TestNilRecordsNothing(t *testing.T) {
 	var s *Set
 	s.Published(1)
-	s.Attempt("timeout", 1, time.Second, time.Second)
+	s.Attempt("timeout", true, time.Second, time.Second)
 	s.DeadLettered("events", 1)
 	expect.OK(t, s.Watch(QueueDepth, nil))
 	var e *EMF

@@ -75,7 +75,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 // tasksOf returns page tasks that send the events to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
 	for _, t := range task.Pages(workspace, pattern, subscription.At(id), 1, events) {
-		t.Delay = delay
+		t.Delay, t.Late = delay, true
 		out = append(out, t.Outgoing())
 	}
 	return out

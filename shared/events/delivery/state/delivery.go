@@ -75,6 +75,9 @@ type Delivery struct {
 	// Again is set if a person had the event delivered again. The event's gap was announced before, so another failure does not
 	// announce it.
 	Again bool `json:"again,omitempty"`
+	// Late is set if the delivery is late on purpose, because its event is replayed, or because a switch or its suspended subscription
+	// held it. The metric of the lag leaves out its first attempt.
+	Late bool `json:"late,omitempty"`
 	// Test is set for a test event, which is delivered even if the subscription does not select it.
 	Test bool `json:"test,omitempty"`
 	// Paused is set while a switch pauses the delivery, since PausedAt. It is the key of the item that keeps the delivery's message until a
@@ -403,7 +406,7 @@ func (del *Delivery) placeKey() store.Key {
 func (del *Delivery) resume(now time.Time) {
 	if !del.PausedAt.IsZero() {
 		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
-		del.Paused, del.PausedAt = PausedKey{}, time.Time{}
+		del.Paused, del.PausedAt, del.Late = PausedKey{}, time.Time{}, true
 	}
 }
 

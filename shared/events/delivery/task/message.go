@@ -50,6 +50,9 @@ type Page struct {
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
 	Retries int `json:"rt,omitempty"`
 
+	// Late is set if the events are late on purpose, because they are replayed or a switch paused them.
+	Late bool `json:"lt,omitempty"`
+
 	Payloads []*match.Payload `json:"-"` // of the events, shared by their subscribers
 	Endpoint string           `json:"-"` // the [EndpointID] of its only subscriber; "" if it is not known
 	Delay    time.Duration    `json:"-"` // of its message

@@ -52,7 +52,7 @@ func TestMetrics(t *testing.T) {
 	}
 	s.Published(3)
 	s.DeadLettered("inbox", 2)
-	s.Attempt("timeout", 1, 250*time.Millisecond, time.Second)
+	s.Attempt("timeout", true, 250*time.Millisecond, time.Second)
 	about, all := flush()
 	t.Run("OPS-12 a collector gets counters, gauges and histograms", func(t *testing.T) {
 		sum := all[metric.EventsPublished].GetSum()
