@@ -287,35 +287,39 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 }
 
 // Subscribe adds a URI to the session. If the session has the URI already, Subscribe has an effect only if the resource belongs to another
-// backend now. It then replaces the record and returns the previous one.
+// backend now. It then replaces the record and returns the previous one. If another request unsubscribes the URI at the same time,
+// Subscribe tries again, up to five times.
 func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) (replaced *URI, err error) {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
 	count := store.Add(itemKey(sess.Key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.MaxURIs)})
 	count.Item.Expires = sess.itemsExpire()
 	item := store.Item{Key: key, Value: value, Expires: sess.itemsExpire()}
-	err = s.DB.Write(ctx, store.Check(itemKey(sess.Key, sortSession), store.Exists()), store.Put(item, store.Absent()), count)
-	if err == nil || !errors.Is(err, store.ErrConflict) {
-		return nil, fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+	live := store.Check(itemKey(sess.Key, sortSession), store.Exists())
+	for range 5 {
+		err = s.DB.Write(ctx, live, store.Put(item, store.Absent()), count)
+		if err == nil || !errors.Is(err, store.ErrConflict) {
+			return nil, fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+		}
+		items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession), key)
+		switch {
+		case err != nil:
+			return nil, fault.Wrap(fault.Unavailable, err, "read the session")
+		case items[0] == nil:
+			return nil, ErrNone
+		case items[1] == nil:
+			return nil, LimitReached("streamURIs", s.MaxURIs)
+		}
+		have := s.decodeURIs(ctx, []store.Item{*items[1]})
+		if len(have) == 0 || have[0].Backend == u.Backend {
+			return nil, nil
+		}
+		err = s.DB.Write(ctx, live, store.Put(item, store.Exists()))
+		if !errors.Is(err, store.ErrConflict) {
+			return &have[0], fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+		}
 	}
-	items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession), key)
-	switch {
-	case err != nil:
-		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
-	case items[0] == nil:
-		return nil, ErrNone
-	case items[1] == nil:
-		return nil, LimitReached("streamURIs", s.MaxURIs)
-	}
-	have := s.decodeURIs(ctx, []store.Item{*items[1]})
-	if len(have) == 0 || have[0].Backend == u.Backend {
-		return nil, nil
-	}
-	err = s.DB.Write(ctx, store.Put(item, store.Exists()))
-	if errors.Is(err, store.ErrConflict) {
-		return nil, nil // another request has just unsubscribed
-	}
-	return &have[0], fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+	return nil, fault.New(fault.Unavailable, "the session's subscription is being changed by other requests")
 }
 
 // Unsubscribe removes a URI from the session. It has no effect if the session does not have the URI.

@@ -165,6 +165,41 @@ func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 	return expect.Value(db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition}))(t).Items
 }
 
+// A resource belongs to another backend now. Before the session's record is replaced, another request ends the session or unsubscribes
+// the URI.
+func TestAReplacedSubscriptionOfASessionThatChanges(t *testing.T) {
+	const uri = "file:///a"
+	start := func(t *testing.T, h *hooked, s *session.Store, change func(*session.Session)) (*session.Session, error) {
+		sess := create(t, s)
+		expect.OK(t, expect.ErrOf(s.Subscribe(t.Context(), sess, session.URI{URI: uri, Backend: "old"})))
+		writes := 0
+		h.write = func([]store.Op) error {
+			if writes++; writes == 2 { // the one that replaces the record
+				h.write = nil
+				change(sess)
+			}
+			return nil
+		}
+		replaced, err := s.Subscribe(t.Context(), sess, session.URI{URI: uri, Backend: "new"})
+		expect.True(t, "no record is replaced", replaced == nil)
+		return sess, err
+	}
+	run(t, "it ends", func(t *testing.T, h *hooked, s *session.Store) {
+		sess, err := start(t, h, s, func(sess *session.Session) {
+			expect.OK(t, h.DB.Write(t.Context(), store.Delete(session.Partition(sess.Key)))) // the first write of Remove
+		})
+		expect.Is(t, "the error", err, session.ErrNone)
+		left := expect.Value(s.Remove(t.Context(), sess))(t)
+		expect.Equal(t, "the backend of the record that is left", left[0].Backend, "old")
+	})
+	run(t, "it is unsubscribed", func(t *testing.T, h *hooked, s *session.Store) {
+		sess, err := start(t, h, s, func(sess *session.Session) { expect.OK(t, s.Unsubscribe(t.Context(), sess, uri)) })
+		expect.OK(t, err)
+		now := expect.Value(s.FindSubscription(t.Context(), sess, uri))(t)
+		expect.True(t, "the session is subscribed at the new backend", now != nil && now.Backend == "new")
+	})
+}
+
 func TestTakeOver(t *testing.T) {
 	takeOver := func(t *testing.T, s *session.Store, sess *session.Session, connection string, before, begun bool) {
 		t.Helper()
