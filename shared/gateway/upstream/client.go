@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"time"
@@ -152,6 +153,9 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 		if unsent, ok := errors.AsType[*UnsentError](err); ok {
 			return nil, unsent
 		}
+		if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" && ctx.Err() == nil {
+			return nil, &UnsentError{fault.New(fault.Unavailable, "backend %s cannot be reached", c.Observer.Name), err}
+		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
 	if resp.StatusCode == http.StatusUnauthorized && c.Refused != nil {
@@ -164,10 +168,20 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	return resp, nil
 }
 
-// UnsentError reports that a transport has not sent a request, because the backend does not run. Its text may be shown to the MCP client.
-type UnsentError struct{ Fault *fault.Error }
+// UnsentError reports that a request was not sent, because the backend does not run or cannot be reached. The text of Fault may be shown to
+// the MCP client, and Cause, which may be nil, is for the log.
+type UnsentError struct {
+	Fault *fault.Error
+	Cause error
+}
 
-func (e *UnsentError) Error() string { return e.Fault.Error() }
+func (e *UnsentError) Error() string {
+	if e.Cause == nil {
+		return e.Fault.Error()
+	}
+	return e.Fault.Error() + ": " + e.Cause.Error()
+}
+
 func (e *UnsentError) Unwrap() error { return e.Fault }
 
 func isSuccess(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }

@@ -234,8 +234,11 @@ func TestHeadersOfRequests(t *testing.T) {
 
 // GWN-14: a backend that cannot be reached, or disconnects within its answer, causes an error.
 func TestBackendIsGone(t *testing.T) {
-	c := &Client{URL: "http://127.0.0.1:1/", HTTP: NewHTTP()}
-	expect.Fault(t, "the call", expect.ErrOf(c.Post(t.Context(), Request{})), fault.Unavailable)
+	c := &Client{URL: "http://127.0.0.1:1/", HTTP: NewHTTP(), Observer: Observer{Name: "b"}}
+	err := expect.ErrOf(c.Post(t.Context(), Request{}))
+	expect.Fault(t, "the call", err, fault.Unavailable)
+	expect.Equal(t, "the text for the caller", fault.Public(err), "backend b cannot be reached")
+	expect.Contains(t, "the text for the log", err.Error(), "127.0.0.1:1")
 	c = serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {}\n\n")
