@@ -306,7 +306,7 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 		return verdict{}, err
 	}
 	if del.Test {
-		right = review.Right{} // a test event is sent even if the subscription does not select it
+		right = review.All() // a test event is sent even if the subscription does not select it
 	}
 	return d.judge(ctx, right, &s.sub, s.e)
 }
@@ -325,7 +325,7 @@ func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	d, del := s.d, s.del
 	s.sub = subscription.Subscriber{ID: del.Subscription, Target: del.Control.Target}
-	how, err := d.judge(ctx, review.Right{}, &s.sub, &event.Event{Workspace: del.Workspace, Name: del.Name})
+	how, err := d.judge(ctx, review.All(), &s.sub, &event.Event{Workspace: del.Workspace, Name: del.Name})
 	if how.action != attempt || err != nil {
 		return how, err
 	}

@@ -36,14 +36,17 @@ type Review struct {
 // the subscription relies on, such as its schema.
 type part struct{ key, entry, contract string }
 
-// Right decides which events a subscriber may receive.
+// Right decides which events a subscriber may receive. The zero value permits none.
 type Right struct {
 	review     *Review
 	workspace  string
 	catalog    *catalog.Catalog
 	principals []auth.Principal // the principal, once for each of its keys
-	each       bool             // events have to be checked one by one
+	all        bool             // events need no further check
 }
+
+// All returns the right to receive all events.
+func All() Right { return Right{all: true} }
 
 // CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the subscription must
 // end, and any other error if the check itself failed.
@@ -52,8 +55,10 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 	if err != nil {
 		return right, err
 	}
-	_, right.each = match.CutParent(patternKey)
-	return right, r.checkPattern(ctx, right, part{patternKey, s.Entry, s.Contract})
+	err = r.checkPattern(ctx, right, part{patternKey, s.Entry, s.Contract})
+	_, parent := match.CutParent(patternKey)
+	right.all = err == nil && !parent
+	return right, err
 }
 
 // CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. If one pattern is no longer
@@ -68,7 +73,6 @@ func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscrip
 			return right, err
 		}
 	}
-	right.each = true
 	return right, nil
 }
 
@@ -173,8 +177,8 @@ var ErrTypeRemoved = errors.New("subscription: the event's type was removed from
 // for streams. Then MayReceive returns [ErrTypeRemoved] if that type is gone. Otherwise [Review.CheckSubscriber] has already
 // checked the event type, and MayReceive returns true.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
-	if !r.each {
-		return true, nil
+	if r.all || r.catalog == nil {
+		return r.all, nil
 	}
 	entry, vars, ok := r.catalog.Match(e.URI)
 	if !ok || entry.Name != e.Name { // the type may be newer than the cached catalog
