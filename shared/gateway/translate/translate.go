@@ -114,6 +114,9 @@ func addComplete(result json.RawMessage) json.RawMessage {
 // client, because the gateway turns that error into a question.
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
+	case code == spec.CodeUnsupportedVersion && !r.Client.Stateless() && !r.Backend.Stateless() && jsonrpc.Member(data, "supported") == nil:
+		// Up to 2025-11-25, the code has no meaning, so the backend may use it for an error of its own. The error of 2026-07-28, which a
+		// backend sends if it was upgraded, has the supported versions.
 	case code == spec.CodeUnsupportedVersion: // the gateway chose the version, and the client must not choose another one
 		return jsonrpc.InternalError
 	case r.Client.Stateless():

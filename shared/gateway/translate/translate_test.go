@@ -54,9 +54,12 @@ func TestErrorCodes(t *testing.T) {
 			"2025 to 2026": jsonrpc.InvalidRequest,
 		}},
 		{"headers", spec.MethodToolsCall, `{}`, spec.CodeHeaderMismatch, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
-		{"version", spec.MethodToolsCall, `{}`, spec.CodeUnsupportedVersion, map[string]int{
+		{"version", spec.MethodToolsCall, `{"supported":["2026-07-28"]}`, spec.CodeUnsupportedVersion, map[string]int{
 			"2025 to 2025": jsonrpc.InternalError, "2025 to 2026": jsonrpc.InternalError,
 			"2026 to 2025": jsonrpc.InternalError, "2026 to 2026": jsonrpc.InternalError,
+		}},
+		{"the backend's own, with the code of another revision", spec.MethodToolsCall, `{}`, spec.CodeUnsupportedVersion, map[string]int{
+			"2025 to 2026": jsonrpc.InternalError, "2026 to 2025": jsonrpc.InternalError, "2026 to 2026": jsonrpc.InternalError,
 		}},
 		{"the backend's own", spec.MethodToolsCall, `{}`, -32050, nil},
 	} {
