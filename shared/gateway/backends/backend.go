@@ -134,6 +134,7 @@ const (
 	dropNameless = "an entry of a list without a name"
 	dropDeep     = "an entry of a list that is nested too deeply"
 	dropControls = "an entry of a list with control characters in its name"
+	dropHeader   = "a tool with an invalid x-mcp-header"
 )
 
 // CountDrop counts a message of the backend, or an entry of one of its lists, that the gateway did not pass on to clients.

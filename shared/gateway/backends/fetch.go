@@ -126,6 +126,11 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
 			e, why := v.parseEntry(kind, raw)
+			if kind == api.Tools && why == "" && info.Version.Stateless() {
+				if _, err := translate.Parameters(raw); err != nil { // clients must leave out such a tool (2026-07-28, x-mcp-header)
+					why = dropHeader
+				}
+			}
 			if why != "" {
 				b.CountDrop(ctx, why)
 				continue
