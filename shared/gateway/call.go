@@ -112,7 +112,7 @@ type bridge interface {
 // [roundsBridge] implement it. Backends of 2026-07-28 send no requests.
 type asker interface {
 	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
-	// result, or answers it itself. stray says that the request came on the session's GET stream, see strays.go.
+	// result, or answers it itself. stray says that the request may belong to another call or to none, see strays.go.
 	elicit(ctx context.Context, m upstream.Message, stray bool) error
 	// accepts reports whether a stray request may belong to this call. alone says that no other call runs in the session.
 	accepts(m upstream.Message, alone bool) bool
@@ -357,7 +357,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	case m.Method == "ping" && m.ID != nil && x.asker != nil:
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil && x.asker != nil:
-		return false, x.asker.elicit(ctx, m, false)
+		return false, x.asker.elicit(ctx, m, x.backend().Command != nil)
 	case m.Method == spec.NoteCancelled && x.asker != nil:
 		found, err := x.asker.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
 		if !found {
@@ -397,14 +397,14 @@ type sessionBridge struct {
 // unique for the client.
 type question struct {
 	theirs, ours json.RawMessage
-	stray        bool // another call of the session may wait for the answer, see strays.go
+	stray        bool // the backend may wait for the answer when the call has ended, see strays.go
 }
 
 func (b *sessionBridge) sendCall(ctx context.Context) error {
 	defer func() {
 		var kept []store.Key
 		for _, q := range b.asked {
-			if !q.stray || !b.x.sharing {
+			if !q.stray || !b.x.sharing && !b.x.answered {
 				kept = append(kept, q.key())
 			}
 		}

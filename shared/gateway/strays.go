@@ -9,11 +9,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A stray message belongs to a call, but the backend sends it on the GET stream of the session, see package sessionstream. If several calls
-// run in the session, a stray question of the backend does not tell which of them it belongs to:
+// A stray message is one that a backend sends over stdio or on the GET stream of a session (package sessionstream), so that its call is
+// unknown. A stray question may also belong to no call: some servers ask for the client's roots when the session begins.
 //
 //   - For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the
-//     response stream of the newest call. It stays open if this call ends and others still run.
+//     response stream of the newest call. It stays open after the response, because the backend may still wait for the answer.
 //   - A client of 2026-07-28 gets the question as the result of one call, which must be the right one. If there are several, the gateway
 //     answers the question with an error, unless the client has already answered the same question for one of them.
 

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -46,6 +47,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
   - {name: everything, prefix: every_, command: [%[1]q, %[4]q, stdio], env: {A_TOKEN: "env:TOKEN_FOR_IT", LEVEL: debug}}
   - {name: git, prefix: git_, command: [%[5]q, -m, mcp_server_git, --repository, .], dir: %[6]q}
   - {name: broken, command: [%[1]q, -e, process.exit(3)]}
+  - {name: rooted, prefix: rooted_, command: [%[1]q, %[2]q]}
 `, js.Program(), script("filesystem"), files, script("everything"), python.Command(t.Context(), "").Path, repository),
 	})
 	call := func(t *testing.T, c *harness.Client, tool string, arguments object) string {
@@ -128,6 +130,31 @@ func TestReferenceServersAsCommands(t *testing.T) {
 			expect.Receive(t, "the server's question for roots", asked)
 		}
 		expect.Equal(t, "the started processes", len(processes(s, "everything"))-before, calls)
+	})
+	t.Run("GWN-26 GWN-10 roots arrive although the call that carried the question has ended", func(t *testing.T) {
+		client := sdk.NewClient(&sdk.Implementation{Name: "go", Version: "1"}, nil)
+		//lint:ignore SA1019 as above
+		client.AddRoots(&sdk.Root{URI: "file://" + files, Name: "files"})
+		client.AddReceivingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
+			return func(ctx context.Context, method string, r sdk.Request) (sdk.Result, error) {
+				if method == "roots/list" { // the call has ended before the client answers
+					time.Sleep(500 * time.Millisecond)
+				}
+				return next(ctx, method, r)
+			}
+		})
+		session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
+			Endpoint: s.MCP, HTTPClient: &http.Client{Transport: harness.Bearer{Key: s.Keys["alice"]}},
+		}, &sdk.ClientSessionOptions{ProtocolVersion: harness.V20251125})
+		expect.OK(t, err)
+		defer session.Close()
+		expect.OK(t, expect.ErrOf(session.CallTool(t.Context(), &sdk.CallToolParams{Name: "rooted_list_allowed_directories", Arguments: object{}})))
+		harness.Eventually(t, harness.Patience, "the server knows the roots", func() bool {
+			result, err := session.CallTool(t.Context(), &sdk.CallToolParams{
+				Name: "rooted_read_text_file", Arguments: object{"path": filepath.Join(files, "hello.txt")},
+			})
+			return err == nil && !result.IsError
+		})
 	})
 	t.Run("GWN-26 a killed process is replaced", func(t *testing.T) {
 		pids := processes(s, "files")

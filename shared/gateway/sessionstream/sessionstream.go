@@ -6,12 +6,14 @@
 // does so, and waits for an answer even if no such stream is open.
 //
 // A backend knows only one GET stream per session, so all calls of a session share it. A message on it does not say which call it belongs
-// to. The newest call that accepts the message gets it.
+// to. The newest call that accepts the message gets it. A question that arrives when no call is running waits for the next call.
 package sessionstream
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
@@ -38,6 +40,9 @@ const (
 	minPause, maxPause = time.Second, 10 * time.Second
 	// askAgain is how long the package opens no stream at a backend that has answered that it offers none.
 	askAgain = 5 * time.Minute
+	// maxEarly limits the questions of a session that wait for the next call, and earlyTime how long each one waits.
+	maxEarly  = 16
+	earlyTime = 10 * time.Second
 	// maxLingering is the number of open streams beyond which a stream is closed immediately after its last call, without [Streams.Linger].
 	maxLingering = 1000
 )
@@ -70,8 +75,9 @@ type stream struct {
 	done   chan struct{} // closed when the stream is no longer read
 
 	// These are guarded by the lock of Streams.
-	calls  []*call // the newest is the last
-	joined int     // counts the calls so far
+	calls  []*call            // the newest is the last
+	early  []upstream.Message // the questions that wait for the next call
+	joined int                // counts the calls so far
 	client *upstream.Client
 	with   upstream.Request // has the version and the id of the session
 }
@@ -101,7 +107,22 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	case <-wait.C:
 	case <-ctx.Done():
 	}
+	st.deliverEarly(own)
 	return func() bool { return s.leave(st, own) }
+}
+
+// deliverEarly hands the questions that wait for a call to a new one.
+func (st *stream) deliverEarly(c *call) {
+	st.in.mu.Lock()
+	early := st.early
+	st.early = nil
+	st.in.mu.Unlock()
+	for _, m := range early {
+		// It does not belong to this call, so a client that answers by repeating the call must not get it.
+		if !c.receive(m, false) {
+			st.refuse(context.Background(), m)
+		}
+	}
 }
 
 // begin adds a stream and starts to read it. The caller holds the lock.
@@ -242,12 +263,46 @@ func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 		case m.Response(): // only the resumed stream of a call has responses
 		case m.ID != nil && m.Method == spec.MethodPing:
 			st.reply(ctx, jsonrpc.AppendResult(nil, m.ID, []byte(`{}`)))
-		case !st.deliver(m) && m.ID != nil:
-			c, _ := st.target()
-			c.Dropped(ctx, dropUnasked)
-			st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running that could answer " + m.Method}))
+		case st.deliver(m):
+		case m.Method == spec.NoteCancelled:
+			st.takeEarly(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"))
+		case m.ID != nil && !st.keepEarly(m):
+			st.refuse(ctx, m)
 		}
 	}
+}
+
+// keepEarly keeps a question for the next call. It reports false if a call is running, which has not accepted the question, or if too many
+// questions wait.
+func (st *stream) keepEarly(m upstream.Message) bool {
+	st.in.mu.Lock()
+	defer st.in.mu.Unlock()
+	if len(st.calls) > 0 || len(st.early) >= maxEarly {
+		return false
+	}
+	st.early = append(st.early, m)
+	time.AfterFunc(earlyTime, func() {
+		if st.takeEarly(m.ID) {
+			st.refuse(context.Background(), m)
+		}
+	})
+	return true
+}
+
+// takeEarly removes the question with an id from those that wait, and reports whether there was one.
+func (st *stream) takeEarly(id json.RawMessage) bool {
+	st.in.mu.Lock()
+	defer st.in.mu.Unlock()
+	before := len(st.early)
+	st.early = slices.DeleteFunc(st.early, func(m upstream.Message) bool { return bytes.Equal(m.ID, id) })
+	return len(st.early) < before
+}
+
+// refuse answers a question that no call accepts.
+func (st *stream) refuse(ctx context.Context, m upstream.Message) {
+	c, _ := st.target()
+	c.Dropped(ctx, dropUnasked)
+	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running that could answer " + m.Method}))
 }
 
 // deliver hands a message to the newest call that accepts it, and reports whether there is one.

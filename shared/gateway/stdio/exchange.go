@@ -167,8 +167,8 @@ func (p *process) reply(message []byte) {
 func (p *process) post(req *http.Request, id json.RawMessage, method string, body []byte) (*http.Response, error) {
 	ctx := req.Context()
 	if id == nil || method == "" {
-		if method == "" {
-			p.recordAnswer(id)
+		if method == "" && !p.recordAnswer(id) {
+			return respond(req, http.StatusAccepted, nil), nil
 		}
 		if err := p.send(ctx, body); err != nil {
 			return nil, err

@@ -208,11 +208,14 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered.
-func (p *process) recordAnswer(id json.RawMessage) {
+// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the client
+// got it in two calls and has already answered it in the other one.
+func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	_, open := p.questions[string(id)]
 	delete(p.questions, string(id))
+	return open
 }
 
 // moveQuestions hands the open questions of a request that has ended to another running call. Without another call, the questions of

@@ -593,6 +593,8 @@ func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	p := newSession()
 	expect.Equal(t, "dropping the first question", ask(p, "1", "?"), "")
 	expect.Equal(t, "dropping the same id again", ask(p, "1", "?"), dropQuestion)
+	expect.True(t, "an answer to an open question is sent", p.recordAnswer(json.RawMessage("1")))
+	expect.True(t, "a second answer is not sent", !p.recordAnswer(json.RawMessage("1")))
 	p = newSession()
 	p.exchanges["7"] = &exchange{p: p, id: json.RawMessage("7"), method: spec.MethodToolsCall, wake: make(chan struct{}, 1)}
 	for i := range 40 {
