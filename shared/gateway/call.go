@@ -151,7 +151,6 @@ type exchange struct {
 
 	// Another goroutine may read the session's GET stream, see strays.go. mu guards the following fields and the bridge meanwhile.
 	mu      sync.Mutex
-	over    bool // the call takes no further message from that stream
 	sharing bool // other calls still run in the session
 
 	// The backend's messages so far, which relay, handle and send record.

@@ -24,24 +24,22 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
+	over := false // guarded by mu
 	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message, alone bool) bool {
-		return x.takeStray(ctx, m, alone)
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return !over && !x.answered && x.takeStray(ctx, m, alone)
 	})
 	return func() {
 		x.mu.Lock()
-		x.over = true
+		over = true
 		x.mu.Unlock()
 		x.sharing = !end()
 	}
 }
 
-// takeStray handles a stray message of the session, and reports whether it belongs to this call.
+// takeStray handles a stray message of the session, and reports whether it belongs to this call. The caller holds the lock.
 func (x *exchange) takeStray(ctx context.Context, m upstream.Message, alone bool) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.over || x.answered {
-		return false
-	}
 	m = withoutOwn(m)
 	params := jsonrpc.Member(m.Raw, "params")
 	switch {

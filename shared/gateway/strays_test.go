@@ -262,3 +262,17 @@ func TestStrayStreamsAreClosedAtAShutdown(t *testing.T) {
 		expect.Equal(t, "open streams after the last call", s.open(), 0)
 	})
 }
+
+// GWN-10: if the backend has forgotten the session, for example after a restart, the repeated call gets its questions, too.
+func TestStrayQuestionAfterALostSession(t *testing.T) {
+	s := newStraying(t, func(x *turn) { x.result(`{}`) })
+	g := instances(t, 1, s)[0]
+	mustCall(t, g, sessionBased("s1"), "tool")
+	s.forget()
+	s.call = asksName
+	x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+	id, _ := x.question(t)
+	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+	expect.Contains(t, "the response", x.next(t).text, `"result"`)
+	expect.OK(t, x.end(t))
+}
