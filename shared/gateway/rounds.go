@@ -172,10 +172,9 @@ func (b *roundsBridge) findAnswer(m upstream.Message) int {
 	return -1
 }
 
-// accepts refuses a stray request that another call may have caused, because the gateway cancels and repeats the call that asks.
-func (b *roundsBridge) accepts(m upstream.Message, alone bool) bool {
-	return alone || b.findAnswer(m) >= 0
-}
+// accepts refuses a stray request that another call may have caused, because the user's answer to one call must not count for another call,
+// even if both ask the same question.
+func (b *roundsBridge) accepts(_ upstream.Message, alone bool) bool { return alone }
 
 // requireInput returns the pending elicitations to the client in an input_required result.
 func (b *roundsBridge) requireInput() error {
