@@ -173,8 +173,11 @@ func (b *roundsBridge) findAnswer(m upstream.Message) int {
 }
 
 // accepts refuses a stray request that another call may have caused, because the user's answer to one call must not count for another call,
-// even if both ask the same question.
-func (b *roundsBridge) accepts(_ upstream.Message, alone bool) bool { return alone }
+// even if both ask the same question. It also refuses stray requests for the roots. Servers often send them after a session has begun,
+// whatever calls run, and accepting one would cancel the call and repeat its effects.
+func (b *roundsBridge) accepts(m upstream.Message, alone bool) bool {
+	return alone && m.Method != spec.MethodRoots
+}
 
 // requireInput returns the pending elicitations to the client in an input_required result.
 func (b *roundsBridge) requireInput() error {

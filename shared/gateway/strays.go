@@ -15,7 +15,7 @@ import (
 //   - For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the
 //     response stream of the newest call. It stays open after the response, because the backend may still wait for the answer.
 //   - A client of 2026-07-28 gets the question as the result of one call, which must be the right one. If there are several, the gateway
-//     answers the question with an error.
+//     answers the question with an error. The same holds for requests for the roots, see [roundsBridge.accepts].
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called. It does nothing if the backend cannot send
 // any to this client.

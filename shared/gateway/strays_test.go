@@ -273,3 +273,18 @@ func TestStrayQuestionAfterALostSession(t *testing.T) {
 	expect.Contains(t, "the response", x.next(t).text, `"result"`)
 	expect.OK(t, x.end(t))
 }
+
+// GWN-13: a backend may ask for the roots at any time, so the question does not stop a call of a client of 2026-07-28.
+func TestStrayQuestionForRootsRepeatsNoCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, func(x *turn) {
+			x.send("1", "roots/list", `{}`)
+			time.Sleep(time.Second)
+			x.result(text("done"))
+		})
+		g := instances(t, 1, s)[0]
+		expect.Equal(t, "the result", called(t, g, someone(v2026), "").says(t), "complete:done")
+		expect.Len(t, "the calls at the backend", s.received("tools/call"), 1)
+		expect.Contains(t, "the answer to the backend", s.next(t, "").Raw, "error")
+	})
+}
