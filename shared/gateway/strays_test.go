@@ -288,3 +288,25 @@ func TestStrayQuestionForRootsRepeatsNoCall(t *testing.T) {
 		expect.Contains(t, "the answer to the backend", s.next(t, "").Raw, "error")
 	})
 }
+
+// A backend that answers a GET only with the first message of the stream delays one call, and not each.
+func TestStrayStreamWithoutAnAnswer(t *testing.T) {
+	for name, linger := range map[string]time.Duration{"with linger": time.Minute, "without": 0} {
+		bubble(t, name, func(t *testing.T) {
+			s := newStraying(t, func(x *turn) { x.result(`{}`) })
+			s.intercept(func(_ http.ResponseWriter, r *http.Request, _ got) bool {
+				if r.Method == http.MethodGet {
+					<-r.Context().Done()
+				}
+				return r.Method == http.MethodGet
+			})
+			g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: linger})
+			mustCall(t, g, sessionBased("s1"), "tool")
+			for _, session := range []string{"s1", "s2", "s1"} {
+				began := time.Now()
+				mustCall(t, g, sessionBased(session), "tool")
+				expect.Equal(t, "the call is fast", time.Since(began) < 200*time.Millisecond, true)
+			}
+		})
+	}
+}

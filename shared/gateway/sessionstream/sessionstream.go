@@ -35,10 +35,12 @@ const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
 	// the stream is already open.
 	openWait = 500 * time.Millisecond
+	// slowWait is the limit at a backend that made a call wait for openWait, so that not all its calls are that slow.
+	slowWait = 50 * time.Millisecond
 	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
 	// to maxPause.
 	minPause, maxPause = time.Second, 10 * time.Second
-	// askAgain is how long the package opens no stream at a backend that has answered that it offers none.
+	// askAgain is how long the package opens no stream at a backend that has answered that it offers none, and waits less for a slow one.
 	askAgain = 5 * time.Minute
 	// maxEarly limits the questions of a session that wait for the next call, and earlyTime how long each one waits.
 	maxEarly  = 16
@@ -62,6 +64,7 @@ type Streams struct {
 	mu      sync.Mutex
 	streams map[session]*stream
 	refused bounded.Map[string, time.Time] // until when a backend, by its URL, is not asked for a stream
+	slow    bounded.Map[string, time.Time] // until when calls to a backend, by its URL, wait only for slowWait
 }
 
 type session struct{ url, id string }
@@ -71,7 +74,8 @@ type stream struct {
 	in     *Streams
 	of     session
 	cancel context.CancelFunc
-	opened chan struct{} // closed when the stream is open or cannot be opened
+	opened chan struct{} // closed when the stream is open or cannot be opened, or when a call has waited long enough for it
+	open   func()        // closes opened, once
 	done   chan struct{} // closed when the stream is no longer read
 
 	// These are guarded by the lock of Streams.
@@ -100,11 +104,19 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	st.calls, st.client, st.with = append(st.calls, own), c, r
 	st.joined++
 	s.mu.Unlock()
-	wait := time.NewTimer(openWait)
+	limit := openWait
+	if until, ok := s.slow.Get(c.URL); ok && time.Now().Before(until) {
+		limit = slowWait
+	}
+	wait := time.NewTimer(limit)
 	defer wait.Stop()
 	select {
 	case <-st.opened:
 	case <-wait.C:
+		if limit == openWait {
+			s.slow.Put(c.URL, time.Now().Add(askAgain))
+		}
+		st.open()
 	case <-ctx.Done():
 	}
 	st.deliverEarly(own)
@@ -131,6 +143,7 @@ func (s *Streams) begin(c *upstream.Client, r upstream.Request) *stream {
 	st := &stream{
 		in: s, of: session{c.URL, r.Session}, cancel: cancel, opened: make(chan struct{}), done: make(chan struct{}), client: c, with: r,
 	}
+	st.open = sync.OnceFunc(func() { close(st.opened) })
 	if s.streams == nil {
 		s.streams = map[session]*stream{}
 	}
@@ -186,13 +199,15 @@ func (s *Streams) remove(st *stream) {
 // run reads the stream until it is removed, and opens it again when it breaks while calls run.
 func (st *stream) run(ctx context.Context) {
 	defer close(st.done)
-	markOpened := sync.OnceFunc(func() { close(st.opened) })
-	defer markOpened()
 	lastID := ""
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		began := time.Now()
 		x, err := st.get(ctx, lastID)
-		markOpened()
+		st.open()
 		if err == nil {
+			if time.Since(began) < openWait {
+				st.in.slow.Put(st.of.url, time.Time{})
+			}
 			err = st.read(ctx, x)
 			if x.Events > 0 {
 				pause, lastID = cmp.Or(min(x.Retry, maxPause), minPause), cmp.Or(x.EventID, lastID)
