@@ -310,3 +310,25 @@ func TestStrayStreamWithoutAnAnswer(t *testing.T) {
 		})
 	}
 }
+
+// A backend whose GET route is missing is asked once for each session, and not before each call.
+func TestStrayStreamThatIsRefused(t *testing.T) {
+	for _, status := range []int{400, 404} {
+		bubble(t, fmt.Sprint(status), func(t *testing.T) {
+			s := newStraying(t, func(x *turn) { x.result(`{}`) })
+			gets := 0
+			s.intercept(func(w http.ResponseWriter, r *http.Request, _ got) bool {
+				if r.Method == http.MethodGet {
+					gets++
+					w.WriteHeader(status)
+				}
+				return r.Method == http.MethodGet
+			})
+			g := instances(t, 1, s)[0]
+			for range 3 {
+				mustCall(t, g, sessionBased("s1"), "tool")
+			}
+			expect.Equal(t, "GET requests", gets, 1)
+		})
+	}
+}

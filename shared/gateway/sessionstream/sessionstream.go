@@ -40,7 +40,8 @@ const (
 	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
 	// to maxPause.
 	minPause, maxPause = time.Second, 10 * time.Second
-	// askAgain is how long the package opens no stream at a backend that has answered that it offers none, and waits less for a slow one.
+	// askAgain is how long the package opens no stream at a backend that has answered that it offers none, or in a session for which it has
+	// refused one, and waits less for a slow one.
 	askAgain = 5 * time.Minute
 	// maxEarly limits the questions of a session that wait for the next call, and earlyTime how long each one waits.
 	maxEarly  = 16
@@ -63,8 +64,8 @@ type Streams struct {
 
 	mu      sync.Mutex
 	streams map[session]*stream
-	refused bounded.Map[string, time.Time] // until when a backend, by its URL, is not asked for a stream
-	slow    bounded.Map[string, time.Time] // until when calls to a backend, by its URL, wait only for slowWait
+	refused bounded.Map[session, time.Time] // until when a session, or a backend by its URL, is not asked for a stream
+	slow    bounded.Map[string, time.Time]  // until when calls to a backend, by its URL, wait only for slowWait
 }
 
 type session struct{ url, id string }
@@ -92,8 +93,10 @@ type call struct{ receive Receiver }
 // when the stream is open, or after a moment without it. The caller must call leave at the end of its call. leave reports whether this was
 // the last call of the session.
 func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Request, receive Receiver) (leave func() (last bool)) {
-	if until, ok := s.refused.Get(c.URL); ok && time.Now().Before(until) {
-		return func() bool { return true }
+	for _, of := range []session{{url: c.URL}, {c.URL, r.Session}} {
+		if until, ok := s.refused.Get(of); ok && time.Now().Before(until) {
+			return func() bool { return true }
+		}
 	}
 	own := &call{receive}
 	s.mu.Lock()
@@ -214,8 +217,11 @@ func (st *stream) run(ctx context.Context) {
 			}
 			x.Close()
 		}
-		if errors.Is(err, errNoStream) {
-			st.in.refused.Put(st.of.url, time.Now().Add(askAgain))
+		switch {
+		case errors.Is(err, errNoStream):
+			st.in.refused.Put(session{url: st.of.url}, time.Now().Add(askAgain))
+		case refuses(err) && lastID == "": // the event with lastID may be unknown
+			st.in.refused.Put(st.of, time.Now().Add(askAgain))
 		}
 		if !st.reopens(err) || periodic.Sleep(ctx, pause) != nil {
 			return
@@ -241,6 +247,14 @@ func retries(err error) bool {
 		return status.Status >= http.StatusInternalServerError || status.Status == http.StatusConflict || status.Status == http.StatusTooManyRequests
 	}
 	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
+}
+
+// refuses reports whether the backend will answer the session's next GET with err, too. For example, many servers that accept only POST
+// answer 404, which also means that the session is unknown.
+func refuses(err error) bool {
+	status, ok := errors.AsType[*upstream.StatusError](err)
+	unauthorized := ok && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden) // other credentials may follow
+	return err != nil && !retries(err) && !unauthorized
 }
 
 // target returns the client and the request with which the newest call reaches the session.
