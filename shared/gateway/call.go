@@ -151,7 +151,8 @@ type exchange struct {
 
 	// Another goroutine may read the session's GET stream, see strays.go. mu guards the following fields and the bridge meanwhile.
 	mu      sync.Mutex
-	sharing bool // other calls still run in the session
+	sharing bool   // other calls still run in the session
+	leave   func() // ends the reception of messages from that stream; may be called several times
 
 	// The backend's messages so far, which relay, handle and send record.
 	answered  bool    // the backend has responded
@@ -170,7 +171,7 @@ type exchange struct {
 // newExchange returns the exchange of a call, with the [bridge] for the revisions of the client and the backend.
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
-		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1),
+		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1), leave: func() {},
 		id: upstream.FreshID(), // several clients without a session share one with the backend
 	}
 	if c.Session != "" {
@@ -211,13 +212,13 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		if ctx.Err() != nil {
 			return x.callError(ctx.Err())
 		}
-		leave := x.receiveStrays(ctx)
+		x.leave = sync.OnceFunc(x.receiveStrays(ctx))
 		posted := time.Now()
 		answer, err := x.client.Post(ctx, upstream.Request{
 			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
 		if errors.Is(err, upstream.ErrSession) && !again {
-			leave()
+			x.leave()
 			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend(), x.with); err != nil {
 				return err
 			}
@@ -225,14 +226,14 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		}
 		abandon := ctx.Err() != nil // the request may have been sent
 		if err != nil {
-			leave()
+			x.leave()
 			err = x.callError(err)
 			if abandon { // the client is gone, and the backend may not have seen the request
 				time.Sleep(time.Until(posted.Add(requestLead)))
 			}
 		} else {
 			err = x.relay(ctx, answer)
-			leave()
+			x.leave()
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
 		x.abandoned = abandon && !x.answered
@@ -303,6 +304,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			if x.responded && x.call.Answered != nil {
 				x.call.Answered()
 			}
+			x.leave() // now, because the client may already make its next call
 			answer.Finish()
 		}
 		if done || err != nil {

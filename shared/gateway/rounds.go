@@ -172,9 +172,8 @@ func (b *roundsBridge) findAnswer(m upstream.Message) int {
 	return -1
 }
 
-// accepts refuses a stray request that another call may have caused, because the user's answer to one call must not count for another call,
-// even if both ask the same question. It also refuses stray requests for the roots. Servers often send them after a session has begun,
-// whatever calls run, and accepting one would cancel the call and repeat its effects.
+// accepts refuses a stray request that another call may have caused, because the user's answer to one call must not count for another. It
+// refuses requests for the roots, because servers send them at any time, and a call that accepts one is cancelled and repeated.
 func (b *roundsBridge) accepts(m upstream.Message, alone bool) bool {
 	return alone && m.Method != spec.MethodRoots
 }

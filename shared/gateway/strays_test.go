@@ -332,3 +332,22 @@ func TestStrayStreamThatIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// GWN-17: a call that has its response does not count as running while its response stream stays open.
+func TestStrayQuestionRightAfterACall(t *testing.T) {
+	hold := make(chan bool)
+	defer close(hold)
+	s := newStraying(t, func(x *turn) {
+		if x.argument() == "open" {
+			x.result(`{}`)
+			<-hold
+			return
+		}
+		asksName(x)
+	})
+	g := instances(t, 1, s)[0]
+	open := start(t, g, someone(v2026), "tool", "1", `{"name":"tool","arguments":{"n":"open"}}`)
+	expect.Contains(t, "the response", open.next(t).text, "result")
+	expect.Len(t, "the questions", called(t, g, someone(v2026), "").required(t).Requests, 1)
+	expect.OK(t, open.end(t))
+}
