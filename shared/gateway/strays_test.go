@@ -351,3 +351,23 @@ func TestStrayQuestionRightAfterACall(t *testing.T) {
 	expect.Len(t, "the questions", called(t, g, someone(v2026), "").required(t).Requests, 1)
 	expect.OK(t, open.end(t))
 }
+
+// The retry field of a stream is obeyed, however long it is (2025-11-25, Transports).
+func TestStrayStreamObeysTheRetryField(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, func(x *turn) { time.Sleep(50 * time.Second); x.result(`{}`) })
+		var gets []time.Duration
+		began := time.Now()
+		s.intercept(func(w http.ResponseWriter, r *http.Request, _ got) bool {
+			if r.Method == http.MethodGet {
+				gets = append(gets, time.Since(began))
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprint(w, "id: 1\nretry: 20000\ndata:\n\n")
+			}
+			return r.Method == http.MethodGet
+		})
+		g := instances(t, 1, s)[0]
+		mustCall(t, g, sessionBased("s1"), "tool")
+		expect.Equal(t, "requests", fmt.Sprint(gets), "[0s 20s 40s]")
+	})
+}

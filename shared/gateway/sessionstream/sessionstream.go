@@ -213,7 +213,7 @@ func (st *stream) run(ctx context.Context) {
 			}
 			err = st.read(ctx, x)
 			if x.Events > 0 {
-				pause, lastID = cmp.Or(min(x.Retry, maxPause), minPause), cmp.Or(x.EventID, lastID)
+				pause, lastID = cmp.Or(x.Retry, minPause), cmp.Or(x.EventID, lastID)
 			}
 			x.Close()
 		}
