@@ -80,7 +80,7 @@ type Limits struct {
 	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" group:"Access" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
 	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" group:"Access" help:"Prefix of the scope names in tokens, such as the identifier of an Amazon Cognito resource server and a slash. Scopes without it grant nothing."`
 
-	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" group:"Operation" help:"Send traces and metrics to this OpenTelemetry collector with OTLP over HTTP, for example http://127.0.0.1:4318."`
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" group:"Operation" help:"Send traces and metrics to this OpenTelemetry collector with OTLP over HTTP, for example http://127.0.0.1:4318. The paths /v1/traces and /v1/metrics are added."`
 	TraceRatio   float64 `name:"trace-ratio" default:"1" group:"Operation" help:"Share of the traces beginning here that is sent to --otlp-endpoint, from 0 to 1. Publishers' traces are sent if they are sampled."`
 
 	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" group:"Access" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`

@@ -5,6 +5,7 @@ package otlp
 import (
 	"context"
 	"errors"
+	"net/url"
 
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
@@ -17,7 +18,11 @@ import (
 
 // newReader returns a reader that sends metrics to a collector every minute, and when it is shut down.
 func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
-	sender, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(endpoint), otlpmetrichttp.WithURLPath(traces.PathMetrics))
+	target, err := url.JoinPath(endpoint, traces.PathMetrics)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
+	}
+	sender, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(target))
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
 	}

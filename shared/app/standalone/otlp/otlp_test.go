@@ -12,11 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
-	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// OPS-12: a collector receives the metrics over OTLP. Shutdown sends the last ones.
+// OPS-12: a collector receives the metrics over OTLP, below the path of its URL. Shutdown sends the last ones.
 func TestOTLPMetrics(t *testing.T) {
 	got := make(chan *collector.ExportMetricsServiceRequest, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -25,13 +24,13 @@ func TestOTLPMetrics(t *testing.T) {
 		if err == nil {
 			err = proto.Unmarshal(body, &request)
 		}
-		if err != nil || r.URL.Path != traces.PathMetrics {
+		if err != nil || r.URL.Path != "/otlp/v1/metrics" {
 			t.Errorf("%s: %v", r.URL, err)
 		}
 		got <- &request
 	}))
 	defer server.Close()
-	reader := expect.Value(newReader(t.Context(), server.URL))(t)
+	reader := expect.Value(newReader(t.Context(), server.URL+"/otlp"))(t)
 	expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t).Published(3)
 	expect.OK(t, reader.Shutdown(context.WithoutCancel(t.Context())))
 	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {

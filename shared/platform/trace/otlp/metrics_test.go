@@ -27,7 +27,7 @@ func TestMetrics(t *testing.T) {
 		if err == nil {
 			err = protojson.Unmarshal(body, &request)
 		}
-		if err != nil || r.URL.Path != PathMetrics || r.Header.Get("Content-Type") != "application/json" {
+		if err != nil || r.URL.Path != "/otlp/v1/metrics" || r.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %v", r.URL, err)
 		}
 		got <- &request
@@ -35,7 +35,7 @@ func TestMetrics(t *testing.T) {
 	defer server.Close()
 	log := slog.New(slog.DiscardHandler)
 	emf := metric.NewEMF(log, "stack-1", nil)
-	emf.Export = expect.Value(Metrics(Options{Endpoint: server.URL, Version: "1.2.3", Log: log}, "stack-1"))(t)
+	emf.Export = expect.Value(Metrics(Options{Endpoint: server.URL + "/otlp/", Version: "1.2.3", Log: log}, "stack-1"))(t)
 	s := expect.Value(metric.NewSet(emf.Provider()))(t)
 	expect.OK(t, s.Watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) { return metric.One(7), nil }))
 	flush := func() (about map[string]string, all map[string]*metricspb.Metric) {

@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -29,7 +28,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// path is where the collector receives spans, and PathMetrics is where it receives metrics.
+// path is where the collector receives spans, and PathMetrics is where it receives metrics. As with the variable
+// OTEL_EXPORTER_OTLP_ENDPOINT of OpenTelemetry, both follow the path of the collector's URL.
 const (
 	path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
@@ -51,7 +51,7 @@ const (
 
 // Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL without a path. If HTTP is nil, a client with a timeout sends the requests.
+	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" and "/v1/metrics". If HTTP is nil, a client with a timeout sends the requests.
 	Endpoint string
 	HTTP     *http.Client
 	// Ratio is the share of the traces started by this process that is exported, from 0 to 1. A trace from another system is
@@ -110,7 +110,7 @@ func newCollector(o Options, path string, failed *metric.Tally) (*collector, err
 	if o.HTTP == nil {
 		o.HTTP = &http.Client{Timeout: sendTime}
 	}
-	return &collector{url: strings.TrimSuffix(o.Endpoint, "/") + path, options: o, failed: failed}, nil
+	return &collector{url: u.JoinPath(path).String(), options: o, failed: failed}, nil
 }
 
 // export sends a request. It counts and logs a failure instead of returning it, because no caller waits for the result.
