@@ -181,11 +181,23 @@ func TestARemovedFlagNamesItsReplacement(t *testing.T) {
 	}
 }
 
-func TestAnEmptyAddressIsRefused(t *testing.T) {
-	var out, errs bytes.Buffer
-	code := run([]string{"serve", "--addr=", "--data", ":memory:", "--catalog", "../../catalog.yaml"}, nil, &out, &errs)
-	expect.Equal(t, "the exit code", code, exitRefused)
-	expect.Contains(t, "the error", errs.String(), "--addr is empty: give HOST:PORT")
+// An unset variable of the shell, as in --data=$DATA, makes such values.
+func TestEmptyValuesAreRefused(t *testing.T) {
+	for line, want := range map[string]string{
+		"serve --addr= --data :memory:":                                  "--addr is empty (see mcpevents serve --help)",
+		"serve --data=":                                                  "--data is empty",
+		"serve --data :memory: --catalog=":                               "--catalog is empty",
+		"keys drop --data=":                                              "--data is empty",
+		"source check --config= --source a --request r":                  "--config is empty",
+		"source check --config c.yaml --catalog= --source a --request r": "--catalog is empty",
+		"publish --uri event://a/b --data=":                              "--data is empty",
+		"subscriptions list --server=":                                   "--server is empty",
+	} {
+		fails(t, line, exitUsage, want)
+	}
+	code, _, errs := command(t, "", "catalog", "check", "")
+	expect.Equal(t, "the exit code", code, exitUsage)
+	expect.Contains(t, "the error", errs, "<file> is empty")
 }
 
 // The variables of all flags of serve are set but empty, as if by a compose file with MCPEVENTS_QUOTA=${QUOTA}.
@@ -197,7 +209,7 @@ func TestEmptyVariablesCountAsUnset(t *testing.T) {
 		t.Setenv("MCPEVENTS_"+name, "")
 	}
 	code, _, errs := command(t, "", "serve", "--addr=")
-	expect.Equal(t, "the exit code", code, exitRefused)
+	expect.Equal(t, "the exit code", code, exitUsage)
 	expect.Contains(t, "the error, which is not about a variable", errs, "--addr is empty")
 }
 

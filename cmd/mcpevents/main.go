@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -174,6 +175,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		fmt.Fprintf(stderr, "mcpevents: give a command: %s (see %s --help)\n", strings.Join(names, ", "), group.FullPath())
 		return exitUsage
 	}
+	if name := findEmpty(parsed); name != "" {
+		fmt.Fprintf(stderr, "mcpevents: %s is empty (see %s --help)\n", name, parsed.Selected().FullPath())
+		return exitUsage
+	}
 	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent(), Width: terminalWidth(stdout), Interactive: isTerminal(stdin)}
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
@@ -200,6 +205,27 @@ func unsetEmpty() {
 			_ = os.Unsetenv(name) // fails only for names that cannot be set
 		}
 	}
+}
+
+// findEmpty returns the name of a flag or an argument that was given an empty value although it needs one, for example because of
+// --data=$DATA with a variable that is not set. Otherwise many commands would use the current directory, or complain about a file without
+// a name.
+func findEmpty(parsed *kong.Context) string {
+	for _, p := range parsed.Path {
+		name, value := "", p.Positional
+		switch {
+		case p.Flag != nil:
+			name, value = "--"+p.Flag.Name, p.Flag.Value
+		case value != nil:
+			name = "<" + value.Name + ">"
+		default: // a command
+			continue
+		}
+		if v := parsed.Value(p); (value.Required || value.Default != "") && v.Kind() == reflect.String && v.Len() == 0 {
+			return name
+		}
+	}
+	return ""
 }
 
 // environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions

@@ -44,9 +44,6 @@ const longestDrain = 20 * time.Second
 
 // Run serves until SIGINT or SIGTERM, then drains.
 func (c *ServeCmd) Run(g *Globals) error {
-	if c.Addr == "" { // package standalone would not listen at all
-		return fault.New(fault.Invalid, "--addr is empty: give HOST:PORT, such as 127.0.0.1:8080")
-	}
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // first of all, because SIGHUP ends a program that does not handle it
 	defer signal.Stop(hangup)
