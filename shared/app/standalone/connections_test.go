@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/pipes"
 )
@@ -374,6 +375,13 @@ func debugging(t *testing.T, s *Server) (addr string) {
 	_ = l.Close()
 	expect.OK(t, ServeDebug(t.Context(), addr, func() *Server { return s }))
 	return addr
+}
+
+func TestOnlyThisMachineCanDebug(t *testing.T) {
+	for _, addr := range []string{"0.0.0.0:0", ":0", "127.0.0.1"} {
+		err := ServeDebug(t.Context(), addr, func() *Server { return nil })
+		expect.Fault(t, "the address "+addr, err, fault.Invalid, `--debug-addr "`+addr+`" is not HOST:PORT with a loopback address`)
+	}
 }
 
 func TestPagesOfOtherSitesCannotDebug(t *testing.T) {

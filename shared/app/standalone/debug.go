@@ -21,8 +21,8 @@ const debugConnections = 16
 // be a loopback address, because callers are not authenticated. ServeDebug refuses requests from web pages of other sites, and
 // requests whose Host is not a loopback name. The function started returns the server, or nil while the server is starting.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
-	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
-		return fault.Wrap(fault.Invalid, err, "--debug-addr")
+	if host, _, err := net.SplitHostPort(addr); err != nil || !auth.IsLoopback(host) {
+		return fault.New(fault.Invalid, "--debug-addr %.100q is not HOST:PORT with a loopback address, such as 127.0.0.1:6060", addr)
 	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
