@@ -213,6 +213,20 @@ func TestEmptyVariablesCountAsUnset(t *testing.T) {
 	expect.Contains(t, "the error, which is not about a variable", errs, "--addr is empty")
 }
 
+func TestHealthSaysWhyAServerIsNotHealthy(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"status":"unavailable","reason":"the database is damaged"}`: "/healthz is not healthy: the database is damaged\n",
+		`<html>Service Unavailable</html>`:                            "/healthz is not healthy: HTTP 503\n",
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, body)
+		}))
+		fails(t, "health --server "+s.URL, exitUnavailable, want)
+		s.Close()
+	}
+}
+
 // hanging is a server whose shutdown takes longer than allowed.
 type hanging struct{}
 

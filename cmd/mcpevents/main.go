@@ -5,7 +5,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -312,11 +314,15 @@ func (c *HealthCmd) Run() error {
 	if err != nil {
 		return err
 	}
-	resp, _, err := c.server().Do(ctx, http.MethodGet, url, http.Header{}, nil)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fault.New(fault.Unavailable, "%s is not healthy: HTTP %d", url, resp.StatusCode)
+	resp, body, err := c.server().Do(ctx, http.MethodGet, url, http.Header{}, nil)
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return err
 	}
-	return err
+	var answer struct {
+		Reason string `json:"reason"`
+	}
+	_ = json.Unmarshal(body, &answer) // fails for the error page of a proxy, which has no reason
+	return fault.New(fault.Unavailable, "%s is not healthy: %s", url, cmp.Or(answer.Reason, fmt.Sprintf("HTTP %d", resp.StatusCode)))
 }
 
 // HelpCmd stands for "help" in the list of commands. [rewrite] implements it.
