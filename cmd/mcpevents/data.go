@@ -81,10 +81,28 @@ type DropCmd struct {
 func (c *DropCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
-	dropped, err := standalone.DropKeys(ctx, c.Data)
+	old, err := standalone.DropKeys(ctx, c.Data)
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(g.out, "Removed %d keys.\n", dropped)
+	_, _ = fmt.Fprintf(g.out, "Removed %s.%s\n", countKeys(old.Removed), explainKept(old))
 	return nil
+}
+
+// explainKept says why old keys are left, or that there were none. It is empty if all old keys were removed.
+func explainKept(old standalone.OldKeys) string {
+	switch {
+	case old.Kept > 0:
+		return fmt.Sprintf(" Kept %s, because stored secrets still need them, for example those of waiting deliveries. Run this command again when the deliveries have ended.", countKeys(old.Kept))
+	case old.Removed == 0:
+		return " There is only the newest key."
+	}
+	return ""
+}
+
+func countKeys(n int) string {
+	if n == 1 {
+		return "1 old key"
+	}
+	return fmt.Sprintf("%d old keys", n)
 }

@@ -104,7 +104,7 @@ func TestBackup_WhileKeysChange(t *testing.T) {
 		copies := 0
 		expect.OK(t, backUp(file, func() {
 			if copies++; copies == 1 {
-				drops(t, settings.Data, 1)
+				drops(t, settings.Data, 1, 0)
 			}
 		}))
 		restored := settings
@@ -147,10 +147,10 @@ func left(t *testing.T, dir string, want ...string) {
 	expect.Equal(t, dir, strings.Join(got, " "), strings.Join(want, " "))
 }
 
-// drops calls DropKeys and checks the number of removed keys.
-func drops(t *testing.T, data string, want int) {
+// drops calls DropKeys and checks the numbers of removed and kept keys.
+func drops(t *testing.T, data string, removed, kept int) {
 	t.Helper()
-	expect.Equal(t, "the removed keys", expect.Value(DropKeys(t.Context(), data))(t), want)
+	expect.Equal(t, "the old keys", expect.Value(DropKeys(t.Context(), data))(t), OldKeys{removed, kept})
 }
 
 func TestDropKeys(t *testing.T) {
@@ -175,7 +175,7 @@ func TestDropKeys(t *testing.T) {
 	}
 	expect.OK(t, e.db.Write(t.Context(), store.Put(stored)))
 	end(t, e)
-	drops(t, settings.Data, 0) // the server has only one key
+	drops(t, settings.Data, 0, 0) // the server has only one key
 	rotates := func() {
 		t.Helper()
 		expect.OK(t, RotateKeys(settings.Data))
@@ -186,8 +186,8 @@ func TestDropKeys(t *testing.T) {
 	subscribed(t, e, "http://127.0.0.1:9/second", pullRequest)
 	end(t, e)
 	t.Run("given a stored delivery with a copy of a secret, when keys are dropped, then the key that opens it stays", func(t *testing.T) {
-		drops(t, settings.Data, 1)
-		drops(t, settings.Data, 0)
+		drops(t, settings.Data, 1, 1)
+		drops(t, settings.Data, 0, 1)
 	})
 	e = expect.Value(New(t.Context(), settings))(t)
 	opened := func(want int) {
@@ -207,7 +207,7 @@ func TestDropKeys(t *testing.T) {
 	expect.OK(t, e.db.Write(t.Context(), store.Delete(stored.Key)))
 	end(t, e)
 	t.Run("given only secrets of subscriptions, when keys are dropped, then the newest key stays and a server starts", func(t *testing.T) {
-		drops(t, settings.Data, 1)
+		drops(t, settings.Data, 1, 0)
 		starts(t, settings)
 	})
 	e = expect.Value(New(t.Context(), settings))(t)
@@ -350,7 +350,7 @@ func TestKeysWhileAServerRuns(t *testing.T) {
 			opens(2)
 			end(t, s)
 		}
-		drops(t, settings.Data, 1)
+		drops(t, settings.Data, 1, 0)
 		s = expect.Value(New(t.Context(), settings))(t)
 		opens(2)
 		end(t, s)

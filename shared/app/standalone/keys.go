@@ -246,49 +246,54 @@ func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error 
 }
 
 // DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with
-// which no other stored secret is sealed, and returns the number of removed keys. It refuses a directory that a server uses.
-// Earlier backups can still be restored, because each backup contains the keys of its database.
-func DropKeys(ctx context.Context, data string) (dropped int, err error) {
-	return dropKeys(ctx, data, reseal)
-}
+// which no other stored secret is sealed. It refuses a directory that a server uses. Earlier backups can still be restored, because
+// each backup contains the keys of its database.
+func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKeys(ctx, data, reseal) }
+
+// OldKeys are the numbers of old keys that [DropKeys] removed, and that it kept because stored secrets need them.
+type OldKeys struct{ Removed, Kept int }
 
 // dropKeys implements [DropKeys]. Tests pass a reseal that fails or runs another command.
-func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (dropped int, err error) {
+func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (old OldKeys, err error) {
 	unlock, err := lockKeys(data)
 	if err != nil {
-		return 0, err
+		return old, err
 	}
 	defer unlock()
 	s, err := readSecrets(data)
 	if err != nil {
-		return 0, err
+		return old, err
 	}
 	path := filepath.Join(data, databaseName)
 	if err := checkDatabase(data, path); err != nil {
-		return 0, err
+		return old, err
 	}
 	db, err := sqlite.Open(path, sqlite.Options{})
 	if err != nil {
-		return 0, err
+		return old, err
 	}
 	defer func() { _ = db.Close() }()
 	if _, err := checkSealed(ctx, db, s, false); err != nil {
-		return 0, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
+		return old, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
 	// Seal the check value again too. Otherwise it would remain sealed with the first key, which could then never be removed.
 	if err := writeCheckValue(ctx, db, s); err != nil {
-		return 0, err
+		return old, err
 	}
 	if err := reseal(ctx, db, s); err != nil {
-		return 0, err
+		return old, err
 	}
-	s.Private, s.Public, dropped, err = webhook.DropKeys(s.Private, func(prefix []byte) (bool, error) {
-		return db.Contains(ctx, sealedText(prefix))
+	s.Private, s.Public, old.Removed, err = webhook.DropKeys(s.Private, func(prefix []byte) (bool, error) {
+		used, err := db.Contains(ctx, sealedText(prefix))
+		if used {
+			old.Kept++
+		}
+		return used, err
 	})
-	if err != nil || dropped == 0 {
-		return 0, err
+	if err != nil || old.Removed == 0 {
+		return old, err
 	}
-	return dropped, writeSecrets(data, s)
+	return old, writeSecrets(data, s)
 }
 
 // reseal opens each subscription secret that is sealed with an older key, and seals it with the newest one.
