@@ -235,7 +235,7 @@ func TestLimits(t *testing.T) {
 		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "RETRY_SCHEDULE": "5s",
 		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "JWT_ALGORITHMS": "RS256", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
-		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
+		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0", "ENDPOINT_RATE": "-1",
 	} {
 		expect.Fault(t, name+"="+value, expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + name: value}))), fault.Invalid)
 	}

@@ -209,6 +209,7 @@ func (l Limits) checkRanges() error {
 		{"stream-concurrency", float64(l.StreamConcurrency), 0},
 		{"publish-rate", l.PublishRate, 0},
 		{"registration-rate", l.RegistrationRate, 0},
+		{"endpoint-rate", float64(l.EndpointRate), 0},
 	} {
 		if !(x.value >= x.min) { // also false for NaN
 			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)
