@@ -87,7 +87,7 @@ func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {
 	if cfg == nil || err != nil {
 		return err
 	}
-	return fault.Wrap(fault.Invalid, ingest.CheckSources(cat, c.Workspace, cfg.Sources), "%s", c.Config)
+	return cfg.Locate(ingest.CheckSources(cat, c.Workspace, cfg.Sources))
 }
 
 func printChanges(w io.Writer, changes []catalog.Change) {

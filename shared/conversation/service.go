@@ -163,14 +163,15 @@ func (s *Service) Enabled(ctx context.Context) bool {
 	return err == nil && now.Conversation.Enabled()
 }
 
-// Check checks a configuration before it is put into use. A missing secret is an error of kind fault.Invalid.
+// Check checks a configuration before it is put into use. For each provider with a missing secret, it adds an error of kind
+// fault.Invalid.
 func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
+	var all []error
 	for _, v := range c.Providers {
-		if _, err := s.headers(ctx, v); err != nil {
-			return err
-		}
+		_, err := s.headers(ctx, v)
+		all = append(all, err)
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // Offers returns the kinds of messages that the server asks a principal to send. A kind is offered if it is enabled and at

@@ -230,7 +230,7 @@ func (p *plan) checkConfig(ctx context.Context) error {
 		c = p.config.Config
 	case p.Check != nil:
 		if err := p.Check(ctx, c); err != nil {
-			return err
+			return c.Locate(err)
 		}
 	}
 	if had := p.config.Config; p.KeepKeys && !p.AllowBreaking && c.Keys == nil && had != nil && len(had.Keys) > 0 {
@@ -251,7 +251,7 @@ func (p *plan) checkConfig(ctx context.Context) error {
 		}
 		all = append(all, conversation.CheckCatalog(cat, events))
 	}
-	return errors.Join(all...)
+	return c.Locate(errors.Join(all...))
 }
 
 // nextCatalog returns the catalog that a workspace will have after the write: the given one, or otherwise its current one.

@@ -52,6 +52,7 @@ type Config struct {
 	quotas map[identity]map[string]float64
 	// profiles has the profile of each principal. An identity without a name stands for all other principals of the workspace.
 	profiles map[identity]spec.Profile
+	file     string // the name of the file, for messages
 	source   []byte
 }
 
@@ -62,10 +63,10 @@ func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 // ParseFile does the same as [Parse], with another file name in messages.
 func ParseFile(name string, src []byte) (*Config, error) {
 	if isBlank(src) {
-		return &Config{source: src}, nil
+		return &Config{file: name, source: src}, nil
 	}
 	f, root := strictyaml.Parse(name, src, maxSource)
-	p := parser{file: f, config: &Config{source: slices.Clone(src)}}
+	p := parser{file: f, config: &Config{file: name, source: slices.Clone(src)}}
 	if root != nil {
 		f.Fields(root, nameMembers("the configuration"),
 			strictyaml.Func("keys", p.readKeys),
@@ -80,6 +81,15 @@ func ParseFile(name string, src []byte) (*Config, error) {
 		return nil, err
 	}
 	return p.config, nil
+}
+
+// Locate adds the name of the file to each line of an error that a check of the configuration returned. It returns nil if err is nil.
+func (c *Config) Locate(err error) error {
+	if err == nil {
+		return nil
+	}
+	before := cmp.Or(c.file, "the configuration") + ": "
+	return &fault.Error{Kind: fault.KindOf(err), Message: before + strings.ReplaceAll(err.Error(), "\n", "\n"+before)}
 }
 
 // Empty reports whether the file of the configuration has no text at all, not even comments.

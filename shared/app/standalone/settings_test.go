@@ -77,6 +77,29 @@ func TestFilesOfTheStartWin(t *testing.T) {
 	expect.List(t, "a catalog that is given again", in(t, s, "own"), []string{"again"})
 }
 
+func TestAllMissingSecretsAreNamedWithTheFile(t *testing.T) {
+	o := settingsFor(t, func(o *Options) {
+		o.Config = expect.Value(config.ParseFile("conf/my.yaml", []byte(`sources:
+  - {name: one, verify: {scheme: github, secrets: ["env:MISSING_ONE"]}, events: [{name: ci.build_finished}]}
+  - {name: two, verify: {scheme: github, secrets: ["env:MISSING_TWO"]}, events: [{name: ci.build_finished}]}
+backends:
+  - {name: a, url: "http://127.0.0.1:1/mcp", headers: {Authorization: "env:MISSING_A"}}
+  - {name: b, command: [program], env: {TOKEN: "env:MISSING_B"}}
+conversation:
+  userMessages: true
+  providers:
+    - {name: p, url: "http://127.0.0.1:1/p", headers: {X-Key: "env:MISSING_P"}}
+    - {name: q, url: "http://127.0.0.1:1/q", headers: {X-Key: "env:MISSING_Q"}}
+`)))(t)
+	})
+	for _, want := range []string{
+		"conf/my.yaml: line 2: source one: the environment variable MISSING_ONE,", "conf/my.yaml: line 3: source two: the environment variable MISSING_TWO,",
+		"conf/my.yaml: backend a: header Authorization: ", "conf/my.yaml: backend b: env TOKEN: ", "conf/my.yaml: provider p", "conf/my.yaml: provider q",
+	} {
+		refuses(t, o, want)
+	}
+}
+
 // A reload returns only when the new catalog and keys are in use.
 func TestAReloadIsInUseAtOnce(t *testing.T) {
 	key := func(secret string) *config.Config {

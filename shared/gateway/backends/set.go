@@ -3,6 +3,7 @@ package backends
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"reflect"
@@ -66,14 +67,13 @@ type Set struct {
 // New returns a set without backends.
 func New(o Options) *Set { return &Set{options: &o} }
 
-// Check resolves all secrets of the backends. It returns an error of kind fault.Invalid if one is missing.
+// Check resolves all secrets of the backends. For each backend with a missing one, it adds an error of kind fault.Invalid.
 func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
+	var all []error
 	for _, c := range backends {
-		if err := newBackend(bs.options, c).checkSecrets(ctx); err != nil {
-			return err
-		}
+		all = append(all, newBackend(bs.options, c).checkSecrets(ctx))
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // Replace makes the given backends the current ones. Unchanged backends keep their cached data. Running calls to removed backends continue.

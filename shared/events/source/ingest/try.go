@@ -255,18 +255,18 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 	return missing
 }
 
-// CheckSecrets looks up the secrets of all sources. If a secret does not exist, or its scheme cannot use it, the
-// error is of kind fault.Invalid.
+// CheckSecrets looks up the secrets of all sources. For each source with a secret that does not exist, or that its scheme cannot use,
+// it adds an error of kind fault.Invalid.
 func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(context.Context, secret.Value) (string, error)) error {
+	var all []error
 	for _, s := range sources {
 		if len(s.Secrets) == 0 {
 			continue
 		}
-		if _, err := newVerifier(ctx, s, lookup); err != nil {
-			return fault.Wrap(fault.Invalid, err, "line %d: source %s", s.Line, s.Name)
-		}
+		_, err := newVerifier(ctx, s, lookup)
+		all = append(all, fault.Wrap(fault.Invalid, err, "line %d: source %s", s.Line, s.Name))
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // newVerifier returns the verifier of a source with its current secrets.
