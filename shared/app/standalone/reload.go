@@ -143,11 +143,25 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	if err != nil {
 		return done, err
 	}
+	s.logBusSources(f)
 	s.backends.Any(ctx) // ends the sessions with removed backends
 	if err := s.commands.Sync(ctx); err != nil {
 		return done, err
 	}
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
+}
+
+// logBusSources warns of sources that receive nothing, because only a deployment on AWS has the inbox queue. It is no error, because one
+// file may be used in both places.
+func (s *Server) logBusSources(f apply.Files) {
+	if f.Config == nil {
+		return
+	}
+	for _, src := range f.Config.Sources {
+		if src.From != "" {
+			s.core.Log.Warn("source receives nothing", "source", src.Name, "from", string(src.From))
+		}
+	}
 }
 
 // logChanges logs the changed catalogs and event types for the operator.

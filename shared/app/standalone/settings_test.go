@@ -2,9 +2,11 @@ package standalone
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"regexp"
@@ -98,6 +100,21 @@ conversation:
 	} {
 		refuses(t, o, want)
 	}
+}
+
+// The same file may be used on AWS, so a bus source is no error.
+func TestASourceThatReceivesNothingIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	end(t, serve(t, func(o *Options) {
+		o.Config = configured(t, `sources:
+  - {name: topic, from: sns, events: [{name: ci.build_finished}]}
+  - {name: hook, verify: {scheme: none, secrets: ["env:PATH"]}, events: [{name: ci.build_finished}]}
+`)
+		t.Setenv("PATH", "a-secret-of-at-least-24-characters")
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	}))
+	expect.Contains(t, "the log", log.String(), `level=WARN msg="source receives nothing" source=topic from=sns`)
+	expect.Lacks(t, "the log", log.String(), "source=hook")
 }
 
 // A reload returns only when the new catalog and keys are in use.
