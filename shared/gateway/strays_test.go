@@ -371,3 +371,35 @@ func TestStrayStreamObeysTheRetryField(t *testing.T) {
 		expect.Equal(t, "requests", fmt.Sprint(gets), "[0s 20s 40s]")
 	})
 }
+
+// GWN-10: a backend that has not yet noticed the end of an earlier call's stream delays the next call, which gets its questions. While another
+// instance has the stream, the gateway asks for it every second, because questions get lost after that instance has closed it.
+func TestStrayStreamAfterAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, asksName)
+		conflicts := 1
+		s.intercept(func(w http.ResponseWriter, r *http.Request, _ got) bool {
+			conflict := r.Method == http.MethodGet && conflicts > 0
+			if conflict {
+				conflicts--
+				w.WriteHeader(http.StatusConflict)
+			}
+			return conflict
+		})
+		g := instances(t, 1, s)[0]
+		x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+		id, _ := x.question(t)
+		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+		expect.OK(t, x.end(t))
+
+		conflicts = 20
+		goOn := make(chan bool)
+		s.call = func(x *turn) { <-goOn; asksName(x) }
+		x = start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+		time.Sleep(25 * time.Second)
+		close(goOn)
+		id, _ = x.question(t)
+		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+		expect.OK(t, x.end(t))
+	})
+}

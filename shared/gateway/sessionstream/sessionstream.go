@@ -40,6 +40,9 @@ const (
 	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
 	// to maxPause.
 	minPause, maxPause = time.Second, 10 * time.Second
+	// conflictPause is the pause before the second attempt if the first one finds that the session already has a stream. The backend may not
+	// have noticed yet that the stream of an earlier call is closed.
+	conflictPause = 50 * time.Millisecond
 	// askAgain is how long the package opens no stream at a backend that has answered that it offers none, or in a session for which it has
 	// refused one, and waits less for a slow one.
 	askAgain = 5 * time.Minute
@@ -202,10 +205,16 @@ func (s *Streams) remove(st *stream) {
 // run reads the stream until it is removed, and opens it again when it breaks while calls run.
 func (st *stream) run(ctx context.Context) {
 	defer close(st.done)
-	lastID := ""
+	lastID, first := "", true
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		began := time.Now()
 		x, err := st.get(ctx, lastID)
+		if conflicts(err) {
+			if pause = minPause; first && periodic.Sleep(ctx, conflictPause) == nil {
+				x, err = st.get(ctx, lastID)
+			}
+		}
+		first = false
 		st.open()
 		if err == nil {
 			if time.Since(began) < openWait {
@@ -243,10 +252,15 @@ func (st *stream) reopens(err error) bool {
 // retries reports whether the stream may open later although it now ended with err.
 func retries(err error) bool {
 	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
-		// 409 means that another instance reads the stream.
-		return status.Status >= http.StatusInternalServerError || status.Status == http.StatusConflict || status.Status == http.StatusTooManyRequests
+		return status.Status >= http.StatusInternalServerError || conflicts(err) || status.Status == http.StatusTooManyRequests
 	}
 	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
+}
+
+// conflicts reports whether the session already has a stream, which another instance may read.
+func conflicts(err error) bool {
+	status, ok := errors.AsType[*upstream.StatusError](err)
+	return ok && status.Status == http.StatusConflict
 }
 
 // refuses reports whether the backend will answer the session's next GET with err, too. For example, many servers that accept only POST
