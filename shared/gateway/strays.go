@@ -17,11 +17,11 @@ import (
 //   - A client of 2026-07-28 gets the question as the result of one call, which must be the right one. If there are several, the gateway
 //     answers the question with an error. The same holds for requests for the roots, see [roundsBridge.accepts].
 
-// receiveStrays lets the call receive the stray messages of its session until leave is called. It does nothing if the backend cannot send
-// any to this client.
+// receiveStrays lets the call receive the stray messages of its session until leave is called. A call that cannot ask receives none.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	// Package stdio hands the stray messages of commands to calls, because over stdio all questions are strays.
-	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
+	cannotAsk := x.call.Version.Stateless() && !translate.MultiRound[x.call.Method] || !translate.MayBeAsked(x.call.Capabilities)
+	if x.with.ID == "" || x.backend().Command != nil || cannotAsk {
 		return func() {}
 	}
 	over := false // guarded by mu

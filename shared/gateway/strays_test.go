@@ -403,3 +403,30 @@ func TestStrayStreamAfterAConflict(t *testing.T) {
 		expect.OK(t, x.end(t))
 	})
 }
+
+// GWN-17: a call of a method that cannot ask, for example a completion, does not keep another call of the session from asking.
+func TestStrayQuestionDuringACallThatCannotAsk(t *testing.T) {
+	started, finish := make(chan bool), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		if x.Method == "completion/complete" {
+			started <- true
+			<-finish
+			x.result(`{"completion":{"values":[]}}`)
+			return
+		}
+		asksName(x)
+	})
+	g := instances(t, 1, s)[0]
+	done := make(chan outcome)
+	go func() {
+		done <- called(t, g, someone(v2026), "", func(c *api.Call) {
+			c.Kind, c.Name, c.Member, c.Method = api.Prompts, "prompt", "ref", "completion/complete"
+			c.Params = json.RawMessage(`{"ref":{"type":"ref/prompt","name":"prompt"},"argument":{"name":"a","value":""}}`)
+		})
+	}()
+	expect.Receive(t, "the completion", started)
+	asked := called(t, g, someone(v2026), "")
+	close(finish)
+	expect.OK(t, (<-done).err)
+	expect.Len(t, "the questions", asked.required(t).Requests, 1)
+}
