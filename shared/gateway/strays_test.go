@@ -430,3 +430,46 @@ func TestStrayQuestionDuringACallThatCannotAsk(t *testing.T) {
 	expect.OK(t, (<-done).err)
 	expect.Len(t, "the questions", asked.required(t).Requests, 1)
 }
+
+// GWN-17: a server that speaks 2026-07-28 and has sessions too gets a session for a client with a session, because only then can its tool
+// ask the client within a call. A client of 2026-07-28 calls it without a session.
+func TestBackendOfBothKinds(t *testing.T) {
+	s := serving(t, true, func(x *turn) {
+		if x.Session == "" {
+			x.result(text("no session"))
+			return
+		}
+		asksName(x)
+	})
+	s.dual = true
+	g := instances(t, 1, s)[0]
+	for range 2 {
+		expect.Contains(t, "the result for a client of 2026-07-28", string(called(t, g, someone(v2026), "").response), "no session")
+		x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+		id, _ := x.question(t)
+		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{"jsonrpc":"2.0","id":"`+id+`","result":{"action":"accept","content":{"name":"Ada"}}}`)))
+		expect.Contains(t, "the result for a client with a session", x.next(t).text, "Ada")
+		expect.OK(t, x.end(t))
+	}
+	expect.Len(t, "the sessions at the backend", s.received("initialize"), 2) // the first one was a trial
+	expect.Equal(t, "open sessions", s.alive(), 1)
+}
+
+// GWN-04: a changed list that a backend reports on the response stream of a call reaches the client of the call, which then gets the new
+// list. FastMCP reports changes there.
+func TestListChangesWithinACall(t *testing.T) {
+	var s *scripted
+	s = newScripted(t, func(s2 *scripted) {
+		s2.call = func(x *turn) {
+			s.list(oneTool("t", "new"))
+			x.notify("notifications/tools/list_changed", `{}`)
+			x.result(`{}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	sees(t, g, sessionBased("s1"), "t")
+	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
+	expect.Contains(t, "the notification", x.next(t).text, "notifications/tools/list_changed")
+	sees(t, g, sessionBased("s1"), "t", "new")
+	expect.OK(t, x.end(t))
+}

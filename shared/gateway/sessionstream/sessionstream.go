@@ -332,7 +332,7 @@ func (st *stream) keepEarly(m upstream.Message) bool {
 	return true
 }
 
-// takeEarly removes the question with an id from those that wait, and reports whether there was one.
+// takeEarly removes the waiting question with an id, and reports whether there was one.
 func (st *stream) takeEarly(id json.RawMessage) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
