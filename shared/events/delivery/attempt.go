@@ -71,7 +71,7 @@ type firstAttempt struct {
 //
 // It reports [errMaybeEnded] if the subscription may have ended since it was read.
 //
-// late is as in [state.Delivery].
+// For late, see [state.Delivery.Late].
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
