@@ -473,3 +473,22 @@ func TestListChangesWithinACall(t *testing.T) {
 	sees(t, g, sessionBased("s1"), "t", "new")
 	expect.OK(t, x.end(t))
 }
+
+// A backend that takes long to accept the refusal of an early question does not delay the call that cannot answer it.
+func TestStrayQuestionBeforeACallThatCannotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStraying(t, func(x *turn) { x.result(text("done")) })
+		s.hang = func(method string) bool { return method == "" }
+		g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: time.Minute})
+		called(t, g, someone(v2026), "")
+		for i := range 3 {
+			s.notify(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"roots/list"}`, i))
+		}
+		synctest.Wait()
+		began := time.Now()
+		expect.Equal(t, "the result", called(t, g, someone(v2026), "").says(t), "complete:done")
+		expect.Equal(t, "the call is fast", time.Since(began) < time.Second, true)
+		s.next(t, "") // a refusal
+		time.Sleep(time.Minute)
+	})
+}

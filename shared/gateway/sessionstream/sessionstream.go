@@ -138,7 +138,7 @@ func (st *stream) deliverEarly(c *call) {
 	for _, m := range early {
 		// It does not belong to this call, so a client that answers by repeating the call must not get it.
 		if !c.receive(m, false) {
-			st.refuse(context.Background(), m)
+			go st.refuse(context.Background(), m) // concurrently, because the backend may accept it late
 		}
 	}
 }
