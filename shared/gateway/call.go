@@ -53,7 +53,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	if err := rules.CheckNames(c.Params, c.Member, c.Kind == api.Templates); err != nil {
 		return err
 	}
-	if err := translate.CheckToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
+	if err := checkToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
@@ -62,7 +62,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	if info == nil {
 		return err
 	}
-	x := newExchange(ctx, g, c, e, info)
+	x := newExchange(g, c, e, info)
 	defer func() { r.outcome, r.gone = x.outcome, x.gone }()
 	if x.task = task; task != nil && !info.Version.Stateless() {
 		return errNoTask // another server has taken the backend's place
@@ -86,6 +86,15 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return errors.Join(public, err)
 	}
 	return err
+}
+
+// checkToken returns an error if the progress token in _meta is longer than an id may be, because every progress notification of the call
+// repeats the token.
+func checkToken(meta json.RawMessage) error {
+	if n := len(jsonrpc.Member(meta, "progressToken")); n > jsonrpc.MaxID {
+		return fault.New(fault.Invalid, "progressToken has %d bytes (allowed: up to %d)", n, jsonrpc.MaxID)
+	}
+	return nil
 }
 
 // A bridge makes a call, and handles the backend's response to it, for one combination of revisions. There are four implementations,
@@ -160,7 +169,7 @@ type exchange struct {
 }
 
 // newExchange returns the exchange of a call, with the [bridge] for the revisions of the client and the backend.
-func newExchange(ctx context.Context, g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
+func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1), leave: func() {},
 		id: upstream.FreshID(), // several clients without a session share one with the backend
@@ -172,7 +181,7 @@ func newExchange(ctx context.Context, g *Gateway, c api.Call, e backends.Entry, 
 	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
 	case client && backend:
 		x.bridge = &statelessBridge{x}
-	case backend && (c.Session == "" || !e.View.HasSessions(ctx)):
+	case backend:
 		x.bridge = &inputRoundsBridge{x: x}
 	case client:
 		b := &roundsBridge{x: x}
@@ -356,9 +365,6 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 			x.dropMisplaced(ctx)
 		}
 		return false, err
-	case listChanges[m.Method] && x.asker != nil && !x.call.Version.Stateless(): // FastMCP sends them here, and only here
-		x.entry.View.Outdate()
-		return false, x.send(m.Raw, false)
 	case m.ID == nil && (passThrough[m.Method] || x.hasMethod(m.Method)):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
@@ -426,7 +432,7 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bo
 	}
 	params := jsonrpc.Member(m.Raw, "params")
 	meta := jsonrpc.Member(params, "_meta")
-	if err := translate.CheckToken(meta); err != nil { // the token would be stored with the question
+	if err := checkToken(meta); err != nil { // the token would be stored with the question
 		return x.refuse(ctx, m, jsonrpc.InvalidParams, err.Error())
 	}
 	token := jsonrpc.Member(meta, "progressToken")

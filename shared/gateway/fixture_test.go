@@ -113,8 +113,6 @@ func (t *turn) result(text string) {
 type scripted struct {
 	*httptest.Server
 	stateless bool
-	// dual makes a stateless backend accept sessions too, as servers on version 2 of the official SDKs do.
-	dual bool
 	// supported is the version that server/discover returns; empty means 2026-07-28.
 	supported    string
 	capabilities string
@@ -244,7 +242,7 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, m got) {
 	switch {
 	case m.Method == "server/discover" && (s.stateless || s.supported != ""):
 		answer(`"result":{"supportedVersions":["` + cmp.Or(s.supported, "2026-07-28") + `"],"capabilities":` + s.capabilities + `}`)
-	case m.Method == "server/discover", m.Method == "initialize" && s.stateless && !s.dual:
+	case m.Method == "server/discover", m.Method == "initialize" && s.stateless:
 		answer(`"error":{"code":-32601,"message":"no such method"}`)
 	case m.Method == "initialize":
 		var p struct{ ProtocolVersion string }

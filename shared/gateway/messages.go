@@ -99,9 +99,6 @@ var passThrough = map[string]bool{
 	spec.NoteTaskStatus: true,
 }
 
-// listChanges has the notifications that a list of the backend has changed.
-var listChanges = map[string]bool{spec.NoteToolsChange: true, spec.NotePromptsChange: true, spec.NoteResourcesChange: true}
-
 // withoutOwn returns the message without the members of _meta that only the gateway may set, see [translate.WithoutOwn].
 func withoutOwn(m upstream.Message) upstream.Message {
 	switch {

@@ -15,12 +15,13 @@ import (
 //   - For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the
 //     response stream of the newest call. It stays open after the response, because the backend may still wait for the answer.
 //   - A client of 2026-07-28 gets the question as the result of one call, which must be the right one. If there are several, the gateway
-//     answers the question with an error. The same holds for requests for the roots, see [roundsBridge.accepts].
+//     answers the question with an error. The same holds for requests for the roots, see [roundsBridge.accepts]. If other instances may
+//     make calls in the session, the gateway cannot know whether there are several, so it does not read the stream.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called. A call that cannot ask receives none.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	// Package stdio hands the stray messages of commands to calls, because over stdio all questions are strays.
-	cannotAsk := x.call.Version.Stateless() && !translate.MultiRound[x.call.Method] || !translate.MayBeAsked(x.call.Capabilities)
+	cannotAsk := x.call.Version.Stateless() && (x.gateway.options.Shared || !translate.MultiRound[x.call.Method]) || !translate.MayBeAsked(x.call.Capabilities)
 	if x.with.ID == "" || x.backend().Command != nil || cannotAsk {
 		return func() {}
 	}
@@ -51,7 +52,7 @@ func (x *exchange) takeStray(ctx context.Context, m upstream.Message, alone bool
 	case m.Method == spec.NoteCancelled:
 		found, _ := x.asker.withdraw(ctx, jsonrpc.Member(params, "requestId"), m) // an error means that the client is gone
 		return found
-	case m.Method == spec.NoteProgress && x.ownsProgress(params), m.Method == spec.NoteMessage, m.Method == spec.NoteElicited:
+	case m.Method == spec.NoteMessage, m.Method == spec.NoteElicited:
 		if m, ok := x.adaptNotification(m); ok {
 			_ = x.send(m.Raw, false) // records if the client is gone
 		}

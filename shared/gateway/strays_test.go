@@ -20,7 +20,6 @@ func newStraying(t *testing.T, call func(*turn)) *scripted {
 	s := serving(t, false, call)
 	s.strays = map[string]bool{
 		"elicitation/create": true, "sampling/createMessage": true, "roots/list": true, "notifications/message": true, "notifications/cancelled": true,
-		"notifications/progress": true,
 	}
 	return s
 }
@@ -36,15 +35,12 @@ func asksName(x *turn) {
 func TestStrayQuestionsReachAClientWithASession(t *testing.T) {
 	s := newStraying(t, func(x *turn) {
 		x.notify("notifications/message", `{"level":"info","data":"thinking"}`)
-		x.notify("notifications/progress", `{"progressToken":"p","progress":1}`)
-		x.notify("notifications/progress", `{"progressToken":"another call's","progress":2}`)
 		asksName(x)
 	})
 	g := instances(t, 2, s)
 	for range 2 {
-		x := start(t, g[0], sessionBased("s1"), "tool", "1", `{"name":"tool","_meta":{"progressToken":"p"}}`)
+		x := start(t, g[0], sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
 		expect.Contains(t, "the log message", x.next(t).text, "thinking")
-		expect.Contains(t, "the progress", x.next(t).text, `"progress":1`)
 		id, _ := x.question(t)
 		expect.OK(t, g[1].Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{"jsonrpc":"2.0","id":"`+id+`","result":{"action":"accept","content":{"name":"Ada"}}}`)))
 		expect.Contains(t, "the result", x.next(t).text, `Ada`)
@@ -429,49 +425,6 @@ func TestStrayQuestionDuringACallThatCannotAsk(t *testing.T) {
 	close(finish)
 	expect.OK(t, (<-done).err)
 	expect.Len(t, "the questions", asked.required(t).Requests, 1)
-}
-
-// GWN-17: a server that speaks 2026-07-28 and has sessions too gets a session for a client with a session, because only then can its tool
-// ask the client within a call. A client of 2026-07-28 calls it without a session.
-func TestBackendOfBothKinds(t *testing.T) {
-	s := serving(t, true, func(x *turn) {
-		if x.Session == "" {
-			x.result(text("no session"))
-			return
-		}
-		asksName(x)
-	})
-	s.dual = true
-	g := instances(t, 1, s)[0]
-	for range 2 {
-		expect.Contains(t, "the result for a client of 2026-07-28", string(called(t, g, someone(v2026), "").response), "no session")
-		x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
-		id, _ := x.question(t)
-		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{"jsonrpc":"2.0","id":"`+id+`","result":{"action":"accept","content":{"name":"Ada"}}}`)))
-		expect.Contains(t, "the result for a client with a session", x.next(t).text, "Ada")
-		expect.OK(t, x.end(t))
-	}
-	expect.Len(t, "the sessions at the backend", s.received("initialize"), 2) // the first one was a trial
-	expect.Equal(t, "open sessions", s.alive(), 1)
-}
-
-// GWN-04: a changed list that a backend reports on the response stream of a call reaches the client of the call, which then gets the new
-// list. FastMCP reports changes there.
-func TestListChangesWithinACall(t *testing.T) {
-	var s *scripted
-	s = newScripted(t, func(s2 *scripted) {
-		s2.call = func(x *turn) {
-			s.list(oneTool("t", "new"))
-			x.notify("notifications/tools/list_changed", `{}`)
-			x.result(`{}`)
-		}
-	})
-	g := gatewayOver(t, memory(t), at("b", s))
-	sees(t, g, sessionBased("s1"), "t")
-	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
-	expect.Contains(t, "the notification", x.next(t).text, "notifications/tools/list_changed")
-	sees(t, g, sessionBased("s1"), "t", "new")
-	expect.OK(t, x.end(t))
 }
 
 // A backend that takes long to accept the refusal of an early question does not delay the call that cannot answer it.

@@ -8,10 +8,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -22,7 +20,7 @@ import (
 // A view has no background work. It asks the backend when a caller needs newer data than it has, and concurrent callers share one request.
 // This is how long it uses data before it asks again:
 //
-//	capabilities          for askAgain, also whether it has sessions
+//	capabilities          for askAgain
 //	list                  for the shorter of the backend's time to live and Options.ListTTL, until the list version changes
 //	list, to find a name  for Options.ListTTL, even if the list version changes; for missTTL if the list does not have the name
 //	list, for the relay   until Outdate is called
@@ -39,8 +37,7 @@ type View struct {
 	token string
 	used  time.Time // guarded by callers
 
-	info     *refresh.Value[*ServerInfo]
-	sessions *refresh.Value[bool] // whether the stateless backend also has sessions, see [View.HasSessions]
+	info *refresh.Value[*ServerInfo]
 
 	mu      sync.Mutex
 	lists   map[api.Kind]*versionedList
@@ -53,8 +50,6 @@ const (
 	// between two such requests after changes of lists.
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
-	// sessionsPause is how long the view waits after a failed attempt before it tries again whether the backend has sessions.
-	sessionsPause = 30 * time.Second
 	// missTTL limits the age of a list from which the gateway concludes that a name does not exist.
 	missTTL = time.Second
 	// maxTTL limits the time to live that a backend can set for its list.
@@ -69,9 +64,6 @@ const (
 func newView(b *Backend, token string) *View {
 	v := &View{backend: b, token: token, lists: map[api.Kind]*versionedList{}, leftOut: map[api.Kind]bool{}}
 	v.info = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
-	v.sessions = refresh.New(refresh.Options{
-		Name: "sessions of backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout, EmptyBackoff: sessionsPause, Backoff: sessionsPause,
-	}, v.trySession)
 	return v
 }
 
@@ -86,30 +78,6 @@ func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 		now, _ = v.info.Peek()
 	}
 	return now, err
-}
-
-// HasSessions reports whether a backend of 2026-07-28 can also be used with sessions, which some servers need for asking the client
-// something within a call. A pinned backend cannot, and a command cannot, because each session would need a process of its own.
-func (v *View) HasSessions(ctx context.Context) bool {
-	if v.backend.ProtocolVersion != api.AutoVersion || v.backend.Command != nil {
-		return false
-	}
-	has, err := v.sessions.Within(ctx, askAgain)
-	return err == nil && has
-}
-
-// trySession begins a session at the backend and ends it, and reports whether the backend has accepted it.
-func (v *View) trySession(ctx context.Context, _ bool) (bool, error) {
-	c := v.client()
-	k, err := c.Initialize(ctx, upstream.Declared{Version: spec.LatestSessionBased})
-	switch {
-	case upstream.IsRefused(err):
-		return false, nil
-	case err != nil:
-		return false, err
-	}
-	v.backend.EndSession(ctx, v.token, k.Version, k.Session)
-	return k.Session != "", nil // without an id, the backend could not ask the client
 }
 
 // Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view has newer ones already.
@@ -135,7 +103,6 @@ func (v *View) doubt(info *ServerInfo) bool {
 	}
 	v.doubted = time.Now()
 	v.Forget(info)
-	v.sessions.Expire(func(bool) bool { return true })
 	return true
 }
 

@@ -353,15 +353,6 @@ func FindMissing(capabilities json.RawMessage, method string, params json.RawMes
 	return Need(method)
 }
 
-// CheckToken returns a fault of kind Invalid if the progress token in _meta is longer than an id may be, because every progress notification
-// of the call repeats the token.
-func CheckToken(meta json.RawMessage) error {
-	if n := len(jsonrpc.Member(meta, "progressToken")); n > jsonrpc.MaxID {
-		return fault.New(fault.Invalid, "progressToken has %d bytes (allowed: up to %d)", n, jsonrpc.MaxID)
-	}
-	return nil
-}
-
 // MayBeAsked reports whether a client declares the capability to answer any question.
 func MayBeAsked(capabilities json.RawMessage) bool {
 	return slices.ContainsFunc([]Need{"elicitation", "sampling", "roots"}, func(n Need) bool { return findUndeclared(capabilities, n) == "" })
