@@ -138,7 +138,13 @@ func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool
 // adaptProgress replaces the token of a progress notification by the client's, byte for byte. It drops a
 // notification with an unknown token, because it does not belong to this call.
 func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
-	if !x.ownsProgress(params) {
+	own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
+	sent := own
+	if x.token != nil {
+		sent = x.token
+	}
+	got := jsonrpc.Member(params, "progressToken")
+	if own == nil || !jsonrpc.SameID(got, sent) {
 		x.backend().CountDrop(context.Background(), dropProgress)
 		return m, false
 	}
@@ -147,25 +153,10 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
 	}
 	x.progress = max(x.progress, value)
-	if own := x.clientToken(); string(jsonrpc.Member(params, "progressToken")) != string(own) {
+	if string(got) != string(own) {
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", own))
 	}
 	return m, true
-}
-
-// clientToken returns the progress token of the client's request, or nil.
-func (x *exchange) clientToken() json.RawMessage {
-	return jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
-}
-
-// ownsProgress reports whether the params of a progress notification have the token that the backend got with this call.
-func (x *exchange) ownsProgress(params json.RawMessage) bool {
-	own := x.clientToken()
-	sent := own
-	if x.token != nil {
-		sent = x.token
-	}
-	return own != nil && jsonrpc.SameID(jsonrpc.Member(params, "progressToken"), sent)
 }
 
 // dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request

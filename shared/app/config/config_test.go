@@ -119,7 +119,6 @@ func TestParseFaults(t *testing.T) {
 		"AUT-02 unknown member":   {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
 		"AUT-02 a plain key":      {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
 		"AUT-02 short hash":       {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},
-		"AUT-02 empty key":        {"keys:\n  - {principal: a, sha256: " + hashOf("") + "}\n", "config.yaml:2: a key: sha256 is the hash of an empty text, with which no caller can authenticate"},
 		"AUT-02 no principal":     {"keys:\n  - {sha256: " + hashOf("a") + "}\n", "config.yaml:2: a key: principal"},
 		"AUT-02 same hash":        {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
 		"AUT-02 bad expiry":       {key("expires: soon"), `expires: "soon" is not a time`},
