@@ -203,14 +203,18 @@ func TestEmptyValuesAreRefused(t *testing.T) {
 // The variables of all flags of serve are set but empty, as if by a compose file with MCPEVENTS_QUOTA=${QUOTA}.
 func TestEmptyVariablesCountAsUnset(t *testing.T) {
 	for name := range config.Names() {
-		t.Setenv(config.EnvName(name), "")
+		if name != "auth" {
+			t.Setenv(config.EnvName(name), "")
+		}
 	}
-	for _, name := range []string{"AUTH", "ALLOW_BREAKING", "WORKSPACE_CATALOG", "LOG_LEVEL", "LOG_FORMAT"} {
+	for _, name := range []string{"ALLOW_BREAKING", "WORKSPACE_CATALOG", "LOG_LEVEL", "LOG_FORMAT"} {
 		t.Setenv("MCPEVENTS_"+name, "")
 	}
 	code, _, errs := command(t, "", "serve", "--addr=")
 	expect.Equal(t, "the exit code", code, exitUsage)
 	expect.Contains(t, "the error, which is not about a variable", errs, "--addr is empty")
+	t.Setenv(config.EnvName("auth"), "") // the default would switch authentication off
+	fails(t, "serve --addr 127.0.0.1:0 --data :memory:", exitUsage, "--auth must be one of")
 }
 
 func TestHealthSaysWhyAServerIsNotHealthy(t *testing.T) {

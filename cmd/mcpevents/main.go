@@ -200,12 +200,11 @@ func rewrite(args []string) []string {
 }
 
 // unsetEmpty removes our environment variables that are set but empty, because kong would parse the empty text. For example, a compose file
-// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too. The exceptions are variables that the container
-// image sets: with the default of --auth instead, an empty text would switch authentication off.
+// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too. The exception is
+// MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
 func unsetEmpty() {
 	for _, v := range os.Environ() {
-		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) &&
-			name != config.EnvName("auth") && name != config.EnvName("addr") && name != config.EnvName("data") {
+		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) && name != config.EnvName("auth") {
 			_ = os.Unsetenv(name) // fails only for names that cannot be set
 		}
 	}
