@@ -45,7 +45,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		if s.key, err = cursors.Key(ctx, p.DB); err != nil {
 			return s, err
 		}
-		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key, Shared: true}); err != nil {
+		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
 		// Send the events of conversations to the inbox queue, because only the function publish may send to the events queue.

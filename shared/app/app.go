@@ -376,8 +376,6 @@ type GatewayOptions struct {
 	// LogDelay is how long the log line of a call may wait to be written together with others. It must be 0 if the process may
 	// be frozen after each response, as on Lambda.
 	LogDelay time.Duration
-	// Shared says that other processes serve the same clients, as on AWS.
-	Shared bool
 	// StreamLinger is how long the GET stream of a session with a backend stays open after a call. It must be 0 where LogDelay must be 0.
 	StreamLinger time.Duration
 }
@@ -401,7 +399,7 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	return gateway.New(gateway.Options{
 		EventsWanted: wanted,
 		Source:       c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
-		DB: c.DB, Log: c.Log, LogDelay: o.LogDelay, Shared: o.Shared, StreamLinger: o.StreamLinger, Metrics: c.Metrics, Tracer: c.Tracer,
+		DB: c.DB, Log: c.Log, LogDelay: o.LogDelay, StreamLinger: o.StreamLinger, Metrics: c.Metrics, Tracer: c.Tracer,
 	})
 }
 

@@ -114,8 +114,6 @@ type asker interface {
 	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
 	// result, or answers it itself. stray says that the request may belong to another call or to none, see strays.go.
 	elicit(ctx context.Context, m upstream.Message, stray bool) error
-	// accepts reports whether a stray request may belong to this call. alone says that no other call runs in the session.
-	accepts(m upstream.Message, alone bool) bool
 	// withdraw handles the backend's cancellation of its own request with the given id. It reports false if the call has no such request.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error)
 }
@@ -417,8 +415,6 @@ func (b *sessionBridge) sendCall(ctx context.Context) error {
 
 // maxAsked limits how often a backend may ask a client with a session in one call, because each question is an item in the store.
 const maxAsked = 1000
-
-func (b *sessionBridge) accepts(upstream.Message, bool) bool { return true }
 
 func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bool) error {
 	x := b.x

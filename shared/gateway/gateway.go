@@ -73,8 +73,7 @@ type Options struct {
 	ListTTL time.Duration
 	// AskTimeout limits the gateway's own requests to a backend, e.g. for a list; 0 means 10 s.
 	AskTimeout time.Duration
-	// Shared says that other processes serve the same clients. StreamLinger is [sessionstream.Streams.Linger].
-	Shared       bool
+	// StreamLinger is [sessionstream.Streams.Linger].
 	StreamLinger time.Duration
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration

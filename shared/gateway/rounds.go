@@ -172,12 +172,6 @@ func (b *roundsBridge) findAnswer(m upstream.Message) int {
 	return -1
 }
 
-// accepts refuses a stray request that another call may have caused, because the user's answer to one call must not count for another. It
-// refuses requests for the roots, because servers send them at any time, and a call that accepts one is cancelled and repeated.
-func (b *roundsBridge) accepts(m upstream.Message, alone bool) bool {
-	return alone && m.Method != spec.MethodRoots
-}
-
 // requireInput returns the pending elicitations to the client in an input_required result.
 func (b *roundsBridge) requireInput() error {
 	requests := []byte{'{'}

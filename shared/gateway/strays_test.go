@@ -51,15 +51,6 @@ func TestStrayQuestionsReachAClientWithASession(t *testing.T) {
 	expect.Len(t, "the sessions at the backend", s.received("initialize"), 2) // one is the gateway's own
 }
 
-// GWN-13, GWN-17: a question on the GET stream of the session is a round for a client of 2026-07-28.
-func TestStrayQuestionsAreRounds(t *testing.T) {
-	g := instances(t, 2, newStraying(t, asksTwice))
-	first := called(t, g[0], someone(v2026), "").required(t)
-	second := called(t, g[1], someone(v2026), first.retry(`{"action":"accept","content":{"name":"Ada"}}`)).required(t)
-	last := called(t, g[0], someone(v2026), second.retry(`{"role":"assistant","content":{"type":"text","text":"x"},"model":"m1"}`))
-	expect.Equal(t, "the result", last.says(t), `complete:{"name":"Ada"} and "m1"`)
-}
-
 // GWN-10: a client with a session gets a withdrawal, too, and its late answer is refused.
 func TestStrayWithdrawal(t *testing.T) {
 	g := instances(t, 1, newStraying(t, func(x *turn) {
@@ -117,30 +108,6 @@ func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
 	expect.Contains(t, "the response", older.next(t).text, `"result"`)
 	expect.OK(t, older.end(t))
 	checkGone(t, g.options.DB, id)
-}
-
-// GWN-17: given two calls of clients of 2026-07-28 in one session, a question on its GET stream fails. In particular, the call that has not
-// asked its user gets no answer of the other call, although both ask the same question.
-func TestStrayQuestionThatMayBelongToTwoCalls(t *testing.T) {
-	started, goOn := make(chan bool), make(chan bool)
-	s := newStraying(t, func(x *turn) {
-		if x.argument() == "waits" {
-			started <- true
-			<-goOn
-		}
-		answer := x.ask("elicitation/create", form)
-		x.result(text("%s %s", answer.of("content"), jsonrpc.Member(answer.Error, "message")))
-	})
-	g := instances(t, 1, s)[0]
-	const waits = `,"arguments":{"n":"waits"}`
-	go func() { <-started; goOn <- true }()
-	asked := called(t, g, someone(v2026), waits).required(t)
-	retried := start(t, g, someone(v2026), "tool", "1", `{"name":"tool"`+waits+asked.retry(`{"action":"accept","content":{"name":"Ada"}}`)+`}`)
-	expect.Receive(t, "the retry", started)
-	expect.Contains(t, "the result of the other call", called(t, g, someone(v2026), "").says(t), "no call is running that could answer")
-	goOn <- true
-	expect.Contains(t, "the result of the retry", retried.next(t).text, "Ada")
-	expect.OK(t, retried.end(t))
 }
 
 // A client that cannot be asked gets no GET stream, and one that gets no event stream makes the question fail immediately.
@@ -270,21 +237,6 @@ func TestStrayQuestionAfterALostSession(t *testing.T) {
 	expect.OK(t, x.end(t))
 }
 
-// GWN-13: a backend may ask for the roots at any time, so the question does not stop a call of a client of 2026-07-28.
-func TestStrayQuestionForRootsRepeatsNoCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStraying(t, func(x *turn) {
-			x.send("1", "roots/list", `{}`)
-			time.Sleep(time.Second)
-			x.result(text("done"))
-		})
-		g := instances(t, 1, s)[0]
-		expect.Equal(t, "the result", called(t, g, someone(v2026), "").says(t), "complete:done")
-		expect.Len(t, "the calls at the backend", s.received("tools/call"), 1)
-		expect.Contains(t, "the answer to the backend", s.next(t, "").Raw, "error")
-	})
-}
-
 // A backend that answers a GET only with the first message of the stream delays one call, and not each.
 func TestStrayStreamWithoutAnAnswer(t *testing.T) {
 	for name, linger := range map[string]time.Duration{"with linger": time.Minute, "without": 0} {
@@ -327,25 +279,6 @@ func TestStrayStreamThatIsRefused(t *testing.T) {
 			expect.Equal(t, "GET requests", gets, 1)
 		})
 	}
-}
-
-// GWN-17: a call that has its response does not count as running while its response stream stays open.
-func TestStrayQuestionRightAfterACall(t *testing.T) {
-	hold := make(chan bool)
-	defer close(hold)
-	s := newStraying(t, func(x *turn) {
-		if x.argument() == "open" {
-			x.result(`{}`)
-			<-hold
-			return
-		}
-		asksName(x)
-	})
-	g := instances(t, 1, s)[0]
-	open := start(t, g, someone(v2026), "tool", "1", `{"name":"tool","arguments":{"n":"open"}}`)
-	expect.Contains(t, "the response", open.next(t).text, "result")
-	expect.Len(t, "the questions", called(t, g, someone(v2026), "").required(t).Requests, 1)
-	expect.OK(t, open.end(t))
 }
 
 // The retry field of a stream is obeyed, however long it is (2025-11-25, Transports).
@@ -397,51 +330,5 @@ func TestStrayStreamAfterAConflict(t *testing.T) {
 		id, _ = x.question(t)
 		expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
 		expect.OK(t, x.end(t))
-	})
-}
-
-// GWN-17: a call of a method that cannot ask, for example a completion, does not keep another call of the session from asking.
-func TestStrayQuestionDuringACallThatCannotAsk(t *testing.T) {
-	started, finish := make(chan bool), make(chan bool)
-	s := newStraying(t, func(x *turn) {
-		if x.Method == "completion/complete" {
-			started <- true
-			<-finish
-			x.result(`{"completion":{"values":[]}}`)
-			return
-		}
-		asksName(x)
-	})
-	g := instances(t, 1, s)[0]
-	done := make(chan outcome)
-	go func() {
-		done <- called(t, g, someone(v2026), "", func(c *api.Call) {
-			c.Kind, c.Name, c.Member, c.Method = api.Prompts, "prompt", "ref", "completion/complete"
-			c.Params = json.RawMessage(`{"ref":{"type":"ref/prompt","name":"prompt"},"argument":{"name":"a","value":""}}`)
-		})
-	}()
-	expect.Receive(t, "the completion", started)
-	asked := called(t, g, someone(v2026), "")
-	close(finish)
-	expect.OK(t, (<-done).err)
-	expect.Len(t, "the questions", asked.required(t).Requests, 1)
-}
-
-// A backend that takes long to accept the refusal of an early question does not delay the call that cannot answer it.
-func TestStrayQuestionBeforeACallThatCannotAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStraying(t, func(x *turn) { x.result(text("done")) })
-		s.hang = func(method string) bool { return method == "" }
-		g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: time.Minute})
-		called(t, g, someone(v2026), "")
-		for i := range 3 {
-			s.notify(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"roots/list"}`, i))
-		}
-		synctest.Wait()
-		began := time.Now()
-		expect.Equal(t, "the result", called(t, g, someone(v2026), "").says(t), "complete:done")
-		expect.Equal(t, "the call is fast", time.Since(began) < time.Second, true)
-		s.next(t, "") // a refusal
-		time.Sleep(time.Minute)
 	})
 }
