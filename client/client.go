@@ -358,8 +358,8 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// readAnswer reads the body of an answer. If it is a stream, readAnswer returns the first response in it, or nil if there is none, and skips
-// malformed messages. It does not wait for the end of the stream, because a server only should, and need not, end it after the response.
+// readAnswer reads the body of an answer. If the body is a stream, readAnswer skips malformed messages and returns the first response, or
+// nil if the stream ends before it. It does not wait for the end of the stream, because a server may keep it open after the response.
 func readAnswer(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(resp.Body)

@@ -135,7 +135,7 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and continues with the waiting save until there is none. If the store fails,
+// run saves the cursor of the running save, and then any save that waits for it. If the store fails,
 // the subscription ends. If it continued, the saved cursor would stay behind, and a restarted program would handle all
 // events after it again. After a timeout, run no longer calls the store. Otherwise the events that are still being handled
 // would wait for another timeout.

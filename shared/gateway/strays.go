@@ -24,7 +24,7 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 		return func() {}
 	}
 	over := false // guarded by mu
-	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message, _ bool) bool {
+	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message) bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return !over && !x.answered && x.takeStray(ctx, m)

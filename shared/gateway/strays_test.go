@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// newStraying returns a session-based backend that sends its questions and log messages on the GET stream of the session, and drops them if
-// there is none, as version 1 of the official TypeScript SDK does.
+// newStraying returns a session-based backend that sends its questions and log messages on the GET stream of the session, and drops them
+// without such a stream, as version 1 of the official TypeScript SDK does.
 func newStraying(t *testing.T, call func(*turn)) *scripted {
 	t.Helper()
 	s := serving(t, false, call)
@@ -129,7 +129,7 @@ func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	expect.Contains(t, "the result", string(o.response), "does not accept an event stream")
 }
 
-// GWN-10: a GET stream that breaks during a call is opened again. A backend without GET streams is asked for one every five minutes, and its
+// GWN-10: a GET stream that breaks during a call is opened again. The gateway asks a backend without GET streams again after five minutes, and its
 // calls do not wait for it.
 func TestStrayStreamIsOpenedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

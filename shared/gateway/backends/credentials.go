@@ -151,9 +151,9 @@ func (b *Backend) tokenContext() context.Context {
 	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
-// credentials adds the operator's headers and the Authorization header to requests to a backend. The token is that of the
-// caller for whom the request is made. It is empty for the gateway's own requests, and for a caller without a token if bare is
-// set.
+// credentials adds the operator's headers and the Authorization header to requests to a backend. The token belongs to
+// the caller for whom the request is made. It is empty for the gateway's own requests, and for a caller without a token if
+// bare is set.
 type credentials struct {
 	*Backend
 	token string

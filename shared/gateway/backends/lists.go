@@ -201,7 +201,7 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 	return e, err
 }
 
-// findListed is [Set.Find] for names and URIs that a list or a template has.
+// findListed returns what [Set.Find] returns, but only for names and URIs that a list or a template has.
 func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, kind api.Kind, name string) (Entry, error) {
 	e, err := lookUp(p, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
 	if err == nil {
@@ -270,7 +270,7 @@ func (v *View) listsScheme(prefix string) bool {
 	return false
 }
 
-// latestList returns the list that was fetched last, however old it is, or nil if none was.
+// latestList returns the list that was fetched last, however old it is, or nil before the first one.
 func (v *View) latestList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]

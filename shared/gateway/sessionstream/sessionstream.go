@@ -27,9 +27,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. alone says that no
-// other call of this process runs in the session.
-type Receiver func(m upstream.Message, alone bool) bool
+// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call.
+type Receiver func(m upstream.Message) bool
 
 const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
@@ -136,8 +135,7 @@ func (st *stream) deliverEarly(c *call) {
 	st.early = nil
 	st.in.mu.Unlock()
 	for _, m := range early {
-		// It does not belong to this call, so a client that answers by repeating the call must not get it.
-		if !c.receive(m, false) {
+		if !c.receive(m) {
 			go st.refuse(context.Background(), m) // concurrently, because the backend may accept it late
 		}
 	}
@@ -354,7 +352,7 @@ func (st *stream) deliver(m upstream.Message) bool {
 	calls := slices.Clone(st.calls)
 	st.in.mu.Unlock()
 	for _, c := range slices.Backward(calls) {
-		if c.receive(m, len(calls) == 1) {
+		if c.receive(m) {
 			return true
 		}
 	}

@@ -207,8 +207,8 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to its end. first says
-// that the lag counts as that of a first attempt. The category is the kind of failure, or empty after a success.
+// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to its end. If first
+// is set, the lag counts as the lag of a first attempt. The category is the kind of failure, or empty after a success.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
