@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -51,6 +52,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body)))(t)
 	stream := open(t, req, header)
 	wait(t, "the confirmation", stream)
+	awaitActive(t, stack, "shop", 1)
 	ship := func(id string) {
 		t.Helper()
 		expect.OK(t, expect.ErrOf(backend.Publish(ctx, "default", standalone.Event{URI: "event://orders/1/shipped", ID: id, Data: json.RawMessage(`{}`)})))
@@ -117,6 +119,22 @@ func subscribe(t *testing.T, c *client.Client, o client.SubscribeOptions) (sub *
 	return sub
 }
 
+// awaitActive waits until the relay has n subscriptions at a backend. A client waits for its subscription too, but only for three seconds,
+// which may be too short on a busy machine. Then it misses the first events.
+func awaitActive(t *testing.T, stack *runner.Stack, backend string, n int) {
+	t.Helper()
+	r := demand.New(database(t, stack))
+	eventually(t, fmt.Sprintf("%d subscriptions at the backend", n), func() bool {
+		active := 0
+		for uri := range expect.Value(r.ListWanted(t.Context(), "default", backend))(t) {
+			if expect.Value(r.LoadState(t.Context(), "default", uri))(t).Active {
+				active++
+			}
+		}
+		return active == n
+	})
+}
+
 // onlyWebhooks starts a proxy of a backend that removes all modes except webhook from its list of event types.
 func onlyWebhooks(t *testing.T, backend string) (url string) {
 	to := expect.Value(neturl.Parse(backend))(t)
@@ -153,6 +171,7 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 		Event: func(_ context.Context, e client.Event) error { ids <- e.ID; return nil },
 	})
 	defer func() { _ = sub.Close() }()
+	awaitActive(t, stack, "post", 1)
 	send := func(id string) {
 		t.Helper()
 		expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", standalone.Event{URI: "event://parcels/1", ID: id, Data: json.RawMessage(`{}`)})))
@@ -200,6 +219,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 		})
 		t.Cleanup(func() { _ = sub.Close() })
 	}
+	awaitActive(t, stack, "shop", orders)
 	began := time.Now()
 	for i := 0; i < each || streams.Load() < 3*orders && time.Since(began) < 2*time.Minute; i++ {
 		if i >= each { // the hand-overs take longer than the events
