@@ -239,6 +239,8 @@ func TestLimits(t *testing.T) {
 	} {
 		expect.Fault(t, name+"="+value, expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + name: value}))), fault.Invalid)
 	}
+	l.MinTTL, l.DefaultTTL, l.MaxTTL = 2*time.Hour, time.Hour, time.Hour
+	expect.Fault(t, "a minimum above the maximum", l.Check(), fault.Invalid)
 	expect.Equal(t, "EnvName", EnvName("allow-insecure-targets"), "MCPEVENTS_ALLOW_INSECURE_TARGETS")
 }
 

@@ -216,6 +216,8 @@ func (l Limits) checkRanges() error {
 		}
 	}
 	switch {
+	case l.MinTTL > l.MaxTTL:
+		return fault.New(fault.Invalid, "--min-ttl is longer than --max-ttl")
 	case l.DefaultTTL > l.MaxTTL:
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
 	case !(l.TraceRatio >= 0 && l.TraceRatio <= 1):
