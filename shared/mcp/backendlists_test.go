@@ -262,6 +262,9 @@ func TestUnlistedResourcesAreRead(t *testing.T) {
 	}
 	one, two := start("one"), start("two")
 	alone, both := behindGateway(t, nil, one), behindGateway(t, nil, one, two)
+	down := startLister(t, "down", false, "r")
+	down.Close()
+	besideDown := behindGateway(t, nil, one, down)
 	ruled := one.backend()
 	ruled.Resources.Allow, ruled.Resources.Deny = []string{"one://*", "other:*"}, []string{"one://r/{id}", "other:secret"}
 	limited := newFixture(t, func(o *Options) { o.Gateway = gatewayTo(t, o.Sessions, time.Millisecond, ruled) })
@@ -276,6 +279,8 @@ func TestUnlistedResourcesAreRead(t *testing.T) {
 		{"the scheme of the first", both, "one://linked", "one"},
 		{"the scheme of the second", both, "two://linked/2", "two"},
 		{"a scheme of no backend", both, "other:x", ""},
+		{"the scheme of the first beside a backend that is down", besideDown, "one://linked", "one"},
+		{"a scheme that the backend that is down may have", besideDown, "other:x", ""},
 		{"allowed by rules", limited, "other:x", "one"},
 		{"denied by rules", limited, "other:secret", ""},
 		{"not allowed by rules", limited, "two://x", ""},

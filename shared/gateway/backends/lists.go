@@ -220,15 +220,19 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 }
 
 // findUnlisted returns the backend from which the client may read a resource that no list has, or nil. A tool may return links to such
-// resources (2025-11-25, Tools, Resource Links). If several backends have resources, the right one is the only one that lists a resource or
-// a template with the URI's scheme.
+// resources (2025-11-25, Tools, Resource Links). If several backends have resources, or if one has never responded and may have some, the
+// right one is the only one that lists a resource or a template with the URI's scheme.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
 	if !ok || scheme == "event" { // without a backend, this server answers for event URIs that its catalog does not have
 		return nil
 	}
 	var able, related []*View
+	unknown := false
 	for _, v := range views {
+		if info, _ := v.info.Peek(); info == nil {
+			unknown = true
+		}
 		if !v.mayServe(p, uri) {
 			continue
 		}
@@ -239,7 +243,7 @@ func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	switch {
 	case len(related) == 1:
 		return related[0]
-	case len(able) == 1:
+	case len(able) == 1 && !unknown:
 		return able[0]
 	}
 	return nil
