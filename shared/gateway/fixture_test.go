@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -116,6 +117,7 @@ type scripted struct {
 	// supported is the version that server/discover returns; empty means 2026-07-28.
 	supported    string
 	capabilities string
+	instructions string
 	noSession    bool
 	// lists returns the result of a list method for a cursor. An empty result means that the method is unknown.
 	lists func(method, cursor string) string
@@ -241,7 +243,7 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, m got) {
 	}
 	switch {
 	case m.Method == "server/discover" && (s.stateless || s.supported != ""):
-		answer(`"result":{"supportedVersions":["` + cmp.Or(s.supported, "2026-07-28") + `"],"capabilities":` + s.capabilities + `}`)
+		answer(`"result":{"supportedVersions":["` + cmp.Or(s.supported, "2026-07-28") + `"],"capabilities":` + s.capabilities + `,"instructions":` + strconv.Quote(s.instructions) + `}`)
 	case m.Method == "server/discover", m.Method == "initialize" && s.stateless:
 		answer(`"error":{"code":-32601,"message":"no such method"}`)
 	case m.Method == "initialize":
@@ -250,7 +252,7 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, m got) {
 		if !s.noSession {
 			w.Header().Set("Mcp-Session-Id", s.begin())
 		}
-		answer(`"result":{"protocolVersion":"` + p.ProtocolVersion + `","serverInfo":{},"capabilities":` + s.capabilities + `}`)
+		answer(`"result":{"protocolVersion":"` + p.ProtocolVersion + `","serverInfo":{},"capabilities":` + s.capabilities + `,"instructions":` + strconv.Quote(s.instructions) + `}`)
 	case m.Method == "subscriptions/listen":
 		s.stream(w, r, m)
 	case m.Method == "ping":

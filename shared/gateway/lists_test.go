@@ -139,6 +139,31 @@ func TestCapabilitiesOfABackendThatHasNotResponded(t *testing.T) {
 	})
 }
 
+// GWN-01: given backends with instructions, when a client asks for the capabilities, then it gets the instructions of those that it may use,
+// and of several backends or of one with a prefix it learns which is which.
+func TestInstructionsOfBackends(t *testing.T) {
+	says := func(text string, stateless bool) *scripted {
+		return newScripted(t, func(s *scripted) { s.instructions, s.stateless = text, stateless })
+	}
+	git, wiki, silent, endless := says("Commit often.", true), says("Search first.\nThen read.", false), says("", false), says(strings.Repeat("x", 8<<10+1), true)
+	for name, c := range map[string]struct {
+		backends []api.Backend
+		want     string
+	}{
+		"one backend":        {[]api.Backend{at("git", git)}, "Commit often."},
+		"with a prefix":      {[]api.Backend{at("git", git, prefix("g_"))}, "Instructions of the server git, whose tools and prompts have the prefix g_ here:\nCommit often."},
+		"without":            {[]api.Backend{at("silent", silent)}, ""},
+		"too long":           {[]api.Backend{at("endless", endless)}, ""},
+		"in their order":     {[]api.Backend{at("wiki", wiki), at("silent", silent), at("git", git), at("endless", endless)}, "Instructions of the server wiki:\nSearch first.\nThen read.\n\nInstructions of the server git:\nCommit often."},
+		"without permission": {[]api.Backend{at("wiki", wiki), at("git", git, func(b *api.Backend) { b.Scopes = []string{"admin"} })}, "Search first.\nThen read."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := gatewayOver(t, memory(t), c.backends...)
+			expect.Equal(t, "the instructions", g.Capabilities(t.Context(), of(ann)).Instructions, c.want)
+		})
+	}
+}
+
 // GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients cannot
 // see or call that tool.
 func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {

@@ -314,7 +314,7 @@ func (g *fakeGateway) Backends(context.Context, auth.Principal) []string {
 }
 
 func (g *fakeGateway) Capabilities(context.Context, api.Client) api.Capabilities {
-	return api.Capabilities{Resources: true, Subscribe: true}
+	return api.Capabilities{Resources: true, Subscribe: true, Instructions: "Read first."}
 }
 
 func (g *fakeGateway) End(ctx context.Context, _ api.Client) error { return g.reached(ctx, "End") }

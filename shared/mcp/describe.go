@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -142,7 +143,7 @@ func (d *description) describeInitialize(to offers) []byte {
 		Capabilities capabilities   `json:"capabilities"`
 		Server       Implementation `json:"serverInfo"`
 		Instructions string         `json:"instructions,omitempty"`
-	}{d.capabilities(false, to), d.server, d.instructions}))
+	}{d.capabilities(false, to), d.server, d.instructionsFor(to)}))
 }
 
 // describeDiscover returns the members of the result of server/discover.
@@ -151,7 +152,12 @@ func (d *description) describeDiscover(to offers) []byte {
 		Versions     []spec.Version `json:"supportedVersions"`
 		Capabilities capabilities   `json:"capabilities"`
 		Instructions string         `json:"instructions,omitempty"`
-	}{d.supportedVersions(), d.capabilities(true, to), d.instructions}))
+	}{d.supportedVersions(), d.capabilities(true, to), d.instructionsFor(to)}))
+}
+
+// instructionsFor returns the instructions for the event tools and those of the caller's backends.
+func (d *description) instructionsFor(to offers) string {
+	return strings.TrimSpace(d.instructions + "\n\n" + to.backends.Instructions)
 }
 
 // supportedVersions lists the revisions that a client may choose, newest first.

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -34,6 +35,7 @@ type described struct {
 	TTLMs             *int
 	CacheScope        string
 	ServerInfo        Implementation
+	Instructions      string
 	Capabilities      map[string]json.RawMessage
 	Meta              map[string]json.RawMessage `json:"_meta"`
 }
@@ -90,6 +92,28 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("got %+v, want 2025-11-25, the server, and no result type", initialize)
 		}
 	})
+}
+
+// EVS-01: the instructions have those for the event tools and those of the backends.
+func TestInstructions(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Options)
+		want   string
+	}{
+		"without backends": {func(o *Options) {}, ""},
+		"of a backend":     {func(o *Options) { o.Gateway = newFakeGateway() }, "Read first."},
+		"for event tools":  {withEventTools, eventtools.Instructions},
+		"for both": {func(o *Options) {
+			withEventTools(o)
+			o.Gateway = newFakeGateway()
+		}, eventtools.Instructions + "\n\nRead first."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			initialize, discover := newFixture(t, c.change).describeBoth()
+			expect.Equal(t, "the instructions in initialize", initialize.Instructions, c.want)
+			expect.Equal(t, "the instructions in server/discover", discover.Instructions, c.want)
+		})
+	}
 }
 
 // TestSwitchedOff removes parts of an endpoint. The methods of a missing part must be unknown, and the endpoint must not

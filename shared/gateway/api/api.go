@@ -46,6 +46,8 @@ type Capabilities struct {
 	UserMessages, AssistantResponses bool
 	// Tasks is true if the backend declares the tasks extension, which exists since 2026-07-28.
 	Tasks bool
+	// Instructions tell a model how to use the backend. For several backends, they say which part is about which backend.
+	Instructions string
 	// Extensions has the settings of the extensions that the backend declares, by identifier. It leaves out extensions that the gateway
 	// implements itself.
 	Extensions map[string]json.RawMessage

@@ -135,6 +135,8 @@ const (
 	dropDeep     = "an entry of a list that is nested too deeply"
 	dropControls = "an entry of a list with control characters in its name"
 	dropHeader   = "a tool with an invalid x-mcp-header"
+	// dropInstructions concerns the whole backend, not an entry of a list.
+	dropInstructions = "instructions that are too long"
 )
 
 // CountDrop counts a message of the backend, or an entry of one of its lists, that the gateway did not pass on to clients.

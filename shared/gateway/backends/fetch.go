@@ -46,7 +46,7 @@ func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
 		got, err := c.Discover(ctx)
 		if err == nil {
-			return newServerInfo(got), nil
+			return v.newServerInfo(ctx, got), nil
 		}
 		if stateless || fault.Is(err, fault.Unavailable) && !upstream.IsRefused(err) {
 			return nil, err
@@ -60,11 +60,20 @@ func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServerInfo(got), nil
+	return v.newServerInfo(ctx, got), nil
 }
 
-func newServerInfo(k upstream.Known) *ServerInfo {
-	return &ServerInfo{Capabilities: ParseCapabilities(k.Capabilities), Version: k.Version, session: k.Session}
+// maxInstructions limits the instructions of one backend, in bytes, because clients give them to a model in each conversation.
+const maxInstructions = 8 << 10
+
+func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo {
+	info := &ServerInfo{Capabilities: ParseCapabilities(k.Capabilities), Version: k.Version, session: k.Session}
+	if len(k.Instructions) <= maxInstructions {
+		info.Instructions = k.Instructions
+	} else {
+		v.backend.CountDrop(ctx, dropInstructions)
+	}
+	return info
 }
 
 // fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which

@@ -3,7 +3,9 @@ package backends
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -297,6 +299,23 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabili
 		all.Logging = all.Logging || info.Logging
 		all.Tasks = all.Tasks || info.Tasks && info.Version.Stateless()
 		views[i].addExtensions(&all, c.Principal, info)
+		views[i].addInstructions(&all, info, len(views) > 1)
 	}
 	return all
+}
+
+// addInstructions adds the backend's instructions to those of the backends before it. If there are several backends, or if the names that
+// clients know are longer than those that the instructions use, it puts a sentence before them.
+func (v *View) addInstructions(to *api.Capabilities, info *ServerInfo, several bool) {
+	text := info.Instructions
+	if text == "" {
+		return
+	}
+	switch prefix := v.backend.Prefix; {
+	case prefix != "":
+		text = fmt.Sprintf("Instructions of the server %s, whose tools and prompts have the prefix %s here:\n%s", v.backend.Name, prefix, text)
+	case several:
+		text = fmt.Sprintf("Instructions of the server %s:\n%s", v.backend.Name, text)
+	}
+	to.Instructions = strings.TrimSpace(to.Instructions + "\n\n" + text)
 }

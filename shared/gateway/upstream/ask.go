@@ -50,6 +50,12 @@ type Known struct {
 	Version      spec.Version
 	Session      string          // the session that initialize began
 	Capabilities json.RawMessage // the JSON that the backend sent
+	Instructions string          // how to use the backend, for a model
+}
+
+func newKnown(version spec.Version, session string, result json.RawMessage) Known {
+	instructions, _ := jsonrpc.String(jsonrpc.Member(result, "instructions"))
+	return Known{version, session, jsonrpc.Member(result, "capabilities"), instructions}
 }
 
 // Ask sends a request of the gateway's own, and returns the result. It sets the body and a header of r.
@@ -136,7 +142,7 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	// A backend may answer this request although it does not support this revision.
 	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
 		if text, _ := jsonrpc.String(v); text == string(version) {
-			return Known{Version: version, Capabilities: jsonrpc.Member(result, "capabilities")}, nil
+			return newKnown(version, "", result), nil
 		}
 	}
 	return k, fault.Wrap(fault.Unavailable, ErrAnswer, "the backend does not serve %s", version)
@@ -188,7 +194,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	if version := spec.Version(text); !ok || version < spec.V20250326 || version.Stateless() {
 		return k, fault.New(fault.Unavailable, "the backend answers initialize with the revision %.40q", text)
 	}
-	k = Known{spec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
+	k = newKnown(spec.Version(text), x.Session, result)
 	note := jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil)
 	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
 		// No request will use the session. If the client cannot end it, the backend lets it expire.
