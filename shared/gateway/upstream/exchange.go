@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -160,13 +161,18 @@ func (x *Exchange) readJSON(ok bool) error {
 	}
 	parts, _, bad := jsonrpc.SplitDeep(text, x.maxDepth)
 	switch {
-	case bad == nil:
+	case bad == nil && (ok || slices.ContainsFunc(parts, isMessage)):
 		x.queued = parts
 		return nil
 	case ok:
 		return fault.Wrap(fault.Unavailable, &malformedError{bad.Message}, "read the backend's answer")
 	}
 	return &StatusError{x.Status}
+}
+
+func isMessage(raw json.RawMessage) bool {
+	_, ok := Read(raw)
+	return ok
 }
 
 // Reasons why received data is no message; see [Client.Dropped].

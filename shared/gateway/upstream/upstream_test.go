@@ -113,6 +113,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		{name: "not allowed", media: "text/plain", status: 405, want: 405},
 		{name: "broken", media: "text/html", body: "<p>oh</p>", status: 502, want: 502},
 		{name: "broken with JSON", media: "application/json", body: "oh", status: 500, want: 500},
+		{name: "error in another form, as from the Java SDK", media: "application/json", body: `{"jsonRpcError":{"code":-32601,"message":"Session ID required"}}`, status: 400, want: 400},
 		{name: "events of an error", media: "text/event-stream", body: "data: " + result + "\n\n", status: 500, want: 500},
 		{name: "not found", media: "text/plain", status: 404, want: 404},
 		{name: "session gone", media: "text/plain", status: 404, session: "s", gone: true},
