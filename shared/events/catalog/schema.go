@@ -399,14 +399,15 @@ func quoteAll(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// formatValues formats the values that a schema allows.
+// formatValues formats the values that a schema allows as JSON.
 func formatValues(want []any) string {
 	out := make([]string, 0, len(want))
 	for _, v := range want {
 		if s, ok := v.(string); ok {
 			out = append(out, fmt.Sprintf("%q", s))
 		} else {
-			out = append(out, fmt.Sprint(v))
+			b, _ := json.Marshal(v)
+			out = append(out, string(b))
 		}
 	}
 	return strings.Join(out, ", ")

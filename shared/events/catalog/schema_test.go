@@ -36,6 +36,7 @@ func TestValidatePayload(t *testing.T) {
         list: {type: array, items: {type: string}, uniqueItems: true}
         any: {anyOf: [{type: string}, {type: boolean}]}
         when: {type: string, format: date-time}
+        choice: {enum: [1, null, {x: true}]}
   - {name: b, uri: "event://b"}
 `)
 	a := c.ByName("a")
@@ -47,6 +48,7 @@ func TestValidatePayload(t *testing.T) {
 		"EVS-07 a fitting payload":                        {`{"action":"opened","n":2,"list":["x"]}`, 0, ""},
 		"EVS-07 a missing member is shown at its object":  {`{}`, fault.Unprocessable, `[{"pointer":"","message":"lacks \"action\""}]`},
 		"EVS-07 each fault has its pointer":               {`{"action":"x","n":"2"}`, fault.Unprocessable, `[{"pointer":"/action","message":"must be one of \"opened\", \"closed\""},{"pointer":"/n","message":"must be integer, not string"}]`},
+		"EVS-07 allowed values are shown as JSON":         {`{"action":"opened","choice":2}`, fault.Unprocessable, `[{"pointer":"/choice","message":"must be one of 1, null, {\"x\":true}"}]`},
 		"EVS-07 pointers are escaped":                     {`{"action":"opened","a/b":"long"}`, fault.Unprocessable, `[{"pointer":"/a~1b","message":"maxLength: got 4, want 3"}]`},
 		"EVS-07 unknown members are shown one by one":     {`{"action":"opened","x":1,"y":2}`, fault.Unprocessable, `[{"pointer":"/x","message":"is not a member of the schema"},{"pointer":"/y","message":"is not a member of the schema"}]`},
 		"EVS-07 inside of lists":                          {`{"action":"opened","list":["a",1]}`, fault.Unprocessable, `[{"pointer":"/list/1","message":"must be string, not number"}]`},
