@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -287,6 +288,9 @@ func (f *flow) markAccepted(g grant) {
 
 // asTerminated returns a [Terminated] if the server refuses a subscription that it had accepted before, and otherwise err.
 func (f *flow) asTerminated(err error) error {
+	if errors.As(err, new(*Terminated)) {
+		return err
+	}
 	if f.started && (fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unsupported)) {
 		return &Terminated{Name: f.sub.Name, Err: err}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -326,7 +327,10 @@ func isTerminated(t *testing.T, err error) {
 	t.Helper()
 	terminated, ok := err.(*client.Terminated)
 	if !ok || terminated.Name != "order.shipped" || !fault.Is(err, fault.Forbidden) {
-		t.Errorf("the subscription ended with %v, want a Terminated of kind forbidden", err)
+		t.Fatalf("the subscription ended with %v, want a Terminated of kind forbidden", err)
+	}
+	if errors.As(terminated.Err, new(*client.Terminated)) {
+		t.Errorf("the reason of the end is again a Terminated: %v", err)
 	}
 }
 
