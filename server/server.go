@@ -76,7 +76,7 @@ var (
 	ErrConflict error = fault.Conflict
 )
 
-// Options configure a server. Only Data is required.
+// Options configure a server. Data and Catalog are required.
 type Options struct {
 	// Addr is the address to listen on, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
 	// itself and is responsible for restricting access to it.
@@ -159,8 +159,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 // it in SettingsError. With LastSettings the server starts nevertheless, and a reload still applies the configuration.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
-		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, Auth: auth.Mode(o.Auth), Upstream: o.Upstream,
-		AllowBreaking: o.AllowBreaking, LastSettings: o.LastSettings, Metrics: o.Metrics, Traces: o.Traces, Log: o.Log,
+		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, CatalogName: "Catalog", Auth: auth.Mode(o.Auth),
+		Upstream: o.Upstream, AllowBreaking: o.AllowBreaking, LastSettings: o.LastSettings, Metrics: o.Metrics, Traces: o.Traces, Log: o.Log,
 	}
 	var err error
 	if out.Limits, err = config.FromNames(o.Settings); err != nil {

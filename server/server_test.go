@@ -44,6 +44,7 @@ func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
 		want    string // part of the error
 	}{
 		"without a directory":      {server.Options{}, "Data is missing"},
+		"without a catalog":        {server.Options{Data: server.InMemory}, "Catalog: is empty"},
 		"unknown setting":          {server.Options{Data: server.InMemory, Settings: map[string]string{"quotas": "5"}}, `unknown setting "quotas"`},
 		"setting out of range":     {server.Options{Data: server.InMemory, Settings: map[string]string{"quota": "0"}}, "quota is 0"},
 		"unknown authentication":   {server.Options{Data: server.InMemory, Auth: "basic"}, "allowed: none, keys, jwt"},
@@ -110,7 +111,7 @@ func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 
 func TestTheErrorOfAReloadNamesTheCatalog(t *testing.T) {
 	s := start(t, server.Options{})
-	expect.Error(t, "a malformed catalog", s.Reload(t.Context(), server.Options{Catalog: []byte("event: []")}), "catalog.yaml:1")
+	expect.Error(t, "a malformed catalog", s.Reload(t.Context(), server.Options{Catalog: []byte("event: []")}), "Catalog:1")
 	bad := map[string][]byte{}
 	for _, name := range []string{"b", "c", "a", "d"} {
 		bad[name] = []byte("event: []")
