@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 
 // fake is an MCP server over stdio. Its kind has words for how it behaves: modern (2026-07-28) or legacy, and oddities.
 type fake struct {
-	kind []string
+	kind     []string
+	discover json.RawMessage // the id of an unanswered server/discover
 
 	mu        sync.Mutex
 	cancelled []string
@@ -68,6 +69,10 @@ func (f *fake) write(format string, args ...any) {
 func (f *fake) result(id json.RawMessage, text string) {
 	quoted, _ := json.Marshal(text)
 	f.write(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","content":[{"type":"text","text":%s}]}}`, id, quoted)
+}
+
+func (f *fake) discovered(id json.RawMessage) {
+	f.write(`{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, id)
 }
 
 func (f *fake) serve() {
@@ -110,10 +115,12 @@ func (f *fake) handle(m fakeMessage) {
 	case "server/discover":
 		switch {
 		case f.is("silent"):
+		case f.is("slow") && f.discover == nil: // it answers when it has refused initialize
+			f.discover = m.ID
 		case f.is("fragile"):
 			os.Exit(4)
 		case f.is("modern"):
-			f.write(`{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, m.ID)
+			f.discovered(m.ID)
 			if f.is("quits") {
 				os.Exit(6)
 			}
@@ -123,6 +130,15 @@ func (f *fake) handle(m fakeMessage) {
 	case "initialize":
 		if f.is("quits") { // it is asked if the transport has not read the answer to server/discover before the exit
 			os.Exit(6)
+		}
+		if f.is("slow") {
+			f.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32022,"message":"2025-11-25 is not supported"}}`, m.ID)
+			if f.is("modern") {
+				f.discovered(f.discover)
+			} else {
+				f.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown"}}`, f.discover)
+			}
+			return
 		}
 		version := "2025-11-25"
 		if f.is("old") {

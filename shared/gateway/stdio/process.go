@@ -382,7 +382,7 @@ type answer struct {
 
 // handshake finds out which revision the shared process speaks: it asks with server/discover, and if the process answers with an error
 // or not at all, with initialize (2026-07-28, stdio, Backward Compatibility). A late answer to server/discover counts, because a command
-// may take long to start.
+// may take long to start. Then it has both requests, and may refuse initialize before it answers server/discover.
 func (p *process) handshake(ctx context.Context, probe bool) error {
 	answers := make(chan answer, 2)
 	ask := func(discover bool, method string, params json.RawMessage) {
@@ -400,6 +400,8 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 	}
 	initialize := func() { ask(false, spec.MethodInitialize, p.initializeParams()) }
 	var silent <-chan time.Time
+	var refusal error
+	probing := probe // server/discover is unanswered
 	switch {
 	case !probe:
 		initialize()
@@ -415,9 +417,10 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 			silent = nil
 			initialize()
 		case a := <-answers:
+			probing = probing && !a.discover
 			switch {
 			case ctx.Err() != nil:
-				return fmt.Errorf("it did not answer within %s", p.server.t.startTime())
+				return cmp.Or(refusal, fmt.Errorf("it did not answer within %s", p.server.t.startTime()))
 			case a.err != nil:
 				return a.err
 			case a.discover && speaksStateless(a.message):
@@ -426,7 +429,11 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 				p.mu.Unlock()
 				return nil
 			case !a.discover:
-				return p.begin(ctx, a.message)
+				if refusal = p.begin(ctx, a.message); refusal == nil || !probing {
+					return refusal
+				}
+			case refusal != nil:
+				return refusal
 			case !p.server.triesInitialize():
 				return errors.New("it does not speak 2026-07-28")
 			case silent != nil:
@@ -462,7 +469,7 @@ func (p *process) initializeParams() json.RawMessage {
 func (p *process) begin(ctx context.Context, response json.RawMessage) error {
 	result := jsonrpc.Member(response, "result")
 	if result == nil {
-		return errors.New("it refuses initialize")
+		return fmt.Errorf("it refuses initialize with the error %.20s", jsonrpc.Member(jsonrpc.Member(response, "error"), "code"))
 	}
 	p.mu.Lock()
 	p.initialized = withKnownVersion(result)

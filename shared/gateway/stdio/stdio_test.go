@@ -67,7 +67,7 @@ func newFixture(t *testing.T, kind string, change ...func(*Transport, *api.Comma
 			f.drops = append(f.drops, reason)
 		},
 	}
-	if strings.Contains(kind, "silent") { // the others answer, also on a slow machine
+	if strings.Contains(kind, "silent") || strings.Contains(kind, "slow") { // the others answer, also on a slow machine
 		f.transport.ProbeTime = 300 * time.Millisecond
 	}
 	for _, c := range change {
@@ -401,6 +401,16 @@ func TestRevisions(t *testing.T) {
 			expect.Equal(t, "starts", f.startCount(), most)
 		})
 	}
+	t.Run("GWN-26 a command that starts slowly may refuse initialize before it answers server/discover", func(t *testing.T) {
+		f := newFixture(t, "modern slow")
+		expect.OK(t, expect.ErrOf(f.client.Discover(t.Context())))
+		f.call("", "pid", "")
+		expect.Equal(t, "starts", f.startCount(), 1)
+	})
+	t.Run("GWN-26 a command that refuses both server/discover and initialize fails with its reason", func(t *testing.T) {
+		_, err := newFixture(t, "slow").client.Discover(t.Context())
+		expect.Error(t, "server/discover", err, "it refuses initialize with the error -32022")
+	})
 	t.Run("GWN-26 the shared process lists the tools that ask questions", func(t *testing.T) {
 		f := newFixture(t, "legacy")
 		params := newProcess(&server{t: f.transport, backend: f.backend}, "").initializeParams()
