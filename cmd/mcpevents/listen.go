@@ -26,7 +26,7 @@ type ListenCmd struct {
 	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed. For --name, and for --stream with revision 2026-07-28."`
 
 	Exec        string        `placeholder:"COMMAND" help:"With --name: run this command for each event instead of printing the event. The command gets the event as JSON on standard input, and EVENT_ID, EVENT_NAME, EVENT_TIME, EVENT_URI, EVENT_SUBSCRIPTION and EVENT_CURSOR in its environment. Exit code 0 acknowledges the event. After any other the command runs again, with growing pauses."`
-	CursorFile  string        `placeholder:"FILE" help:"With --name: keep the cursor in this file and continue from it. It moves past an event when the event is printed, or when the command of --exec has acknowledged it. Use a different file for each subscription."`
+	CursorFile  string        `placeholder:"FILE" help:"With --name: keep the cursor in this file and continue from it. It moves past an event when the event is printed, or when the command of --exec has acknowledged it. Use a different file for each listen."`
 	Concurrency int           `default:"1" placeholder:"N" help:"With --exec: how many commands run concurrently (${default}). 1 keeps the order of events."`
 	Timeout     time.Duration `default:"10m" help:"With --exec: time after which a command is ended and counts as failed."`
 	Tries       int           `default:"5" placeholder:"N" help:"With --failed-file: how often the command runs for an event (${default})."`
