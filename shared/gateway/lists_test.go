@@ -628,7 +628,7 @@ func TestReadsOfTheStore(t *testing.T) {
 		t.Errorf("a call made %d reads", reads)
 	}
 	if reads, _ := db.reads(func() {
-		if _, err := call(t, g, statelessClient(ann), "nothing"); err == nil {
+		if _, err := call(t, g, statelessClient(ann), "b_nothing"); err == nil {
 			t.Fatal("what is not there was called")
 		}
 	}); reads != 1 {
@@ -718,6 +718,21 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 		n = asked.Load()
 		g.List(t.Context(), of(ann), api.Tools)
 		expect.Differ(t, "the requests to a backend that notifies of a change", asked.Load(), n)
+	})
+}
+
+// GWN-14: given a backend that hangs, then a call of a tool with another backend's prefix does not wait for it.
+func TestCallWaitsOnlyForBackendsWithItsPrefix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		s := newScripted(t, func(s *scripted) { s.allow = func(http.Header) bool { <-hang; return false } })
+		defer close(hang)
+		g := gatewayOver(t, memory(t), at("plain", s), at("other", s, prefix("other_")), at("ok", newScripted(t), prefix("ok_")))
+		began := time.Now()
+		if _, err := call(t, g, sessionBased("s"), "ok_t"); err != nil {
+			t.Error(err)
+		}
+		expect.Equal(t, "the time that the call took", time.Since(began), 0)
 	})
 }
 

@@ -191,7 +191,7 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 	if kind == api.Extensions {
 		return bs.findMethod(ctx, c, name)
 	}
-	views := bs.viewsFor(ctx, c)
+	views := mayHave(bs.viewsFor(ctx, c), kind, name)
 	e, err := bs.findListed(ctx, c.Principal, views, kind, name)
 	if kind == api.Resources && fault.Is(err, fault.Invalid) {
 		if v := findUnlisted(c.Principal, views, name); v != nil {
@@ -299,9 +299,25 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 	return ""
 }
 
-// lookUp finds a name in the lists. If several backends have it, the first one serves it, except for names that
-// [ownerByPrefix] assigns to another one. Resources take precedence over templates. all is false if a list is missing. Then
-// lookUp does not search the templates, because the missing list may have a resource with this name.
+// mayHave returns the views whose backends may serve the name, so that a lookup waits only for their lists. For a tool or a prompt, these are
+// the backends with the longest prefix of the name, because [ownerByPrefix] assigns the name to them.
+func mayHave(views []*View, kind api.Kind, name string) []*View {
+	if !kind.Prefixed() {
+		return views
+	}
+	longest := 0
+	for _, v := range views {
+		if p := v.backend.Prefix; strings.HasPrefix(name, p) {
+			longest = max(longest, len(p))
+		}
+	}
+	return slices.DeleteFunc(views, func(v *View) bool {
+		return len(v.backend.Prefix) != longest || !strings.HasPrefix(name, v.backend.Prefix)
+	})
+}
+
+// lookUp finds a name in the lists. If several backends have it, the first one serves it. Resources take precedence over templates. all is
+// false if a list is missing. Then lookUp does not search the templates, because the missing list may have a resource with this name.
 func lookUp(
 	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
 ) (found Entry, err error) {
@@ -314,7 +330,7 @@ func lookUp(
 	kindLists, all := lists(kind)
 	for _, l := range kindLists {
 		for i := range l.listEntries() {
-			if l.entries[i].Name != name || ownerByPrefix(views, kind, &l.entries[i]) != nil {
+			if l.entries[i].Name != name {
 				continue
 			}
 			if found, err = l.entries[i], p.Require(l.entries[i].scopes...); err == nil {
