@@ -211,9 +211,5 @@ func (c *Client) End(ctx context.Context, version spec.Version, session string) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
-	x, err := c.do(ctx, http.MethodDelete, Request{Version: version, Session: session}, http.Header{})
-	if err == nil {
-		x.Close()
-	}
-	return err
+	return c.checkStatus(ctx, http.MethodDelete, Request{Version: version, Session: session}, http.Header{})
 }

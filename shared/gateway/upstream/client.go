@@ -100,7 +100,12 @@ func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Excha
 func (c *Client) Send(ctx context.Context, r Request) error {
 	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 	trace.From(ctx).AddTo(h)
-	resp, err := c.roundTrip(ctx, http.MethodPost, r, h)
+	return c.checkStatus(ctx, http.MethodPost, r, h)
+}
+
+// checkStatus sends a request to which the backend answers only with a status. It ignores the body of a successful answer.
+func (c *Client) checkStatus(ctx context.Context, method string, r Request, h http.Header) error {
+	resp, err := c.roundTrip(ctx, method, r, h)
 	if err != nil {
 		return err
 	}

@@ -199,6 +199,18 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
+// A backend may answer the end of a session with any successful status, with or without a body.
+func TestSessionsAreEnded(t *testing.T) {
+	for _, status := range []int{http.StatusOK, http.StatusAccepted, http.StatusNoContent} {
+		c := serve(t, answer("", status, ""))
+		c.AskTimeout = time.Minute
+		expect.OK(t, c.End(t.Context(), "", "s"))
+	}
+	c := serve(t, answer("text/plain", http.StatusMethodNotAllowed, "no"))
+	c.AskTimeout = time.Minute
+	expect.Error(t, "a refused end", c.End(t.Context(), "", "s"))
+}
+
 // Requests have the headers of the revision and the session, and a stream can be resumed after its last event.
 func TestHeadersOfRequests(t *testing.T) {
 	var got http.Header
