@@ -322,7 +322,7 @@ func (s *system) apply(ctx context.Context, cat *catalog.Catalog) error {
 	}
 	announce := stream.AnnounceStored(p.core.EventLog)
 	if s.shared == nil {
-		p.catalogs.Written()
+		p.catalogs.Invalidate()
 		return settings.Announce(ctx, p.core.DB, 0, announce)
 	}
 	return settings.Announce(ctx, p.core.DB, settings.MaxAge, announce)

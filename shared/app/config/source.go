@@ -172,8 +172,8 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 	return c.Sources, nil
 }
 
-// Written drops the cached configuration, see [settings.Cache.Written].
-func (s *Stored) Written() { s.cache.Written() }
+// Invalidate drops the cached configuration, see [settings.Cache.Invalidate].
+func (s *Stored) Invalidate() { s.cache.Invalidate() }
 
 // Authenticator returns an authenticator that uses the stored keys. It may accept a key for up to [settings.MaxAge] after the key
 // was removed. It also implements [auth.Directory].

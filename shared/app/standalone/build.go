@@ -162,7 +162,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 		return r, err
 	}
 	r.relay = relays.New(s.core, s.backends, key, func(ctx context.Context) error {
-		s.catalogs.Written()
+		s.catalogs.Invalidate()
 		return settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 	})
 	r.mux = s.newRoutes(r.publishing, identity)

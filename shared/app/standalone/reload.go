@@ -125,8 +125,8 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 		return refused
 	}
 	s.refused.Store(true)
-	s.catalogs.Written()
-	s.core.Config.Written()
+	s.catalogs.Invalidate()
+	s.core.Config.Invalidate()
 	s.core.Log.Error("settings refused at start", "error", refused)
 	s.applyConfig(ctx, o, refused)
 	return nil
@@ -138,8 +138,8 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
 	}}
 	done, err := target.Apply(ctx, f)
-	s.catalogs.Written()
-	s.core.Config.Written()
+	s.catalogs.Invalidate()
+	s.core.Config.Invalidate()
 	if err != nil {
 		return done, err
 	}

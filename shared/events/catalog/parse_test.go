@@ -416,7 +416,7 @@ func TestSharedCatalog(t *testing.T) {
 		if version, changed := replace(t, db, step.workspace, next); version != step.version || !changed {
 			t.Fatalf("%+v: got version %d, changed %v", step, version, changed)
 		}
-		src.Written()
+		src.Invalidate()
 		for workspace, want := range map[string]string{"own": step.own, "other": step.other} {
 			c, err := src.Catalog(t.Context(), workspace)
 			stored, failed := Load(t.Context(), db, workspace)

@@ -188,10 +188,10 @@ func (s *Stored) UsesShared(ctx context.Context, workspace string) bool {
 	return c == nil && err == nil
 }
 
-// Written drops the cached catalogs, see [settings.Cache.Written].
-func (s *Stored) Written() {
-	s.cache.Written()
-	s.backends.Written()
+// Invalidate drops the cached catalogs, see [settings.Cache.Invalidate].
+func (s *Stored) Invalidate() {
+	s.cache.Invalidate()
+	s.backends.Invalidate()
 }
 
 // Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil,

@@ -206,7 +206,7 @@ const (
 
 // Cache serves parsed documents that are at most [MaxAge] old while the store answers. It polls the version of a document,
 // which is one small item, and reads the text only if the version has changed. A process that is the only user of the store
-// calls [Cache.Written] after each write, so its cache need not poll. Make it with [NewCache].
+// calls [Cache.Invalidate] after each write, so its cache need not poll. Make it with [NewCache].
 type Cache[T any] struct {
 	db    store.DB
 	kind  string // prefix of the documents' names
@@ -243,9 +243,9 @@ func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), no
 	}
 }
 
-// Written forgets all documents. A process that calls it must be the only one that writes, and call it after each write. From
+// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write. From
 // then on the cache reads a document once and keeps it until the next call.
-func (c *Cache[T]) Written() {
+func (c *Cache[T]) Invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.notified = true
@@ -261,7 +261,7 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 }
 
 // Latest returns the latest version of a document, for decisions that must not use an old one. Unlike [Cache.Get] it reads the
-// version from the store each time, unless [Cache.Written] tells the cache about all writes. It fails with fault.Unavailable
+// version from the store each time, unless [Cache.Invalidate] tells the cache about all writes. It fails with fault.Unavailable
 // while the store does not answer.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
@@ -284,7 +284,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (
 	return c.Get(ctx, name)
 }
 
-// hold returns the cached value of a document, and whether [Cache.Written] tells the cache about all writes.
+// hold returns the cached value of a document, and whether [Cache.Invalidate] tells the cache about all writes.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

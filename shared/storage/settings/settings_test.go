@@ -230,7 +230,7 @@ func TestTheOnlyWriterReadsOnce(t *testing.T) {
 		c := cache(db)
 		for _, text := range []string{"one", "two"} {
 			write(t, db, text)
-			c.Written()
+			c.Invalidate()
 			db.Reads("head")
 			for range 3 {
 				for _, get := range []func(context.Context, string) (string, int64, error){c.Get, c.Latest} {
@@ -273,7 +273,7 @@ func TestWrittenDuringARead(t *testing.T) {
 		}()
 		synctest.Wait()
 		write(t, db.Store, "two")
-		c.Written()
+		c.Invalidate()
 		close(db.gate)
 		<-done
 		if v, _, err := c.Get(t.Context(), "d"); v != "two" || err != nil {
