@@ -23,7 +23,7 @@ type Rate struct {
 	name, what string
 	limitOf    LimitFunc
 	burst      func(perSecond float64) float64
-	principals *Keyed[principal]
+	principals *Buckets[principal]
 }
 
 // LimitFunc returns a principal's limit. 0 or less means no limit.
@@ -43,7 +43,7 @@ const maxPrincipals = 10_000
 // messages contain name, the name of the limit (for example "publishRate"), and what, the plural of the counted things (for
 // example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
-	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
+	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
 
 // RetryAfter is the data of a fault.Exhausted: the reached limit, and the seconds after which the caller may retry.
@@ -130,9 +130,9 @@ func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }
 
-// Keyed has a token bucket for each key. If there are too many keys, it drops the buckets that have been unused the longest. If such a
-// key is used again, it gets a new, full bucket.
-type Keyed[K comparable] struct {
+// Buckets are token buckets, one for each key. If there are too many keys, the buckets that have been unused the longest are dropped. If
+// such a key is used again, it gets a new, full bucket.
+type Buckets[K comparable] struct {
 	perSecond rate.Limit
 	burst     int
 
@@ -140,25 +140,25 @@ type Keyed[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewKeyed returns a Keyed with at most bound buckets.
-func NewKeyed[K comparable](perSecond float64, burst, bound int) *Keyed[K] {
-	return &Keyed[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
+// NewBuckets returns Buckets with at most bound buckets.
+func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
+	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
 
 // Get returns the bucket of a key.
-func (l *Keyed[K]) Get(k K) *rate.Limiter {
-	return l.getWith(k, time.Time{}, float64(l.perSecond), l.burst)
+func (b *Buckets[K]) Get(k K) *rate.Limiter {
+	return b.getWith(k, time.Time{}, float64(b.perSecond), b.burst)
 }
 
 // getWith returns the bucket of a key with the given rate and burst. If the key already has a bucket with another rate, getWith changes
 // that bucket.
-func (l *Keyed[K]) getWith(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	bucket, ok := l.byKey.Get(k)
+func (b *Buckets[K]) getWith(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	bucket, ok := b.byKey.Get(k)
 	if !ok {
 		bucket = rate.NewLimiter(rate.Limit(perSecond), burst)
-		l.byKey.Put(k, bucket)
+		b.byKey.Put(k, bucket)
 	}
 	if bucket.Limit() != rate.Limit(perSecond) {
 		bucket.SetLimitAt(now, rate.Limit(perSecond))

@@ -110,7 +110,7 @@ func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
 
 func TestKeyedBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewKeyed[string](1, 2, 100)
+		l := NewBuckets[string](1, 2, 100)
 		granted := func(host string, tries int) (n int) {
 			for range tries {
 				if l.Get(host).Allow() {

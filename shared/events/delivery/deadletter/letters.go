@@ -97,7 +97,7 @@ type Options struct {
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set
-	tests      *quota.Keyed[string] // limits test events, by endpoint
+	tests      *quota.Buckets[string] // limits test events, by endpoint
 }
 
 // maxTested is the maximum number of endpoints in Operations.tests, which remembers when each endpoint last got a test event.
@@ -106,7 +106,7 @@ const maxTested = 20_000
 // NewOperations returns the operations on a store.
 func NewOperations(o Options) *Operations {
 	return &Operations{
-		Deliveries: state.NewDeliveries(o.DB, o.Queue, o.Now, o.Log), metrics: o.Metrics, tests: quota.NewKeyed[string](1, 1, maxTested),
+		Deliveries: state.NewDeliveries(o.DB, o.Queue, o.Now, o.Log), metrics: o.Metrics, tests: quota.NewBuckets[string](1, 1, maxTested),
 	}
 }
 
