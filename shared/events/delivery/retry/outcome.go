@@ -54,19 +54,19 @@ func NewOutcomes(o Options) *Outcomes {
 	}
 }
 
-// fate is the consequence of an attempt for its delivery.
-type fate int
+// consequence says how a delivery continues after an attempt.
+type consequence int
 
 const (
-	delivered fate = iota
-	retried        // the schedule has a next attempt
-	refused        // dead letter without a gap notice, because the endpoint knows the event that it refused
-	exhausted      // dead letter, with a gap notice: the schedule is over
+	delivered consequence = iota
+	retried               // the schedule has a next attempt
+	refused               // dead letter without a gap notice, because the endpoint knows the event that it refused
+	exhausted             // dead letter, with a gap notice: the schedule is over
 )
 
-// fateOf returns the fate of a delivery after its latest attempt. If the fate is a retry, the duration is the time until the next
-// attempt. A gap notice is retried beyond the end of its schedule.
-func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.Duration) {
+// findConsequence returns how a delivery continues after its latest attempt. For a retry, the duration is the time until the next attempt.
+// A gap notice is retried beyond the end of its schedule.
+func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (consequence, time.Duration) {
 	switch {
 	case out.Category == "":
 		return delivered, 0
@@ -93,12 +93,12 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	now := o.Deliveries.Now()
 	made := state.Result{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	del.Attempts = append(del.Attempts, made)
-	fate, wait := o.fateOf(del, out)
+	next, wait := o.findConsequence(del, out)
 	if del.Control != nil {
-		return o.recordNotice(ctx, del, out, fate, wait)
+		return o.recordNotice(ctx, del, out, next, wait)
 	}
 	written := false
-	switch fate {
+	switch next {
 	case delivered:
 		return o.recordSuccess(del, sub, made), nil
 	case retried:
@@ -111,13 +111,13 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	if err != nil || !written {
 		return nil, err // another worker has recorded this attempt, or the delivery is over
 	}
-	return o.recordFailure(ctx, del, sub, e, out, fate)
+	return o.recordFailure(ctx, del, sub, e, out, next)
 }
 
 // recordNotice records an attempt to send a control message. If it gives the message up, it leaves no dead letter, because the
 // subscription has usually ended and has no owner who could ask for the message.
-func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, fate fate, wait time.Duration) ([]store.Op, error) {
-	switch fate {
+func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, next consequence, wait time.Duration) ([]store.Op, error) {
+	switch next {
 	case retried:
 		_, err := o.Deliveries.Schedule(ctx, del, nil, o.Deliveries.Now().Add(wait))
 		return nil, err
@@ -141,7 +141,7 @@ func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscrib
 
 // recordFailure records a failed attempt in the status of its subscription, and suspends or disables the subscription if its
 // attempts fail too often. If the endpoint refused only this event, the attempt does not count for the failure rate.
-func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, fate fate) (notes []store.Op, err error) {
+func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, next consequence) (notes []store.Op, err error) {
 	made, workspace := del.Attempts[len(del.Attempts)-1], del.Workspace
 	notes = o.records.Add(nil, del, made, out.Response)
 	st, err := o.status.afterFailure(ctx, o.Deliveries.DB, workspace, sub, out, made.At)
@@ -149,7 +149,7 @@ func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
-	if sub.Origin == subscription.MCPEvents && fate != refused {
+	if sub.Origin == subscription.MCPEvents && next != refused {
 		notes = append(notes, o.rates.count(workspace, sub.ID, true, true, made.At)...)
 		if err := o.suspendFailing(ctx, workspace, sub, e.Name, made.At); err != nil { // the next failure tries again
 			o.Log.WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
