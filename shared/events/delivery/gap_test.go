@@ -525,7 +525,7 @@ func TestAGapOfABackendIsAnnouncedAfterAFailure(t *testing.T) {
 			}
 			catalogs.broken = tc.catalogBroken
 			gap := event.Event{Workspace: "default", ID: "gap", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Gap: true}
-			page := task.Pages("default", gap.URI, subscription.At(sub.ID), 1, []event.Event{gap})[0]
+			page := task.Pages("default", gap.URI, subscription.RangeOf(sub.ID), 1, []event.Event{gap})[0]
 			page.Hops = tc.hops
 			r.done(d.HandlePages(t.Context(), []queue.Message{{ID: "1", Outgoing: page.Outgoing(), Sent: r.now}}))
 			tc.sealerBroken, catalogs.broken = false, false

@@ -45,7 +45,7 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	for _, it := range page.Items {
 		sub, err := decodeSubscriber(it.Value)
 		if err != nil {
-			f.Broken = append(f.Broken, At(idPrefix+it.Sort))
+			f.Broken = append(f.Broken, RangeOf(idPrefix+it.Sort))
 			continue
 		}
 		f.List = append(f.List, sub)

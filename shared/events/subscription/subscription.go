@@ -211,8 +211,8 @@ type Range struct {
 // the same number of subscribers.
 func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
-// At returns the range that contains only the subscription with the given id.
-func At(id string) Range { return Range{From: sortKeyOf(id)[:31], To: sortKeyOf(id) + "!"} }
+// RangeOf returns the range that contains only the subscription with the given id.
+func RangeOf(id string) Range { return Range{From: sortKeyOf(id)[:31], To: sortKeyOf(id) + "!"} }
 
 func recordKey(workspace, principal, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "o#" + workspace + "#" + principal, Sort: id}

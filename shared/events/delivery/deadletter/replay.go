@@ -74,7 +74,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 
 // tasksOf returns page tasks that send the events to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
-	for _, t := range task.Pages(workspace, pattern, subscription.At(id), 1, events) {
+	for _, t := range task.Pages(workspace, pattern, subscription.RangeOf(id), 1, events) {
 		t.Delay, t.Late = delay, true
 		out = append(out, t.Outgoing())
 	}
@@ -103,7 +103,7 @@ func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscriptio
 
 func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscription) error {
 	task := task.Page{
-		V: task.Version, Workspace: s.Workspace, Range: subscription.At(s.ID),
+		V: task.Version, Workspace: s.Workspace, Range: subscription.RangeOf(s.ID),
 		Reactivation: &task.Reactivation{Principal: s.Principal, Subscription: s.ID},
 	}
 	err := q.Send(ctx, queue.Deliveries, task.Outgoing())
@@ -135,7 +135,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.ReadSubscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	subscribers, err := subscription.ReadSubscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.RangeOf(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}

@@ -18,7 +18,7 @@ import (
 func TestAPageIsTheSameWithAndWithoutItsValue(t *testing.T) {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)
 	page := Page{
-		V: Version, Workspace: "default", Pattern: "event://ci/**", Range: subscription.At("00000000000000000000000000000001"), Count: 3, Hops: 2, Since: 7, Paused: "key",
+		V: Version, Workspace: "default", Pattern: "event://ci/**", Range: subscription.RangeOf("00000000000000000000000000000001"), Count: 3, Hops: 2, Since: 7, Paused: "key",
 		Retries: 1, Late: true, Endpoint: "endpoint", Delay: time.Second,
 		Events: []event.Event{
 			{Workspace: "default", ID: "a", URI: "event://ci/a", Name: "ci.a", Time: at, Published: at, Data: []byte(`{"n":1}`)},
