@@ -367,13 +367,13 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 		found := expect.Value(subscription.ReadSubscribers(t.Context(), r.db, "default", key, subscription.Range{}, 10))(t)
 		expect.Equal(t, "subscribers", len(found.List), 2)
 		change(d, &found.List[0])
-		return r, d, found.List, d.sendAll(t.Context(), &page{Page: pageOf(key, events...)}, found.List, read)
+		return r, d, found.List, d.sendAll(t.Context(), &joinedPage{Page: pageOf(key, events...)}, found.List, read)
 	}
 	check := func(t *testing.T, r *rig, subs []subscription.Subscriber, out sent, wantLeft string) {
 		t.Helper()
 		got := ""
 		for _, left := range out.left {
-			if left.Range != subscription.At(subs[0].ID) || left.Retries != 1 || left.Delay != retryPage {
+			if left.Range != subscription.RangeOf(subs[0].ID) || left.Retries != 1 || left.Delay != retryPage {
 				t.Errorf("got a task for %v with %d retries and the delay %v, want the first retry for %s", left.Range, left.Retries, left.Delay, subs[0].ID)
 			}
 			for _, e := range left.Events {

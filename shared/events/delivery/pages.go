@@ -22,8 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// page is the task that joins all tasks of a batch with the same pattern and range of subscribers.
-type page struct {
+// joinedPage is the task that joins all tasks of a batch with the same pattern and range of subscribers.
+type joinedPage struct {
 	task.Page
 	messages  []string
 	wasPaused []string        // [task.Page.Paused] of the tasks that waited for a switch, i.e. the sort keys of their marks
@@ -60,7 +60,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 	}
 	work, failed := d.groupTasks(ctx, received)
 	var wg sync.WaitGroup
-	do := func(p *page) {
+	do := func(p *joinedPage) {
 		defer fault.Recovered(&p.err)
 		p.err = d.sendPage(ctx, p)
 	}
@@ -92,13 +92,13 @@ type receivedPage struct {
 
 // groupTasks joins the tasks that have the same pattern and range, and leaves out tasks without events. failed has the ids of messages that
 // must be redelivered.
-func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
+func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*joinedPage, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
 		subscription.Range
 		late bool
 	}
-	byRange := map[rangeID]*page{}
+	byRange := map[rangeID]*joinedPage{}
 	for _, r := range received {
 		m, t := r.message, r.task
 		if r.err != nil {
@@ -116,7 +116,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 		// A retried task stays alone, because its number of retries must not count for the events of other tasks.
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
-			p = &page{Page: t, done: done}
+			p = &joinedPage{Page: t, done: done}
 			p.Events = nil
 			if !alone {
 				byRange[id] = p
@@ -134,7 +134,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 }
 
 // sendPage sends the page's events to its range of subscribers, or splits a range with too many subscribers into several tasks.
-func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
+func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	t := p.Page
 	if t.Reactivation != nil {
 		return d.manager.ReactivateAll(ctx, t.Workspace, *t.Reactivation)
@@ -265,7 +265,7 @@ func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 
 // markRest is called after a page that waited for a switch was handled. left has the tasks for the events that are still not attempted.
 // markRest writes a mark for each of them and then deletes the page's own marks, so that the events are covered by a mark at all times.
-func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) error {
+func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
 	}
@@ -361,7 +361,7 @@ type sent struct {
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
 // send an event to one subscriber, only that delivery is repeated later.
-func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.Subscriber, read time.Time) sent {
+func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscription.Subscriber, read time.Time) sent {
 	var (
 		wg  sync.WaitGroup
 		mu  sync.Mutex
@@ -483,7 +483,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 
 // tasksFor returns the tasks that follow t for some of its events and one of its subscribers.
 func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
-	tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+	tasks := task.Pages(t.Workspace, t.Pattern, subscription.RangeOf(sub.ID), 1, events)
 	for i := range tasks {
 		tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops, tasks[i].Late = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1, t.Late
 	}

@@ -130,17 +130,18 @@ func (v *visit) wants(i int) (wants bool, err error) {
 
 // result is the outcome of an event for the subscriber of a visit.
 type result struct {
-	fate  fate
-	notes []store.Op // to write
-	err   error      // the event, and all after it, failed internally
+	handling handling
+	notes    []store.Op // to write
+	err      error      // the event, and all after it, failed internally
 }
 
-type fate int
+// handling says what a visit has done with an event.
+type handling int
 
 const (
-	handled fate = iota // it is done, or its attempt is running and will report another result
-	left                // another page handles it, and all events after it
-	ended               // there is nothing to do for it and the events after it
+	handled handling = iota // it is done, or its attempt is running and will report another result
+	left                    // another page handles it, and all events after it
+	ended                   // there is nothing to do for it and the events after it
 )
 
 // sendEvents starts the attempts and returns when they have ended. Some results, e.g. left, also apply to all later events.
@@ -149,7 +150,7 @@ func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
 	for i := range v.task.Events {
-		if r.fate == handled && r.err == nil {
+		if r.handling == handled && r.err == nil {
 			r = v.send(ctx, i)
 		}
 		if r.err != nil {
@@ -189,9 +190,9 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 		return v.startHandOver(ctx, i)
 	case forget: // it is not stored
 	case leave:
-		return result{fate: left}
+		return result{handling: left}
 	case stop:
-		return result{fate: ended}
+		return result{handling: ended}
 	default:
 		_, err := v.d.carryOut(ctx, how, state.New(v.sub, e, v.d.now()), e)
 		return result{err: err}
@@ -207,7 +208,7 @@ func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
 		defer v.attempts.Done()
 		r := result{notes: notes, err: err}
 		if errors.Is(err, errMaybeEnded) {
-			r = result{fate: left} // another page reads the subscription again
+			r = result{handling: left} // another page reads the subscription again
 		}
 		v.record(i, r)
 	}
@@ -257,7 +258,7 @@ func (v *visit) record(i int, r result) {
 	switch {
 	case r.err != nil:
 		v.failed, v.err = append(v.failed, i), r.err
-	case r.fate == left:
+	case r.handling == left:
 		v.left = append(v.left, i)
 	}
 }
@@ -313,7 +314,7 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 		limit = staleWithGate
 	}
 	if now := time.Now(); now.Sub(v.read) > limit {
-		found, err := subscription.ReadSubscribers(ctx, v.d.DB, v.task.Workspace, v.task.Pattern, subscription.At(v.sub.ID), 1)
+		found, err := subscription.ReadSubscribers(ctx, v.d.DB, v.task.Workspace, v.task.Pattern, subscription.RangeOf(v.sub.ID), 1)
 		switch {
 		case err != nil:
 			return verdict{}, err
@@ -339,16 +340,16 @@ func (v *visit) terminate(ctx context.Context, err error) result {
 		return result{err: err}
 	}
 	if v.sub.Until != 0 && !v.d.now().Before(v.sub.Until.Time()) {
-		return result{fate: ended}
+		return result{handling: ended}
 	}
 	terminated, err := v.d.Terminator.Terminate(ctx, v.task.Workspace, v.sub.Principal, v.sub.ID)
 	switch {
 	case err != nil:
 		return result{err: err}
 	case terminated:
-		return result{fate: ended}
+		return result{handling: ended}
 	case v.task.Hops >= maxHops:
 		return result{err: fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")}
 	}
-	return result{fate: left}
+	return result{handling: left}
 }
