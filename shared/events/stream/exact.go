@@ -86,7 +86,7 @@ func (m *exactMerge) findLagging() *source {
 	return behind
 }
 
-func (m *exactMerge) addPast(s *source, p page, _ time.Time) (caughtUp bool) {
+func (m *exactMerge) addPast(s *source, p logPage, _ time.Time) (caughtUp bool) {
 	m.addAhead(s, p.entries, p.next, time.Now(), false)
 	s.caughtUp = !p.more && !m.in.hasMissed(s.part)
 	return s.caughtUp
@@ -218,7 +218,7 @@ func (m *stampedMerge) findLagging() *source {
 	return m.at.furthestBehind()
 }
 
-func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp bool) {
+func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp bool) {
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {

@@ -286,7 +286,7 @@ type merge interface {
 	findLagging() *source
 	// addPast adds a page of a source's past. The feed began to read the page at the time began. caughtUp reports that all
 	// later entries will come from the tail.
-	addPast(s *source, p page, began time.Time) (caughtUp bool)
+	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
 	// receive takes the tails' batches from the inbox. some is false if there were none.
 	receive() (some bool, err error)
 	// forget drops the entries of a source that was removed.
@@ -298,8 +298,8 @@ type merge interface {
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
-// page is one page of the log.
-type page struct {
+// logPage is one page of a partition of the log.
+type logPage struct {
 	entries []eventlog.Entry
 	more    bool
 	next    int64
@@ -354,7 +354,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 // readPast reads the next page of a source's past. If the next item was written by a later release, it marks the source as
 // stuck.
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
-	var p page
+	var p logPage
 	began := f.tails.Log.Time()
 	p.entries, p.more, p.next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.at.behind)))
 	switch {
