@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// page is the result of a poll.
-type page struct {
+// pollResult is the result of a poll.
+type pollResult struct {
 	Events     []json.RawMessage `json:"events"`
 	Cursor     *string           `json:"cursor"`
 	HasMore    *bool             `json:"hasMore"`
@@ -30,12 +30,12 @@ type pollCheck struct {
 }
 
 // poll sends a poll and judges the form of its result.
-func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error) {
+func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*pollResult, error) {
 	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.makeParams(c.t, more))
 	if err != nil {
 		return nil, err
 	}
-	var p page
+	var p pollResult
 	if a.err != nil || json.Unmarshal(a.result, &p) != nil {
 		c.fail(rulePollMembers, "the answer to events/poll is %s", a)
 		return nil, fault.New(fault.Unavailable, "events/poll of %s: %s", c.t.Name, a)
