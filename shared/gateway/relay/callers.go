@@ -101,9 +101,9 @@ func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (er
 	return as.subscribe(ctx, uri, as.modes[own], false)
 }
 
-// fits reports whether an event matches the schema that the backend shows to the caller. If it does not match, the schema may
-// have changed, so fits reads it again, but at most every 30 seconds ([retryAfter]).
-func (e *receiver) fits(ctx context.Context, uri string, data json.RawMessage) bool {
+// matchesSchema reports whether an event matches the schema that the backend shows to the caller. If it does not match, the schema may
+// have changed, so matchesSchema reads it again, but at most every 30 seconds ([retryAfter]).
+func (e *receiver) matchesSchema(ctx context.Context, uri string, data json.RawMessage) bool {
 	_, own, _, _ := catalog.ParseBackendURI(uri)
 	matches := func() bool { t := e.types[own]; return t != nil && t.ValidatePayload(data) == nil }
 	if matches() {

@@ -30,7 +30,7 @@ import (
 //	    streaming: notifications are announced, and the subscriptions follow what clients want
 //
 // An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open. A list that
-// cannot be fetched is no such error; see [Relay.compare].
+// cannot be fetched is no such error; see [Relay.compareLists].
 type connection struct {
 	relay   *Relay
 	lease   *lease
@@ -95,7 +95,7 @@ func (c *connection) keep() {
 func (c *connection) follow(ctx context.Context) error {
 	defer c.hangUp()
 	steps := map[state]func(context.Context) (state, error){
-		asking: c.ask, noStream: c.compareOnly, connecting: c.connect, comparing: c.compare, streaming: c.read,
+		asking: c.ask, noStream: c.compareRegularly, connecting: c.connect, comparing: c.catchUp, streaming: c.read,
 	}
 	for c.state = asking; ; {
 		c.relay.log(c.backend).DebugContext(ctx, "backend connection changed", "state", string(c.state))
@@ -140,9 +140,9 @@ func (c *connection) connect(ctx context.Context) (state, error) {
 	return comparing, err
 }
 
-// compare takes over the lease from another relay whose time is ending, because this relay is now listening too. Then it
+// catchUp takes over the lease from another relay whose time is ending, because this relay is now listening too. Then it
 // compares the lists, to announce changes that no relay has noticed. The stream reports all later changes.
-func (c *connection) compare(ctx context.Context) (state, error) {
+func (c *connection) catchUp(ctx context.Context) (state, error) {
 	c.lease.connected.Store(true)
 	if c.lease.follows {
 		c.stream.settle(min(c.backend.Client().AskTimeout, c.relay.Handover/2))
@@ -154,7 +154,7 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 	// the next one, so reset took.
 	continued := c.lease.took
 	c.lease.took = false
-	if err := c.relay.compare(ctx, c.backend, true); err != nil {
+	if err := c.relay.compareLists(ctx, c.backend, true); err != nil {
 		return "", err
 	}
 	c.stream.begin(continued)
@@ -164,8 +164,8 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 
 func (c *connection) read(ctx context.Context) (state, error) { return asking, c.stream.run(ctx) }
 
-// compareOnly compares the lists periodically instead of reading notifications, until it is time to ask the backend again.
-func (c *connection) compareOnly(ctx context.Context) (state, error) {
+// compareRegularly compares the lists periodically instead of reading notifications, until it is time to ask the backend again.
+func (c *connection) compareRegularly(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
 	}
@@ -173,7 +173,7 @@ func (c *connection) compareOnly(ctx context.Context) (state, error) {
 		c.setNoStream(ctx, true)
 	}
 	for until := time.Now().Add(askAgain); time.Now().Before(until); {
-		if err := c.relay.compare(ctx, c.backend, true); err != nil {
+		if err := c.relay.compareLists(ctx, c.backend, true); err != nil {
 			return "", err
 		}
 		if err := periodic.Sleep(ctx, c.relay.relist()); err != nil {

@@ -444,7 +444,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	if e.perCaller {
 		e.backend.idle.Store(len(possible) == 0)
 	}
-	chosen := share(possible, func(uri string) bool { return e.running[uri] != nil }, maxReceptions)
+	chosen := chooseSubscriptions(possible, func(uri string) bool { return e.running[uri] != nil }, maxReceptions)
 	for uri, r := range e.running {
 		if chosen[uri] {
 			continue

@@ -142,7 +142,7 @@ func (f *following) run(ctx context.Context) error {
 			continue
 		case <-relist.C:
 			if f.listens.incomplete || len(f.unread) > 0 || f.isAnyLeftOut(ctx) {
-				if err := f.relay.compare(ctx, f.follower, f.listens.incomplete); err != nil {
+				if err := f.relay.compareLists(ctx, f.follower, f.listens.incomplete); err != nil {
 					return err
 				}
 			}
@@ -266,7 +266,7 @@ func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
 	}
-	if err := f.relay.compare(ctx, f.follower, false); err != nil {
+	if err := f.relay.compareLists(ctx, f.follower, false); err != nil {
 		f.changed.Store(true)
 		f.relay.log(f).WarnContext(ctx, "backend lists not compared", "error", err)
 	}

@@ -220,11 +220,11 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// share chooses the subscriptions for which a backend has room. wanted has the principals that want each subscription.
+// chooseSubscriptions chooses the subscriptions for which a backend has room. wanted has the principals that want each subscription.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
 // shares of the room, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
-func share(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
+func chooseSubscriptions(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
 	chosen := make(map[string]bool, min(len(wanted), room))
 	if len(wanted) <= room {
 		for uri := range wanted {

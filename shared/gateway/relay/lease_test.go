@@ -371,7 +371,7 @@ func TestShare(t *testing.T) {
 		t.Helper()
 		for range 2 { // the second time, nothing has changed
 			before := chosen
-			chosen = share(wanted, func(uri string) bool { return before[uri] }, room)
+			chosen = chooseSubscriptions(wanted, func(uri string) bool { return before[uri] }, room)
 			got := map[string]int{}
 			for uri := range chosen {
 				for _, p := range wanted[uri] {
@@ -401,7 +401,7 @@ func TestShare(t *testing.T) {
 	for i := range room {
 		late[fmt.Sprintf("p%02d/0", room+i)] = true
 	}
-	expect.Map(t, "the shares of principals with one each", share(wanted, func(uri string) bool { return late[uri] }, room), late)
+	expect.Map(t, "the shares of principals with one each", chooseSubscriptions(wanted, func(uri string) bool { return late[uri] }, room), late)
 }
 
 // GWN-21: given a backend with as many subscriptions as it may have, then one of a principal with many gives way to a principal with few. The

@@ -116,7 +116,7 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
 	}
-	if e.perCaller && !e.fits(ctx, uri, ev.Data) {
+	if e.perCaller && !e.matchesSchema(ctx, uri, ev.Data) {
 		e.backend.Client().Dropped(ctx, intake.Misfit)
 		return nil
 	}

@@ -212,13 +212,13 @@ func spread(wait, most time.Duration) time.Duration {
 	return least + mathrand.N(least)
 }
 
-// compare fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores the
+// compareLists fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores the
 // new hashes, because the changes have already been announced.
 //
 // A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
-// with an error. So compare skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces its
+// with an error. So compareLists skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces its
 // changes, even with notify unset. It also announces a list that a client got without the backend's entries, even if the list is unchanged.
-func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
+func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) error {
 	f.Outdate()
 	notified := map[string]bool{}
 	for _, kind := range api.Kinds {
