@@ -116,7 +116,7 @@ func (p *process) deliver(m upstream.Message) (reason string) {
 			p.push(p.listening, m.Raw)
 		}
 		return ""
-	case ofSession[m.Method]:
+	case sessionNotifications[m.Method]:
 		return "" // the gateway lists the backend with the shared process, which reports its own changes
 	}
 	if x := p.newestCall(); x != nil && p.holder != "" {
@@ -129,8 +129,8 @@ func (p *process) deliver(m upstream.Message) (reason string) {
 	return dropStranger
 }
 
-// ofSession has the notifications that do not belong to a call.
-var ofSession = map[string]bool{
+// sessionNotifications has the notifications that do not belong to a call.
+var sessionNotifications = map[string]bool{
 	spec.NoteToolsChange: true, spec.NotePromptsChange: true, spec.NoteResourcesChange: true, spec.NoteUpdated: true,
 }
 
@@ -274,16 +274,16 @@ func (p *process) find(id json.RawMessage) *exchange {
 // newestCall returns the running call that began last, or nil.
 func (p *process) newestCall() (newest *exchange) {
 	for _, x := range p.exchanges {
-		if !quiet[x.method] && (newest == nil || x.number > newest.number) {
+		if !gatewayMethods[x.method] && (newest == nil || x.number > newest.number) {
 			newest = x
 		}
 	}
 	return newest
 }
 
-// quiet has the methods of the gateway's own requests. A question never belongs to one of them, because the gateway itself answers no
-// questions.
-var quiet = map[string]bool{
+// gatewayMethods has the methods of the gateway's own requests. A question never belongs to one of them, because the gateway itself answers
+// no questions.
+var gatewayMethods = map[string]bool{
 	spec.MethodInitialize: true, spec.MethodDiscover: true, spec.MethodPing: true, spec.MethodSetLevel: true, spec.MethodListen: true,
 	spec.MethodToolsList: true, spec.MethodPromptsList: true, spec.MethodResources: true, spec.MethodTemplates: true,
 	spec.MethodSubscribe: true, spec.MethodUnsubscribe: true, spec.MethodUserMessage: true, spec.MethodAssistant: true,
@@ -345,7 +345,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	if !x.staysOpen() {
 		p.calls++
 	}
-	if !quiet[x.method] {
+	if !gatewayMethods[x.method] {
 		for id, q := range p.questions {
 			if q.asked == nil {
 				q.asked = x
@@ -397,7 +397,7 @@ func (p *process) remove(x *exchange) {
 	} else {
 		p.calls--
 	}
-	if p.holder != "" || !quiet[x.method] {
+	if p.holder != "" || !gatewayMethods[x.method] {
 		p.used = time.Now()
 	}
 	p.moveQuestions(x)
