@@ -255,7 +255,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 		case body != nil:
 			continue // the conflict may be about the event only, which another process has stored
 		}
-		r, err := ds.contest(ctx, del, c.step, fresh)
+		r, err := ds.resolveConflict(ctx, del, c.step, fresh)
 		if err != nil || r != tryAgain {
 			return r, err
 		}
@@ -311,8 +311,8 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c chang
 	return conditional, nil
 }
 
-// contest finds out why a delivery could not be written, and whether the worker may try again.
-func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
+// resolveConflict finds out why a delivery could not be written, and whether the worker may try again.
+func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
