@@ -52,18 +52,18 @@ type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
 	connect   int                 // failures to connect since then
 	slowUntil time.Time
-	hanging   shares // detached attempts
-	doubtful  shares // attempts of the slow lane to endpoints that may hang
+	hanging   slotCounts // detached attempts
+	doubtful  slotCounts // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
-type shares struct {
+// slotCounts counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
+type slotCounts struct {
 	total int
 	by    map[string]int
 }
 
 // take gives a slot to a principal and returns true. It returns false if all slots are used, or if the principal has half of them.
-func (s *shares) take(principal string, limit int) bool {
+func (s *slotCounts) take(principal string, limit int) bool {
 	if s.total >= limit || s.by[principal] >= max(1, limit/2) {
 		return false
 	}
@@ -75,27 +75,27 @@ func (s *shares) take(principal string, limit int) bool {
 	return true
 }
 
-func (s *shares) release(principal string) {
+func (s *slotCounts) release(principal string) {
 	s.total--
 	if s.by[principal]--; s.by[principal] == 0 {
 		delete(s.by, principal)
 	}
 }
 
-// byteShares counts the bytes in memory for the attempts of each principal.
-type byteShares struct {
+// byteCounts counts the bytes in memory for the attempts of each principal.
+type byteCounts struct {
 	total int64
 	by    map[string]int64
 }
 
 // fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use up to three
 // quarters of it. If no bytes are used at all, any number fits.
-func (s *byteShares) fits(principal string, n, limit int64) bool {
+func (s *byteCounts) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
 }
 
-func (s *byteShares) add(principal string, n int64) {
+func (s *byteCounts) add(principal string, n int64) {
 	if s.by == nil {
 		s.by = map[string]int64{}
 	}
@@ -103,7 +103,7 @@ func (s *byteShares) add(principal string, n int64) {
 	s.by[principal] += n
 }
 
-func (s *byteShares) release(principal string, n int64) {
+func (s *byteCounts) release(principal string, n int64) {
 	s.total -= n
 	if s.by[principal] -= n; s.by[principal] == 0 {
 		delete(s.by, principal)
@@ -434,9 +434,9 @@ func (s *FastSlot) HasWarning(ctx context.Context) bool {
 	return s.warned
 }
 
-// spareProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow
+// skipProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow
 // lane still hang. First attempts then continue to take the slow lane. The caller must not hold l.mu.
-func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
+func (l *Lanes) skipProbe(ctx context.Context, e *endpointState) bool {
 	mark := l.readMark(ctx, e.id)
 	if mark == nil || l.now().Unix() >= mark.Version {
 		return false

@@ -50,7 +50,7 @@ type Lanes struct {
 	waiting map[string]int // attempts that wait in the fast lane, by principal
 	waiters int            // their total number
 
-	slowBytes, hangingBytes byteShares
+	slowBytes, hangingBytes byteCounts
 	detached                int
 	queued                  int // attempts that wait in the slow lane
 }
@@ -165,7 +165,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, 
 	probe := e.startProbe(l.now())
 	if probe && e.silent && l.limits.MinWait > 0 {
 		l.mu.Unlock()
-		if l.spareProbe(ctx, e) {
+		if l.skipProbe(ctx, e) {
 			return nil, SlowLane
 		}
 		l.mu.Lock()

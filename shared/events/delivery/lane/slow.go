@@ -27,7 +27,7 @@ func (s *SlowSlot) Done(out webhook.Outcome) {
 	s.released = true
 	s.e.slow--
 	s.e.slowBytes -= s.call.bytesHeld()
-	l.bytesOf(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
+	l.slowBytesCounter(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
 	if s.origin != nil {
 		s.origin.doubtful.release(s.call.Principal)
 	}
@@ -36,9 +36,9 @@ func (s *SlowSlot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// bytesOf returns the counter for the bytes of the slow lane's attempts. Attempts to endpoints that may hang (doubtful) share
+// slowBytesCounter returns the counter for the bytes of the slow lane's attempts. Attempts to endpoints that may hang (doubtful) share
 // one counter with detached attempts.
-func (l *Lanes) bytesOf(doubtful bool) *byteShares {
+func (l *Lanes) slowBytesCounter(doubtful bool) *byteCounts {
 	if doubtful {
 		return &l.hangingBytes
 	}
@@ -87,7 +87,7 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time
 // takeSlow returns a slot of the slow lane, or the time after which to try again. The caller holds the lock.
 func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, wait time.Duration) {
 	s = &SlowSlot{slot: slot{lanes: l, e: e, call: c}, doubtful: e.isDoubtful(now)}
-	used, others := l.bytesOf(s.doubtful), e.slow+e.hanging
+	used, others := l.slowBytesCounter(s.doubtful), e.slow+e.hanging
 	switch limit := l.limits.Bytes / 4; {
 	case now.Before(e.openUntil):
 		return nil, e.openUntil.Sub(now)
