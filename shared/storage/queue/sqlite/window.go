@@ -12,7 +12,7 @@ const (
 	// memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// One group may use 1/spillShare of the free room, i.e. an eighth. See [window.share].
+	// One group may use 1/spillShare of the free room, i.e. an eighth. See [window.groupLimit].
 	spillShare = 8
 	// spillIDs limits how many ids one read searches for rows of a spilled group (see [spill]), because most rows with these
 	// ids may belong to other groups.
@@ -109,9 +109,9 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// share returns how many messages and bytes one group may have ready: a fraction of the room that is left in half of the
+// groupLimit returns how many messages and bytes one group may have ready: a fraction of the room that is left in half of the
 // memory.
-func (w *window) share() (messages, bytes int) {
+func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
 
@@ -178,7 +178,7 @@ func (w *window) mustSpill(group string) bool {
 	if group == "" || g == nil || g.ready.len() == 0 {
 		return false
 	}
-	messages, bytes := w.share()
+	messages, bytes := w.groupLimit()
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
@@ -220,7 +220,7 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 	if !w.complete() {
 		return fetch{from: w.loaded + 1, to: w.newest, rows: min(w.free(), fetchRows), bytes: fetchBytes}, true
 	}
-	messages, bytes := w.share()
+	messages, bytes := w.groupLimit()
 	for group, sp := range w.spills {
 		n := max(messages, 1)
 		if g := w.ready.groups[group]; g != nil && g.ready.len() > 0 {
