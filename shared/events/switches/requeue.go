@@ -27,8 +27,8 @@ func resumedKey(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
 }
 
-// round is the time over which one run of Requeue spreads the messages.
-const round = time.Minute
+// requeueTime is the time over which one run of Requeue spreads the messages.
+const requeueTime = time.Minute
 
 // claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another one
 // continues after this time.
@@ -109,7 +109,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 
 // requeueAll requeues the messages of a switch, up to the 6,000 that one run may send ([RequeueRate] times [round]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
-	const most = RequeueRate * int(round/time.Second)
+	const most = RequeueRate * int(requeueTime/time.Second)
 	for shard := range shards {
 		q := store.Query{Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Limit: 100}
 		for more := true; more && requeued < most; {
