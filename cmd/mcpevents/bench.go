@@ -60,6 +60,22 @@ Examples:
   mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints need`
 }
 
+// Validate checks that no number is negative.
+func (c *BenchCmd) Validate() error {
+	for name, n := range map[string]int{
+		"events": c.Events, "batch": c.Batch, "publishers": c.Publishers, "rate": c.Rate, "uris": c.URIs, "subscribers": c.Subscribers,
+		"payload": c.Payload, "hang": c.Hang, "streams": c.Streams, "calls": c.Calls, "sessions": c.Sessions,
+	} {
+		if n < 0 {
+			return fault.New(fault.Invalid, "--%s must not be negative", name)
+		}
+	}
+	if min(c.AnswerDelay, c.Timeout, c.Wait) < 0 {
+		return fault.New(fault.Invalid, "--answer-delay, --timeout and --wait must not be negative")
+	}
+	return nil
+}
+
 func (c *BenchCmd) Run(g *Globals) error {
 	o, err := c.options(g)
 	if err != nil {
