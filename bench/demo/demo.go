@@ -3,6 +3,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,7 +79,9 @@ func Run(ctx context.Context, o Options) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && errors.Is(err, context.DeadlineExceeded) {
 		return fault.New(fault.Unavailable, "the demo did not end within %s", o.Timeout)
 	}
-	return err
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return cmp.Or(err, fault.Wrap(fault.Unavailable, d.unwritten, "print"))
 }
 
 // endTimeout bounds the server's shutdown.
@@ -93,8 +96,9 @@ type demo struct {
 	began time.Time
 
 	arrived   chan arrival
-	mu        sync.Mutex // guards out and published
+	mu        sync.Mutex // guards the following fields and out
 	published time.Time  // zero until it is
+	unwritten error      // the first failure to write to out
 }
 
 // arrival is the event at the end of one way.
@@ -116,13 +120,19 @@ func (d *demo) sayAt(at time.Time, step, format string, args ...any) {
 		since, sign = d.published, "+"
 	}
 	ms := float64(at.Sub(since).Microseconds()) / 1000
-	fmt.Fprintf(d.out, "%9s ms  %-18s %s\n", fmt.Sprintf("%s%.1f", sign, ms), step, fmt.Sprintf(format, args...))
+	d.print("%9s ms  %-18s %s\n", fmt.Sprintf("%s%.1f", sign, ms), step, fmt.Sprintf(format, args...))
 }
 
 func (d *demo) title(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	fmt.Fprintf(d.out, "\n%s\n", text)
+	d.print("\n%s\n", text)
+}
+
+// print writes to the output. The caller holds the lock.
+func (d *demo) print(format string, args ...any) {
+	_, err := fmt.Fprintf(d.out, format, args...)
+	d.unwritten = cmp.Or(d.unwritten, err)
 }
 
 func (d *demo) run(ctx context.Context) error {
