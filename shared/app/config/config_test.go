@@ -241,6 +241,9 @@ func TestLimits(t *testing.T) {
 	}
 	l.MinTTL, l.DefaultTTL, l.MaxTTL = 2*time.Hour, time.Hour, time.Hour
 	expect.Fault(t, "a minimum above the maximum", l.Check(), fault.Invalid)
+	err = expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + "OTLP_ENDPOINT": "ftp://alice:secret@collector.example"})))
+	expect.Fault(t, "a collector without HTTP", err, fault.Invalid)
+	expect.Lacks(t, "the error", err.Error(), "alice", "secret")
 	expect.Equal(t, "EnvName", EnvName("allow-insecure-targets"), "MCPEVENTS_ALLOW_INSECURE_TARGETS")
 }
 

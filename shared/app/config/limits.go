@@ -252,7 +252,7 @@ func (l Limits) checkAddresses() error {
 		}
 	}
 	if u, err := url.Parse(l.OTLPEndpoint); l.OTLPEndpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-		return fault.New(fault.Invalid, "--otlp-endpoint %.100q is not the URL of a collector, such as http://127.0.0.1:4318", l.OTLPEndpoint)
+		return fault.New(fault.Invalid, "--otlp-endpoint is not the URL of a collector, such as http://127.0.0.1:4318") // it may contain a password
 	}
 	if u, err := url.Parse(l.PublicURL); l.PublicURL != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/")+u.RawQuery != "") {
 		return fault.New(fault.Invalid, "--public-url %.100q is not a URL without a path, such as https://events.example.com", l.PublicURL)

@@ -14,6 +14,7 @@ import (
 	metricspb "go.opentelemetry.io/proto/otlp/metrics/v1"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -94,4 +95,12 @@ func TestMetricsThatAreNotTaken(t *testing.T) {
 		t.Errorf("the log says %q", &out)
 	}
 	expect.Error(t, "a collector without a scheme", expect.ErrOf(Metrics(Options{Endpoint: "collector:4318"}, "s")))
+}
+
+func TestErrorsDoNotContainTheCollectorsPassword(t *testing.T) {
+	for _, endpoint := range []string{"ftp://alice:secret@collector.example", "http://alice:secret word@collector.example"} {
+		err := expect.ErrOf(Provider(Options{Endpoint: endpoint}))
+		expect.Fault(t, endpoint, err, fault.Invalid)
+		expect.Lacks(t, "the error", err.Error(), "alice", "secret")
+	}
 }

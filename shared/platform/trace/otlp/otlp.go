@@ -105,7 +105,7 @@ type collector struct {
 func newCollector(o Options, path string, failed *metric.Tally) (*collector, error) {
 	u, err := url.Parse(o.Endpoint)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fault.New(fault.Invalid, "--otlp-endpoint %q is not the URL of a collector, such as http://127.0.0.1:4318", o.Endpoint)
+		return nil, fault.New(fault.Invalid, "--otlp-endpoint is not the URL of a collector, such as http://127.0.0.1:4318") // it may contain a password
 	}
 	if o.HTTP == nil {
 		o.HTTP = &http.Client{Timeout: sendTime}
