@@ -4,6 +4,7 @@ package otlp
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"net/url"
 
@@ -18,11 +19,17 @@ import (
 
 // newReader returns a reader that sends metrics to a collector every minute, and when it is shut down.
 func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
-	target, err := url.JoinPath(endpoint, traces.PathMetrics)
+	target, err := url.Parse(endpoint)
 	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
+		return nil, fault.New(fault.Invalid, "--otlp-endpoint is not a URL") // err may contain a password
 	}
-	sender, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(target))
+	options := []otlpmetrichttp.Option{otlpmetrichttp.WithEndpointURL(target.JoinPath(traces.PathMetrics).String())}
+	if u := target.User; u != nil { // the exporter ignores it, unlike net/http, which sends the traces
+		password, _ := u.Password()
+		credentials := base64.StdEncoding.EncodeToString([]byte(u.Username() + ":" + password))
+		options = append(options, otlpmetrichttp.WithHeaders(map[string]string{"Authorization": "Basic " + credentials}))
+	}
+	sender, err := otlpmetrichttp.New(ctx, options...)
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
@@ -15,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// OPS-12: a collector receives the metrics over OTLP, below the path of its URL. Shutdown sends the last ones.
+// OPS-12: a collector receives the metrics over OTLP, below the path of its URL and with the URL's credentials. Shutdown sends
+// the last ones.
 func TestOTLPMetrics(t *testing.T) {
 	got := make(chan *collector.ExportMetricsServiceRequest, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -24,13 +26,14 @@ func TestOTLPMetrics(t *testing.T) {
 		if err == nil {
 			err = proto.Unmarshal(body, &request)
 		}
-		if err != nil || r.URL.Path != "/otlp/v1/metrics" {
-			t.Errorf("%s: %v", r.URL, err)
+		user, password, _ := r.BasicAuth()
+		if err != nil || r.URL.Path != "/otlp/v1/metrics" || user != "alice" || password != "secret" {
+			t.Errorf("%s of %s: %v", r.URL, user, err)
 		}
 		got <- &request
 	}))
 	defer server.Close()
-	reader := expect.Value(newReader(t.Context(), server.URL+"/otlp"))(t)
+	reader := expect.Value(newReader(t.Context(), strings.Replace(server.URL, "://", "://alice:secret@", 1)+"/otlp"))(t)
 	expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t).Published(3)
 	expect.OK(t, reader.Shutdown(context.WithoutCancel(t.Context())))
 	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {
