@@ -176,7 +176,7 @@ func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("stranger", stranger), at("short", short, prefix("g")), at("owner", owner, prefix("gh_")))
 	l := g.List(t.Context(), of(ann), api.Tools)
 	expect.List(t, "the tools", names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"})
-	expect.List(t, "the conflicts", l.Conflicts, []string{"gh_merge", "gh_only_here", "gh_merge"})
+	expect.List(t, "the conflicts", l.Conflicts, []string{"gh_merge", "gh_only_here"})
 	expect.Contains(t, "the answer of gh_merge", fmt.Sprint(mustCall(t, g, sessionBased("s"), "gh_merge")), "owner")
 	expect.True(t, "gh_only_here is unknown", !g.Has(t.Context(), sessionBased("s"), api.Tools, "gh_only_here"))
 }

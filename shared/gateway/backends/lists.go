@@ -144,7 +144,9 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 				continue // the same entry on two pages, because the list changed between the requests; or there are too many conflicts to report
 			}
 			if has != nil {
-				out.Conflicts = append(out.Conflicts, e.Name)
+				if !slices.Contains(out.Conflicts, e.Name) {
+					out.Conflicts = append(out.Conflicts, e.Name)
+				}
 				bs.logConflict(ctx, kind, e.Name, has, b)
 				continue
 			}
