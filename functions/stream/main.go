@@ -50,7 +50,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		}
 		// Send the events of conversations to the inbox queue, because only the function publish may send to the events queue.
 		s.talk, err = app.NewConversation(p.Core, conversation.Options{
-			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
+			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.InboxPublisher{Queue: p.Queues},
 		})
 		return s, err
 	})

@@ -238,7 +238,7 @@ type PublishingOptions struct {
 // NewPublishing returns the publish role.
 func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
-	documents, events := newDocuments(c, service), publish.NewOfBackends(service)
+	documents, events := newDocuments(c, service), publish.NewBackendPublisher(service)
 	if o.Dropped == nil {
 		drops := &metric.Tally{Name: gateway.MetricDropped, Text: "backend messages dropped", Log: c.Log}
 		o.Dropped = func(ctx context.Context, workspace, backend, reason string) {

@@ -21,7 +21,7 @@ import (
 func New(c *app.Core, g *gateway.Gateway, key func(context.Context) ([]byte, error), typesChanged func(context.Context) error) *relay.Relay {
 	var events *relay.Events
 	if typesChanged != nil {
-		publisher := publish.NewOfBackends(&publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer})
+		publisher := publish.NewBackendPublisher(&publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer})
 		events = &relay.Events{
 			Intake: intake.Intake{Demand: c.Demand, Publish: publisher.Publish, Gap: publisher.Gap},
 			Hooks:  app.NewHooks(c, key), Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),

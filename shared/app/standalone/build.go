@@ -224,7 +224,7 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 	s.tails.Shares, s.tails.Demand = s.catalogs.UsesShared, s.core.Demand
 	s.undo = append(s.undo, s.tails.Close)
 	s.conversation, err = app.NewConversation(s.core, conversation.Options{
-		Key: keys.Cursor, Backends: s.backends, Publisher: publish.OnBehalf{Service: s.publisher}, Prepares: true,
+		Key: keys.Cursor, Backends: s.backends, Publisher: publish.ServerPublisher{Service: s.publisher}, Prepares: true,
 	})
 	if err != nil {
 		return err

@@ -259,7 +259,7 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	}
 	// Do not apply the quota publish-rate. It protects the server from its callers, and this program would only lose its own
 	// events.
-	return s.publisher.Unlimited().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
+	return s.publisher.WithoutQuota().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
 // Served returns a channel that receives the error if the listener fails before [Server.Shutdown]. After Shutdown it may

@@ -180,22 +180,22 @@ func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
 }
 
-// OnBehalf publishes events that the server itself creates because of a principal's action. The principal does not
+// ServerPublisher publishes events that the server itself creates because of a principal's action. The principal does not
 // need the scope to publish, but the events count against its quota.
-type OnBehalf struct{ Service *Service }
+type ServerPublisher struct{ Service *Service }
 
 // Publish accepts one event, as [Service.Accept] does.
-func (o OnBehalf) Publish(ctx context.Context, p auth.Principal, in Input) error {
+func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input) error {
 	p.Scopes = append(slices.Clone(p.Scopes), auth.ScopePublish)
 	_, err := o.Service.Accept(ctx, p, []Input{in})
 	return err
 }
 
-// ByInbox is an [OnBehalf] for a process that can reach only the inbox queue. [Inbox] then checks and publishes the event.
-type ByInbox struct{ Queue queue.Sender }
+// InboxPublisher is a [ServerPublisher] for a process that can reach only the inbox queue. [Inbox] then checks and publishes the event.
+type InboxPublisher struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.
-func (b ByInbox) Publish(ctx context.Context, p auth.Principal, in Input) error {
+func (b InboxPublisher) Publish(ctx context.Context, p auth.Principal, in Input) error {
 	out, err := InboxMessage(p.Workspace, in)
 	if err != nil {
 		return err
@@ -221,25 +221,25 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	return queue.Outgoing{Body: body}, nil
 }
 
-// OfBackends publishes the events that backends send. It applies no quota, because the callers already limit each backend
+// BackendPublisher publishes the events that backends send. It applies no quota, because the callers already limit each backend
 // separately. With a common quota, the events of one backend could use it up, and the events of other backends would be
-// refused. Make it with [NewOfBackends].
+// refused. Make it with [NewBackendPublisher].
 //
 // The catalog of this process may be seconds old. It may lack an event type that the relay has just stored, or still have the
-// previous schema of the type. So OfBackends tries again with the latest catalog before it refuses an event, because a
+// previous schema of the type. So BackendPublisher tries again with the latest catalog before it refuses an event, because a
 // refused event is lost.
-type OfBackends struct {
+type BackendPublisher struct {
 	service *Service
 	latest  *latest
 }
 
-// NewOfBackends returns an OfBackends that publishes like a service, but without its quota.
-func NewOfBackends(s *Service) OfBackends {
-	return OfBackends{s.Unlimited(), &latest{source: s.Catalog}}
+// NewBackendPublisher returns a BackendPublisher that publishes like a service, but without its quota.
+func NewBackendPublisher(s *Service) BackendPublisher {
+	return BackendPublisher{s.WithoutQuota(), &latest{source: s.Catalog}}
 }
 
 // Publish accepts an event of a backend.
-func (o OfBackends) Publish(ctx context.Context, workspace string, in Input) error {
+func (o BackendPublisher) Publish(ctx context.Context, workspace string, in Input) error {
 	in.OfBackend = true
 	relay := auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}
 	_, err := o.service.Accept(ctx, relay, []Input{in})
@@ -252,7 +252,7 @@ func (o OfBackends) Publish(ctx context.Context, workspace string, in Input) err
 }
 
 // Gap publishes a notice that events of a backend's URI are missing. Subscribers get it in order with the URI's events.
-func (o OfBackends) Gap(ctx context.Context, workspace, uri string) error {
+func (o BackendPublisher) Gap(ctx context.Context, workspace, uri string) error {
 	cat, entry, err := findType(ctx, o.service.Catalog, workspace, uri)
 	if fault.Is(err, fault.NotFound) {
 		cat, entry, err = findType(ctx, o.latest, workspace, uri)

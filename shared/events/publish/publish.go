@@ -109,8 +109,8 @@ func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
 
-// Unlimited returns a service that publishes like s, but without its quota.
-func (s *Service) Unlimited() *Service {
+// WithoutQuota returns a service that publishes like s, but without its quota.
+func (s *Service) WithoutQuota() *Service {
 	own := *s
 	own.Rate = nil
 	return &own

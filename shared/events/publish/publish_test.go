@@ -279,8 +279,8 @@ func (outdated) Catalog(context.Context, string) (*catalog.Catalog, error) {
 	return catalog.Parse([]byte(types))
 }
 
-// ofBackends returns an OfBackends whose cached catalog lacks the event types of backend shop, with the database that has them.
-func ofBackends(t *testing.T) (o OfBackends, q *sent, reads *atomic.Int32) {
+// ofBackends returns a BackendPublisher whose cached catalog lacks the event types of backend shop, with the database that has them.
+func ofBackends(t *testing.T) (o BackendPublisher, q *sent, reads *atomic.Int32) {
 	t.Helper()
 	s, q := service(t)
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
@@ -292,7 +292,7 @@ func ofBackends(t *testing.T) (o OfBackends, q *sent, reads *atomic.Int32) {
 		all["shop"] = catalog.BackendTypes{Types: []catalog.BackendType{{Name: "shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}}}
 	})
 	expect.OK(t, err)
-	return NewOfBackends(s), q, reads
+	return NewBackendPublisher(s), q, reads
 }
 
 const shipped = "event://~shop/shipped/e30"
@@ -313,7 +313,7 @@ func TestEventsOfNewBackendTypes(t *testing.T) {
 // GWN-22: the events of one backend do not use up a quota that the workspace's other backends need.
 func TestEventsOfBackendsHaveNoCommonQuota(t *testing.T) {
 	o, q, _ := ofBackends(t)
-	o = NewOfBackends(&Service{Catalog: o.service.Catalog.(outdated).Source, Queue: o.service.Queue, Rate: NewRate(quota.FixedLimit(1))})
+	o = NewBackendPublisher(&Service{Catalog: o.service.Catalog.(outdated).Source, Queue: o.service.Queue, Rate: NewRate(quota.FixedLimit(1))})
 	const most = maxEvents + 1 // more than the burst
 	for i := range most {
 		expect.OK(t, o.Publish(t.Context(), "default", Input{URI: shipped, ID: strconv.Itoa(i), Data: json.RawMessage(`{}`)}))

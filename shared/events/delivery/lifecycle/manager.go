@@ -158,7 +158,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 		FailingSince time.Time `json:"failingSince"`
 	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
 	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, m.Deliveries.Now().UnixMicro()))
-	return publish.ByInbox{Queue: m.Deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
+	return publish.InboxPublisher{Queue: m.Deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
 	})
 }
