@@ -74,8 +74,8 @@ func ValidID(id string) bool {
 // NewID returns a new id. Ids are sortable by time.
 func NewID() string { return idPrefix + uuid.Must(uuid.NewV7()).String() }
 
-// MadeAt returns the time, to the millisecond, at which [NewID] made an id. It returns false for any other id.
-func MadeAt(id string) (at time.Time, ok bool) {
+// TimeOfID returns the time, to the millisecond, at which [NewID] made an id. It returns false for any other id.
+func TimeOfID(id string) (at time.Time, ok bool) {
 	rest, ok := strings.CutPrefix(id, idPrefix)
 	u, err := uuid.Parse(rest)
 	if !ok || err != nil || len(rest) != 36 || u.Version() != 7 {

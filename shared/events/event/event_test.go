@@ -34,11 +34,11 @@ var samples = []Event{
 // TestAnIDHasItsTime: OPS-05.
 func TestAnIDHasItsTime(t *testing.T) {
 	before := time.Now().Truncate(time.Millisecond)
-	if at, ok := MadeAt(NewID()); !ok || at.Before(before) || at.After(time.Now()) {
+	if at, ok := TimeOfID(NewID()); !ok || at.Before(before) || at.After(time.Now()) {
 		t.Errorf("OPS-05: got %v, %t", at, ok)
 	}
 	for _, id := range []string{"", "evt_", "evt_1", "0198f3c2-7a5b-7c1d-8e2f-0123456789ab", "evt_0198f3c27a5b7c1d8e2f0123456789ab", "evt_0198f3c2-7a5b-4c1d-8e2f-0123456789ab"} {
-		if at, ok := MadeAt(id); ok {
+		if at, ok := TimeOfID(id); ok {
 			t.Errorf("OPS-05: %s was made at %v", id, at)
 		}
 	}
