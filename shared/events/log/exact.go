@@ -91,15 +91,15 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 		op.Item.Partition, op.Span = p.name, store.SameStamp
 		ops = append(ops, op)
 	}
-	return 0, x.log.DB.Write(ctx, append(underIDs(ops, s.Events), s.with...)...)
+	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.with...)...)
 }
 
-// ofID returns the partition of the index items for an event id. An item has the stamp of the event's segment, and its value is the
+// idPartition returns the partition of the index items for an event id. An item has the stamp of the event's segment, and its value is the
 // URI. Together they give the segment's key.
-func ofID(workspace, id string) string { return "id#" + workspace + "#" + id }
+func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// underIDs adds the index items of events to ops. The first op must be the write of the events' segment.
-func underIDs(ops []store.Op, events []event.Event) []store.Op {
+// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment.
+func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
 	seen := make(map[string]bool, len(events))
@@ -109,7 +109,7 @@ func underIDs(ops []store.Op, events []event.Event) []store.Op {
 			continue
 		}
 		seen[e.ID] = true
-		op.Item.Partition, op.Item.Value = ofID(e.Workspace, e.ID), []byte(e.URI)
+		op.Item.Partition, op.Item.Value = idPartition(e.Workspace, e.ID), []byte(e.URI)
 		ops = append(ops, op)
 	}
 	return ops
@@ -122,7 +122,7 @@ const maxSameID = 100
 // segments with keys up to since and, if uri is not empty, segments of other URIs. A segment is nil if it has just expired.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
-		Table: store.Log, Partition: ofID(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
+		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
 	})
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "look up an event")

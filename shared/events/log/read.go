@@ -120,7 +120,7 @@ const LatestBytes = 1 << 20
 
 // Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.
 func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
-	var found []positioned
+	var found []positionedEvent
 	for _, p := range l.PartitionsOf(workspace, uri, unordered) {
 		page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: n})
 		if err != nil {
@@ -128,19 +128,19 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 		}
 		for _, item := range page.Items {
 			for i, e := range l.events(ctx, item) {
-				found = append(found, positioned{item.Sort, i, e.ID(), *e.Event})
+				found = append(found, positionedEvent{item.Sort, i, e.ID(), *e.Event})
 			}
 		}
-		slices.SortStableFunc(found, func(a, b positioned) int {
+		slices.SortStableFunc(found, func(a, b positionedEvent) int {
 			return cmp.Or(strings.Compare(b.segment, a.segment), b.position-a.position)
 		})
 		seen := map[string]bool{} // a repeated batch may be in the log twice
-		found = slices.DeleteFunc(found, func(e positioned) bool {
+		found = slices.DeleteFunc(found, func(e positionedEvent) bool {
 			again := seen[e.id]
 			seen[e.id] = true
 			return again
 		})
-		found = takeFitting(found, n, func(e positioned) int { return len(e.event.Data) })
+		found = takeFitting(found, n, func(e positionedEvent) int { return len(e.event.Data) })
 	}
 	events := make([]event.Event, len(found))
 	for i, e := range found {
@@ -149,8 +149,8 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 	return events, nil
 }
 
-// positioned is an event and its position in the log.
-type positioned struct {
+// positionedEvent is an event and its position in the log.
+type positionedEvent struct {
 	segment  string // sort key
 	position int    // in the segment
 	id       string
@@ -270,7 +270,7 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 // n items for each partition. An id of [event.NewID] contains the time at which it was made, and the query begins at that
 // time. For any other id, Find reads the newest items.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
-	made, ok := event.MadeAt(id)
+	made, ok := event.TimeOfID(id)
 	if !ok {
 		events, err := l.NewestBatches(ctx, parts, time.Time{}, n)
 		if i := slices.IndexFunc(events, func(e event.Event) bool { return e.ID == id }); i >= 0 {

@@ -210,9 +210,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// BrokenItems calls visit with the items that readers could not decode. If visit fails for an item, the next call visits it
+// VisitBroken calls visit with the items that readers could not decode. If visit fails for an item, the next call visits it
 // again. The record of an item stays as long as readers may find the item, so that they do not record it again.
-func (l *Log) BrokenItems(ctx context.Context, visit func(*store.Item) error) error {
+func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
 		var b brokenItem

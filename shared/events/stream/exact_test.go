@@ -232,7 +232,7 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 						t.Error(err)
 					}
 					recorded := func() (bodies []string) {
-						expect.OK(t, r.log.BrokenItems(t.Context(), func(it *store.Item) error {
+						expect.OK(t, r.log.VisitBroken(t.Context(), func(it *store.Item) error {
 							bodies = append(bodies, string(it.Value))
 							return nil
 						}))

@@ -130,7 +130,7 @@ func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) erro
 // LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
 // where every reader that passes them learns of the gap.
 func (r *Job) LogItems(ctx context.Context) (n int, err error) {
-	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
+	err = r.EventLog.VisitBroken(ctx, func(item *store.Item) error {
 		n++
 		return queue.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
 	})
