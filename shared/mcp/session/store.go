@@ -383,8 +383,8 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// Earlier describes a session's earlier streams for a new one.
-type Earlier struct {
+// EarlierStreams describes a session's earlier streams for a new one.
+type EarlierStreams struct {
 	// Exists is set if the session had a stream before. If its first two streams begin at the same moment, it is set for one of them.
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
@@ -394,16 +394,16 @@ type Earlier struct {
 }
 
 // TakeOver makes a stream the newest of its session. connection identifies the stream.
-func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (Earlier, error) {
+func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (EarlierStreams, error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
 		items, err := s.DB.Get(ctx, item.Key, itemKey(sess.Key, sortQuiet))
 		if err != nil {
-			return Earlier{}, fault.Wrap(fault.Unavailable, err, "read the session's stream")
+			return EarlierStreams{}, fault.Wrap(fault.Unavailable, err, "read the session's stream")
 		}
 		newest := items[0]
 		condition := store.Absent()
-		earlier := Earlier{Exists: newest != nil}
+		earlier := EarlierStreams{Exists: newest != nil}
 		if earlier.Exists {
 			condition = store.VersionIs(newest.Version)
 		}
@@ -420,7 +420,7 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 			return earlier, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
 		}
 	}
-	return Earlier{}, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
+	return EarlierStreams{}, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
 }
 
 // RecordStreamBegun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if

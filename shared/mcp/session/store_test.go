@@ -204,7 +204,7 @@ func TestTakeOver(t *testing.T) {
 	takeOver := func(t *testing.T, s *session.Store, sess *session.Session, connection string, before, begun bool) {
 		t.Helper()
 		got, err := s.TakeOver(t.Context(), sess, connection)
-		if want := (session.Earlier{Exists: before, Begun: begun}); err != nil || got != want {
+		if want := (session.EarlierStreams{Exists: before, Begun: begun}); err != nil || got != want {
 			t.Errorf("stream %s found the earlier stream %+v, %v; want %+v", connection, got, err, want)
 		}
 	}
