@@ -18,7 +18,7 @@ import (
 // dialectStream is the framing of a session's GET stream in the named-event dialect, an older transport at /mcp/{workspace}
 // whose SSE events have names (see dialect.go in package mcp).
 type dialectStream struct {
-	basic
+	basicFraming
 	stream  *Stream
 	session *sessionStream
 	release func() // records that the stream is closed

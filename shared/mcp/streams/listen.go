@@ -29,15 +29,15 @@ type filter struct {
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// listen is the framing of a subscriptions/listen (revision 2026-07-28).
-type listen struct {
-	basic
+// listenFraming is the framing of a subscriptions/listen (revision 2026-07-28).
+type listenFraming struct {
+	basicFraming
 	stream  *Stream
 	honored filter // the part of the client's filter that the server honors
 }
 
 // Begin sends the honored part of the filter, and tells the client whether events after its cursor are missing.
-func (l *listen) Begin(context.Context) error {
+func (l *listenFraming) Begin(context.Context) error {
 	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(l.honored)...), ""
 	if l.stream.Feed.Truncated {
 		meta = metaTruncated
@@ -46,7 +46,7 @@ func (l *listen) Begin(context.Context) error {
 }
 
 // Deliver sends a delivery, and first checks the credentials if a check is due.
-func (l *listen) Deliver(ctx context.Context, d stream.Delivery) error {
+func (l *listenFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	if err := l.stream.verify(ctx, d); err != nil {
 		return err
 	}
@@ -54,10 +54,10 @@ func (l *listen) Deliver(ctx context.Context, d stream.Delivery) error {
 }
 
 // Heartbeat sends a comment.
-func (l *listen) Heartbeat(ctx context.Context) error { return l.stream.sendComment(ctx) }
+func (l *listenFraming) Heartbeat(ctx context.Context) error { return l.stream.sendComment(ctx) }
 
 // End sends the result of the request.
-func (l *listen) End(c *method.Call, _ error) { l.stream.Complete(c, l.stream.ResumeAt()) }
+func (l *listenFraming) End(c *method.Call, _ error) { l.stream.Complete(c, l.stream.ResumeAt()) }
 
 // Listen serves subscriptions/listen.
 func (st *Streams) Listen() method.Handler { return Streaming{Streams: st, Open: st.openListen} }
@@ -72,7 +72,7 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, err
 	if err != nil {
 		return nil, err
 	}
-	l := &listen{}
+	l := &listenFraming{}
 	s := st.New(c, Options{Kind: kindListen, Framing: l, Gather: true})
 	l.stream = s
 	s.interests.payloads = method.Declares(jsonrpc.Member(c.Meta, spec.MetaCapabilities), spec.OwnExtension)

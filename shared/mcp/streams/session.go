@@ -69,7 +69,7 @@ func randomText(n int) string {
 
 // sessionStream is the framing of the GET stream of a session.
 type sessionStream struct {
-	basic
+	basicFraming
 	stream     *Stream
 	sess       *session.Session
 	position   Position

@@ -35,7 +35,7 @@ type Stream struct {
 	beaten          time.Time // of the beginning or the latest heartbeat
 	completedCursor string    // the cursor after the last completed delivery
 	incomplete      bool      // the feed's latest delivery was not completed
-	// gathered has messages that [Stream.pass] has not written yet. It is nil between two passes, so that a quiet stream keeps
+	// gathered has messages that [Stream.sendPending] has not written yet. It is nil between two calls, so that a quiet stream keeps
 	// no memory.
 	gathered  *[]byte
 	gathering bool
@@ -76,11 +76,11 @@ type Framing interface {
 	End(c *method.Call, why error)
 }
 
-// basic is embedded in framings that do not notify clients of cursors, and whose streams end at an error of the feed.
-type basic struct{}
+// basicFraming is embedded in framings that do not notify clients of cursors, and whose streams end at an error of the feed.
+type basicFraming struct{}
 
-func (basic) SendCursor() error                          { return nil }
-func (basic) Recover(_ context.Context, err error) error { return err }
+func (basicFraming) SendCursor() error                          { return nil }
+func (basicFraming) Recover(_ context.Context, err error) error { return err }
 
 // New returns a stream for the caller of a request.
 func (st *Streams) New(c *method.Call, o Options) *Stream {
@@ -105,7 +105,7 @@ func (s *Stream) run(ctx context.Context) error {
 	quiet := time.NewTimer(s.Streams.Timing.Heartbeat)
 	defer quiet.Stop()
 	for {
-		if err := s.pass(ctx); err != nil {
+		if err := s.sendPending(ctx); err != nil {
 			return err
 		}
 		if s.Feed.CursorMoved() {
@@ -144,11 +144,11 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the number of bytes at which the gathered messages are written before the end of the pass.
+// maxGathered is the number of bytes at which the gathered messages are written before the end of [Stream.sendPending].
 const maxGathered = 16 << 10
 
-// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
-func (s *Stream) pass(ctx context.Context) error {
+// sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
+func (s *Stream) sendPending(ctx context.Context) error {
 	s.gathering = s.Gather
 	err := s.sendReady(ctx)
 	s.gathering = false

@@ -61,7 +61,7 @@ func newListen(t *testing.T) (*Stream, *written) {
 	tails := stream.New(&eventlog.Log{DB: db}, db, expect.Value(eventlog.NewSealer(make([]byte, 32)))(t))
 	t.Cleanup(tails.Close)
 	out := &written{}
-	l := &listen{}
+	l := &listenFraming{}
 	l.stream = &Stream{
 		Options:   Options{Framing: l, Gather: true},
 		Streams:   &Streams{Feeds: tails, Auth: always(alice), Backends: none{}, Timing: method.Timing{Heartbeat: time.Hour}},
@@ -83,10 +83,10 @@ func TestReadyMessagesShareAWrite(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		expect.OK(t, s.pass(t.Context()))
+		expect.OK(t, s.sendPending(t.Context()))
 		expect.Equal(t, "the writes without a message", len(out.writes), 0)
 		notify(3)
-		expect.OK(t, s.pass(t.Context()))
+		expect.OK(t, s.sendPending(t.Context()))
 		expect.Equal(t, "the writes of three messages", len(out.writes), 1)
 		expect.Equal(t, "the messages", strings.Count(out.writes[0], spec.NoteResourcesChange), 3)
 		cursors := map[string]bool{}
@@ -100,7 +100,7 @@ func TestReadyMessagesShareAWrite(t *testing.T) {
 		}
 		out.err = errors.New("the connection is broken")
 		notify(1)
-		if err := s.pass(t.Context()); !errors.Is(err, method.ErrWriting) {
+		if err := s.sendPending(t.Context()); !errors.Is(err, method.ErrWriting) {
 			t.Errorf("got %v for a write that failed", err)
 		}
 	})
@@ -125,7 +125,7 @@ func TestReadyMessagesDoNotWaitForURIs(t *testing.T) {
 		s.Streams.Catalogs.Source = slow{catalog.NewStatic(&catalog.Catalog{}), func() { sent = len(out.writes) }}
 		expect.OK(t, s.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicCatalog, []byte(`{}`)))
 		synctest.Wait()
-		expect.OK(t, s.pass(t.Context()))
+		expect.OK(t, s.sendPending(t.Context()))
 		expect.Equal(t, "the writes before the URIs are resolved", sent, 1)
 	})
 }
