@@ -29,8 +29,8 @@ type completion struct {
 	HasMore bool     `json:"hasMore"`
 }
 
-// completing is a request to complete the value of a variable in an event type's template.
-type completing struct {
+// completionRequest is a request to complete the value of a variable in an event type's template.
+type completionRequest struct {
 	entry *catalog.Entry
 	name  string
 	typed string            // the beginning of the value
@@ -49,7 +49,7 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	if err != nil {
 		return method.Result{}, err
 	}
-	q, err := readCompleting(c, cat)
+	q, err := readCompletion(c, cat)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -66,8 +66,8 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
-// readCompleting reads the params. It treats a template that the caller cannot see as unknown.
-func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err error) {
+// readCompletion reads the params. It treats a template that the caller cannot see as unknown.
+func readCompletion(c *method.Call, cat *catalog.Catalog) (q completionRequest, err error) {
 	ref, argument := c.Param("ref"), c.Param("argument")
 	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
@@ -98,7 +98,7 @@ func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err err
 }
 
 // schemaValues returns the values that the variable's schema lists.
-func schemaValues(q completing) (values []string) {
+func schemaValues(q completionRequest) (values []string) {
 	var schema struct {
 		Properties map[string]struct {
 			Enum  []any `json:"enum"`
@@ -123,7 +123,7 @@ func schemaValues(q completing) (values []string) {
 // seenValues returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs
 // below the known part of the template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below
 // event://repos/acme.
-func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completionRequest) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
 	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)
@@ -154,7 +154,7 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 
 // rank returns the values that match the typed text, without duplicates. Values that begin with the text precede values that only contain
 // it. If a claim restricts the variable, rank keeps only the caller's values.
-func (q completing) rank(p auth.Principal, values []string) []string {
+func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)
 	met := map[string]bool{}
@@ -174,7 +174,7 @@ func (q completing) rank(p auth.Principal, values []string) []string {
 }
 
 // claim returns the claim of the access token that restricts the values of the completed variable.
-func (q completing) claim() (name string, ok bool) {
+func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false
 	}

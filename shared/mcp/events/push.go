@@ -30,8 +30,8 @@ const maxBeat = 25 * time.Second
 // recovery is how long a stream waits after a temporary failure before it continues.
 const recovery = time.Second
 
-// push is the [streams.Framing] of an events/stream. It sends the events of one subscription in the notifications of SEP-3415.
-type push struct {
+// pushFraming is the [streams.Framing] of an events/stream. It sends the events of one subscription in the notifications of SEP-3415.
+type pushFraming struct {
 	selected
 	stream  *streams.Stream
 	version spec.Version
@@ -53,7 +53,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	}
 	// The arguments may be a part of the request's body. A copy lets the body's memory be freed while the stream is open.
 	w.Arguments = bytes.Clone(w.Arguments)
-	p := &push{selected: w, version: c.Version, profile: c.Profile}
+	p := &pushFraming{selected: w, version: c.Version, profile: c.Profile}
 	p.stream = st.New(c, streams.Options{Kind: streams.KindEvents, Framing: p, MaxBeat: maxBeat})
 	return p.stream, p.stream.Open(c.WithToken(ctx), stream.Request{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
@@ -62,14 +62,14 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 }
 
 // Begin confirms the subscription.
-func (p *push) Begin(context.Context) error {
+func (p *pushFraming) Begin(context.Context) error {
 	return p.notify(spec.NoteEventsActive, p.stream.ResumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.stream.Feed.Truncated)
 	})
 }
 
 // notify sends a notification with a cursor. more appends further members and may be nil.
-func (p *push) notify(name, cursor string, more func([]byte) []byte) error {
+func (p *pushFraming) notify(name, cursor string, more func([]byte) []byte) error {
 	return p.stream.Send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		if more != nil {
@@ -80,7 +80,7 @@ func (p *push) notify(name, cursor string, more func([]byte) []byte) error {
 }
 
 // Deliver sends an event, or applies a change of the catalog.
-func (p *push) Deliver(ctx context.Context, d stream.Delivery) error {
+func (p *pushFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	pattern := p.Pattern
 	for { // repeat the check while the store is unavailable, so that the event is not lost
 		err := p.check(ctx, d.Event == nil || p.stream.CheckDue())
@@ -112,7 +112,7 @@ func (p *push) Deliver(ctx context.Context, d stream.Delivery) error {
 }
 
 // Heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
-func (p *push) Heartbeat(ctx context.Context) error {
+func (p *pushFraming) Heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
 		if err = p.Recover(ctx, err); err != nil {
 			return err
@@ -123,13 +123,13 @@ func (p *push) Heartbeat(ctx context.Context) error {
 
 // SendCursor sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
 // reconnects, the new stream then continues after these events and does not read them again.
-func (p *push) SendCursor() error {
+func (p *pushFraming) SendCursor() error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
 // Recover notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
 // any other error as it is.
-func (p *push) Recover(ctx context.Context, err error) error {
+func (p *pushFraming) Recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
 	}
@@ -143,13 +143,13 @@ func (p *push) Recover(ctx context.Context, err error) error {
 }
 
 // fail sends a notification about an error.
-func (p *push) fail(name string, rpc *jsonrpc.Error) error {
+func (p *pushFraming) fail(name string, rpc *jsonrpc.Error) error {
 	return p.stream.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
 // End notifies the client of the reason if the subscription has ended. This notification needs no cursor, because the client
 // has the cursor of the previous notification.
-func (p *push) End(c *method.Call, why error) {
+func (p *pushFraming) End(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.stream.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
 		_ = p.fail(spec.NoteEventsTerminated, rpc) // the stream ends either way
@@ -160,7 +160,7 @@ func (p *push) End(c *method.Call, why error) {
 // check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
 // credentials no longer do. The events of ordered and unordered types go to different partitions of the log. So if the event
 // type has become ordered or unordered, check adds the partitions to which its events go now.
-func (p *push) check(ctx context.Context, credentials bool) error {
+func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	if credentials {
 		if p.stream.CheckCredentials(ctx) != nil {
 			return &streams.Ended{Reason: subscription.AccessRevoked()}
