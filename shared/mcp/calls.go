@@ -81,16 +81,16 @@ func routeExtension(c *method.Call) (route, bool, error) {
 // router returns the destination of a request at the gateway, or false if this server serves the request.
 type router func(c *method.Call) (to route, ok bool, err error)
 
-// proxying is the handler of a method that this server and backends serve. route decides whether a request goes to a backend or to the
+// proxyHandler is the handler of a method that this server and backends serve. route decides whether a request goes to a backend or to the
 // local handler. If local is nil, all requests go to backends, and the method exists only while there are backends.
-type proxying struct {
+type proxyHandler struct {
 	calls *calls
 	route router
 	local method.Handler
 }
 
 // Serve implements [method.Handler].
-func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
+func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	if h.local != nil && !h.calls.backends.Any(c.Request.Context()) {
 		return h.local.Serve(w, c)
 	}

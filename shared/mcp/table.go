@@ -19,11 +19,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// forwarding forwards the whole HTTP request to the handler that serves the method.
-type forwarding struct{ to http.Handler }
+// forwardHandler forwards the whole HTTP request to the handler that serves the method.
+type forwardHandler struct{ to http.Handler }
 
 // Serve implements [method.Handler].
-func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
+func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	r := c.Request.Clone(c.Request.Context())
 	r.Body = io.NopCloser(bytes.NewReader(c.Body))
 	r.ContentLength = int64(len(c.Body))
@@ -46,7 +46,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
 		return method.Answering{Replies: e.replies, Timing: e.calls.timing, Answer: f}
 	}
-	toBackend := func(r router, local method.Handler) method.Handler { return proxying{e.calls, r, local} }
+	toBackend := func(r router, local method.Handler) method.Handler { return proxyHandler{e.calls, r, local} }
 	reading := func(h method.Handler) method.Row {
 		return method.Row{SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: h}
 	}
@@ -113,7 +113,7 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 		row := method.Row{SessionBased: true, Stateless: true, Family: f, Scope: auth.ScopeSubscribe}
 		switch {
 		case forward != nil:
-			row.Handler = forwarding{forward}
+			row.Handler = forwardHandler{forward}
 		case local:
 			row.Handler = answer(serve)
 		default:
@@ -164,7 +164,7 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 // extensionRow returns the row of a method that is not in the table, but that may belong to an extension of a backend.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
-		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxying{calls: e.calls, route: routeExtension},
+		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{calls: e.calls, route: routeExtension},
 		Offered: func(c *method.Call) bool {
 			ctx := c.Request.Context()
 			return e.backends.Any(ctx) && e.backends.Has(ctx, c.Client(), api.Extensions, c.Msg.Method)
