@@ -137,7 +137,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	if err != nil {
 		return r, err
 	}
-	sending := webhooks.SenderOptions{Identity: identity, ConnsPerHost: 2 * attempts}
+	sending := webhooks.SenderOptions{Identity: identity, ConnsPerHost: 2 * s.attempts.first}
 	if listener != nil {
 		sending.OwnHost = listener.Addr().String()
 	}
@@ -202,7 +202,7 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Sender: sender, Opener: opener,
 		Cursors: func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, Gate: gate,
 		Options: delivery.Options{
-			Concurrency: attempts, Patience: attemptPatience, Detached: 4 * attempts, Bytes: attemptBytes, LogDeliveries: true,
+			Concurrency: s.attempts.first, Patience: attemptPatience, Detached: s.attempts.detached, Bytes: attemptBytes, LogDeliveries: true,
 		},
 	})
 	r.replays = webhooks.NewReplays(s.core, deadletter.ReplayOptions{

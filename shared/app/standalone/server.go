@@ -113,6 +113,7 @@ type Server struct {
 	tails      *stream.Tails
 	publisher  *publish.Service
 	dispatcher *delivery.Dispatcher
+	attempts   attemptLimits
 	endpoint   *mcp.Endpoint
 	tokens     *jwt.Authenticator // nil except for [auth.ModeJWT]
 	handler    http.Handler
@@ -153,7 +154,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if refused != nil && !o.LastSettings {
 		return nil, refused
 	}
-	s := &Server{served: make(chan error, 2)}
+	s := &Server{served: make(chan error, 2), attempts: newAttemptLimits(descriptors.MaxOutgoing())}
 	defer func() {
 		if err != nil {
 			for _, undo := range slices.Backward(s.undo) {

@@ -9,12 +9,10 @@ import (
 )
 
 const (
-	attempts = 256 // concurrent first attempts
 	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the
 	// attempt continues in the background or, if too many attempts do so already, the slow lane repeats it.
 	attemptPatience = 2 * time.Second
-	slowAttempts    = 512 // concurrent attempts of the slow lane
-	slowPerEndpoint = 8   // of them for the same endpoint
+	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
 	// pageWorkers is the number of batches of page tasks that are handled concurrently. It is large because a batch may wait several
 	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
 	// that there are workers left for others.
@@ -38,6 +36,18 @@ const (
 	streamLinger = time.Minute
 )
 
+// attemptLimits are the numbers of concurrent attempts to send a webhook.
+type attemptLimits struct {
+	first    int // first attempts for which a page task waits
+	detached int // first attempts that continue in the background
+	slow     int // attempts of the slow lane
+}
+
+// newAttemptLimits divides the connections to endpoints, so that attempts that hang leave connections to first attempts.
+func newAttemptLimits(conns int) attemptLimits {
+	return attemptLimits{first: min(256, max(1, conns/2)), detached: min(1024, conns/4), slow: min(512, max(1, conns/4))}
+}
+
 // run starts the workers. They stop at [Server.Shutdown], and not when ctx ends.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -46,7 +56,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: queue.MaxReceives,
 	})
 	s.work(ctx, queue.Slow, s.dispatcher.HandleSingles, queue.ConsumeOptions{
-		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
+		Batch: 1, Concurrency: s.attempts.slow, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
 	})
 	s.work(ctx, queue.Inbox, r.publishing.Inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
 	s.work(ctx, queue.Dead, r.operations.FileMessages, queue.ConsumeOptions{})
