@@ -721,6 +721,27 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 	})
 }
 
+// GWN-01: given a client that disconnects while it waits for a backend, then the log blames neither the backend nor the store, and the
+// lists stay cached.
+func TestDisconnectedClientIsNoFailureOfABackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		s := newScripted(t, func(s *scripted) { s.allow = func(http.Header) bool { <-hang; return false } })
+		defer close(hang)
+		var j journal
+		ok := newScripted(t)
+		g := newGateway(t, Options{Backends: []api.Backend{at("hangs", s), at("ok", ok)}, Log: slog.New(slog.NewTextHandler(&j, nil))})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		g.List(ctx, of(ann), api.Tools)
+		g.List(ctx, of(ann), api.Tools)
+		g.Capabilities(ctx, of(ann))
+		expect.Equal(t, "the log", j.String(), "")
+		sees(t, g, of(ann), "t")
+		expect.Equal(t, "requests for the list", len(ok.received("tools/list")), 1)
+	})
+}
+
 // GWN-14: given a backend that hangs, then a call of a tool with another backend's prefix does not wait for it.
 func TestCallWaitsOnlyForBackendsWithItsPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,6 +2,7 @@ package backends
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -66,6 +67,9 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	versions := listVersions(ctx, bs.options, views, kind)
 	lists = make([]*fetched, len(views))
+	if isGone(ctx) {
+		return lists, true
+	}
 	var (
 		wg     sync.WaitGroup
 		failed atomic.Bool
@@ -73,20 +77,24 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 	for i, v := range views {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = v.list(ctx, kind, versions[i], use); err != nil {
-				failed.Store(true)
-				v.backend.logList[kind].Do(func() {
-					bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.backend.Name, "of", kind.String(), "error", err)
-				})
-				if lists[i] == nil {
-					v.recordLeftOut(ctx, kind)
-				}
+			if lists[i], err = v.list(ctx, kind, versions[i], use); err == nil || isGone(ctx) {
+				return
+			}
+			failed.Store(true)
+			v.backend.logList[kind].Do(func() {
+				bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.backend.Name, "of", kind.String(), "error", err)
+			})
+			if lists[i] == nil {
+				v.recordLeftOut(ctx, kind)
 			}
 		})
 	}
 	wg.Wait()
 	return lists, failed.Load()
 }
+
+// isGone reports whether the client has disconnected, so that a failure says nothing about the backend or the store.
+func isGone(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
 // recordLeftOut records that a client gets a list without the backend's entries. Nearly all clients read a list only once, so
 // the relay must announce a change when it can read the missing entries (see [api.LeftOut]). The relay follows only views

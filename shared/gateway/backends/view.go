@@ -230,7 +230,7 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 			keys = append(keys, v.backend.listVersionKey(kind.ChangedMethod()))
 		}
 		items, err := o.DB.Get(ctx, keys...)
-		if err != nil {
+		if err != nil && !isGone(ctx) {
 			o.Log.WarnContext(ctx, "list versions not read", "error", err)
 		}
 		for i := range keys {
@@ -260,7 +260,7 @@ func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	for i, v := range views {
 		wg.Go(func() {
 			var err error
-			if infos[i], err = v.LoadInfo(ctx); err != nil {
+			if infos[i], err = v.LoadInfo(ctx); err != nil && !isGone(ctx) {
 				v.backend.logCapabilities.Do(func() {
 					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.backend.Name, "error", err)
 				})
