@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -28,6 +29,9 @@ import (
 // If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. For example, a challenge
 // arrives while that request is open (SEP-3415, "Endpoint verification"), and a server that has lost a subscription gives it a new
 // id when the client refreshes it.
+//
+// A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription
+// at the server. [Client.Subscribe] returns [ErrConflict] for the second one.
 //
 // Its status codes are
 //
@@ -86,6 +90,21 @@ func (h *Handler) register(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.uris = append(h.uris, k)
+}
+
+// add adds a subscription of MCP Events. It refuses one with the event type and arguments of another one of the same client, because
+// both are a single subscription at the server, and each event would reach only one of them.
+func (h *Handler) add(k *hook) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, other := range slices.Concat(append(slices.Collect(maps.Values(h.bound)), h.pending)...) {
+		if other.client == k.client && other.cursors.key == k.cursors.key && other.ctx.Err() == nil {
+			return fault.New(fault.Conflict, "the client already receives webhooks of %.200q with these arguments: use that subscription, or "+
+				"close it first", k.sub.Name)
+		}
+	}
+	h.pending = append(h.pending, k)
+	return nil
 }
 
 // expect makes the handler try the secrets of a subscription for requests with an unknown subscription id. A subscription

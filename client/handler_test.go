@@ -334,6 +334,31 @@ func isTerminated(t *testing.T, err error) {
 	}
 }
 
+// Two webhook subscriptions with the same event type and arguments are one at the server, which would send each event to only one of
+// their functions.
+func TestASubscriptionWithTheWebhooksOfAnotherIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+		"events/subscribe":   func(int, http.ResponseWriter) string { return `{"id":"sub_1","refreshBefore":null}` },
+		"events/unsubscribe": func(int, http.ResponseWriter) string { return `{}` },
+	})
+	o := client.SubscribeOptions{
+		Name: "order.shipped", Mode: client.ModeWebhook, Unsubscribe: true, Event: func(context.Context, client.Event) error { return nil },
+	}
+	options := client.Options{Revision: "2026-07-28", Webhooks: startHandler(t)}
+	c := expect.Value(client.Connect(t.Context(), s.URL, options))(t)
+	sub := expect.Value(c.Subscribe(t.Context(), o))(t)
+	expect.Is(t, "the same subscription", expect.ErrOf(c.Subscribe(t.Context(), o)), client.ErrConflict)
+	expect.Equal(t, "the number of events/unsubscribe", len(s.params("events/unsubscribe")), 0)
+	other := o
+	other.Arguments = map[string]string{"carrier": "DHL"}
+	expect.OK(t, expect.Value(c.Subscribe(t.Context(), other))(t).Close(), "other arguments")
+	another := expect.Value(client.Connect(t.Context(), s.URL, options))(t)
+	expect.OK(t, expect.Value(another.Subscribe(t.Context(), o))(t).Close(), "another client, which may be another caller")
+	expect.OK(t, sub.Close(), "Close")
+	expect.OK(t, expect.Value(c.Subscribe(t.Context(), o))(t).Close(), "after Close")
+}
+
 func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 	t.Parallel()
 	hooks := startHandler(t)

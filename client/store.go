@@ -16,8 +16,9 @@ import (
 
 // Store keeps the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. The key of a
 // cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_, for
-// example order.shipped-1f0c2a9be3d41c77. Callers with different rights at the same server need different stores, and so do programs
-// that handle the same events in different ways, because each moves the other's cursor. Implementations must be safe for concurrent use.
+// example order.shipped-1f0c2a9be3d41c77. Callers with different rights at the same server need different stores, and so do
+// subscriptions that handle the same events in different ways, because each moves the other's cursor. Implementations must be safe for
+// concurrent use.
 type Store interface {
 	// Load returns the cursor that was saved last, or an empty string.
 	Load(ctx context.Context, key string) (cursor string, err error)

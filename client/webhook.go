@@ -20,6 +20,7 @@ import (
 // hook is a subscription whose webhooks arrive at the [Handler] or at an [Endpoint].
 type hook struct {
 	*flow
+	client      *Client
 	at          endpoint // nil for SEP-1803
 	url         string
 	ended       chan error    // why the server has ended the subscription
@@ -196,12 +197,15 @@ type subscribed struct {
 
 // receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
 func (c *Client) receiveWebhooks(f *flow) error {
-	k := &hook{flow: f, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
+	k := &hook{flow: f, client: c, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
 	afresh := f.cursors.savedCursor() != "" // the server may still have the subscription of an earlier run
 	if e := f.sub.Endpoint; e != nil {
 		k.at, k.url, afresh = outside{e}, e.URL, e.Resume
 	} else {
 		k.at, k.url = &inside{handler: c.options.Webhooks}, c.options.Webhooks.URL
+		if err := c.options.Webhooks.add(k); err != nil {
+			return err
+		}
 	}
 	defer k.at.remove(k)
 	if f.sub.Unsubscribe {
