@@ -138,16 +138,11 @@ func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool
 // adaptProgress replaces the token of a progress notification by the client's, byte for byte. It drops a
 // notification with an unknown token, because it does not belong to this call.
 func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
-	own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
-	sent := own
-	if x.token != nil {
-		sent = x.token
-	}
-	got := jsonrpc.Member(params, "progressToken")
-	if own == nil || !jsonrpc.SameID(got, sent) {
+	if !x.ownsProgress(params) {
 		x.backend().CountDrop(context.Background(), dropProgress)
 		return m, false
 	}
+	own, got := x.progressToken(), jsonrpc.Member(params, "progressToken")
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
 	if err == nil && value <= x.floor {
 		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
@@ -157,6 +152,21 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", own))
 	}
 	return m, true
+}
+
+// progressToken returns the client's token for the call's progress, or nil.
+func (x *exchange) progressToken() json.RawMessage {
+	return jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
+}
+
+// ownsProgress reports whether a progress notification has the call's token.
+func (x *exchange) ownsProgress(params json.RawMessage) bool {
+	own := x.progressToken()
+	sent := own
+	if x.token != nil {
+		sent = x.token
+	}
+	return own != nil && jsonrpc.SameID(jsonrpc.Member(params, "progressToken"), sent)
 }
 
 // dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request

@@ -110,6 +110,32 @@ func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
 	checkGone(t, g.options.DB, id)
 }
 
+// Progress on the GET stream of the session reaches the client in the call that has its token.
+func TestStrayProgressReachesItsCall(t *testing.T) {
+	started, finish := make(chan string), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		started <- x.argument()
+		if x.argument() == "newer" {
+			x.notify("notifications/progress", `{"progressToken":"unknown","progress":1}`)
+			x.notify("notifications/progress", `{"progressToken":"p1","progress":1}`)
+		}
+		<-finish
+		x.result(`{}`)
+	})
+	s.strays["notifications/progress"] = true
+	g := instances(t, 1, s)[0]
+	older := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool","arguments":{"n":"older"},"_meta":{"progressToken":"p1"}}`)
+	expect.Receive(t, "the older call", started)
+	newer := start(t, g, sessionBased("s1"), "tool", "2", `{"name":"tool","arguments":{"n":"newer"},"_meta":{"progressToken":"p2"}}`)
+	expect.Receive(t, "the newer call", started)
+	expect.Contains(t, "the progress", older.next(t).text, `{"progressToken":"p1","progress":1}`)
+	close(finish)
+	for _, c := range []*calling{older, newer} {
+		expect.Contains(t, "the response", c.next(t).text, `"result"`)
+		expect.OK(t, c.end(t))
+	}
+}
+
 // A client that cannot be asked gets no GET stream, and one that gets no event stream makes the question fail immediately.
 func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	s := newStraying(t, func(x *turn) {
