@@ -82,18 +82,17 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 		return nil, err
 	}
 	// The server does not speak the stateless revision. Try the revisions with sessions, newest first.
+	var failed error
 	for _, version := range spec.Versions {
 		if version.Stateless() {
 			continue
 		}
 		c.version = version
-		failed := c.retry(ctx, func() error { return c.startSession(ctx) })
-		if failed == nil {
+		if failed = c.retry(ctx, func() error { return c.startSession(ctx) }); failed == nil {
 			return c, nil
 		}
-		err = errors.Join(err, failed)
 	}
-	return nil, err
+	return nil, errors.Join(err, failed)
 }
 
 // newClient returns a client that has sent no request.

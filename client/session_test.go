@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"sync"
 	"sync/atomic"
+	"strings"
 	"testing"
 	"time"
 
@@ -253,4 +254,13 @@ func TestAnInterruptedStreamOfURIsReportsAGap(t *testing.T) {
 		want := []string{"1", "gap", "2"}
 		expect.List(t, "what happens", happen(t, c, len(want), ""), want)
 	})
+}
+
+func TestTheErrorOfAWrongURLIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.NotFoundHandler())
+	defer s.Close()
+	err := expect.ErrOf(client.Connect(t.Context(), s.URL, client.Options{}))
+	expect.Error(t, "Connect", err, "is the server's URL right?")
+	expect.Equal(t, "the number of failures of initialize", strings.Count(err.Error(), "initialize"), 1)
 }
