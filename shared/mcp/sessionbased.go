@@ -49,7 +49,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 		if p.Kind == match.Concrete {
 			continue
 		}
-		if _, err := subscription.Interested(ctx, h.streams.Feeds.DB, h.streams.Feeds.Log, c.Principal.Workspace, p); err != nil {
+		if _, err := subscription.RecordInterest(ctx, h.streams.Feeds.DB, h.streams.Feeds.Log, c.Principal.Workspace, p); err != nil {
 			return method.Result{}, err
 		}
 	}

@@ -382,7 +382,7 @@ func TestNewReadersOfAParentWaitForTheBatchThatMissedThem(t *testing.T) {
 		synctest.Wait() // the batch hangs right before its append
 
 		read := func(ctx context.Context) error {
-			return expect.ErrOf(subscription.Interested(ctx, r.db, r.fanout.Log, "default", parent))
+			return expect.ErrOf(subscription.RecordInterest(ctx, r.db, r.fanout.Log, "default", parent))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -415,7 +415,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 				{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}},
 				{Kind: match.Parent, Key: "event://github/**", Shape: match.Shape{Scope: "parents", Name: "d1"}},
 			} {
-				expect.OK(t, expect.ErrOf(subscription.Interested(t.Context(), fast, log, "default", p)))
+				expect.OK(t, expect.ErrOf(subscription.RecordInterest(t.Context(), fast, log, "default", p)))
 			}
 			for i := range events {
 				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i))

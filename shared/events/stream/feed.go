@@ -597,7 +597,7 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // error that says why it cannot.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because
+// recordInterest calls [subscription.RecordInterest], but for each pattern at most once per eighth of the retention, because
 // every poll calls recordInterest.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
@@ -607,7 +607,7 @@ func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.P
 	if ok && in.Until.Sub(now) > retention-retention/8 {
 		return in, nil
 	}
-	in, err := subscription.Interested(ctx, ts.DB, ts.Log, workspace, p)
+	in, err := subscription.RecordInterest(ctx, ts.DB, ts.Log, workspace, p)
 	if err != nil {
 		return in, err
 	}

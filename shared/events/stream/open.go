@@ -119,10 +119,10 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 		return nil
 	}
 	renew := renewal{every: min(renewEvery, f.tails.Log.MinRetention()/8), do: func(ctx context.Context) error {
-		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+		_, err := subscription.RecordInterest(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
 		return err
 	}}
-	in, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+	in, err := subscription.RecordInterest(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
 	if err != nil {
 		return err
 	}

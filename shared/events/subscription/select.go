@@ -346,8 +346,8 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
-// Held returns the partitions with a principal's data other than its subscriptions, by the kind of data, e.g. "quotas".
-func Held(workspace, principal string) map[string]store.Key {
+// DataPartitions returns the partitions with a principal's data other than its subscriptions, by the kind of data, e.g. "quotas".
+func DataPartitions(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}
 	held["quotas"] = tally.Key(workspace, principal)

@@ -442,18 +442,18 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Interested records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
+// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such
-// record, because each URI has its own partition. Interested does not write a record again that still lasts long enough.
+// record, because each URI has its own partition. RecordInterest does not write a record again that still lasts long enough.
 //
-// When Interested returns, the log has every event that fanout handled without knowing of the interest. So a client that then
+// When RecordInterest returns, the log has every event that fanout handled without knowing of the interest. So a client that then
 // reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into
 // the pattern's partitions.
-func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
+func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [Interested] does
+// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [RecordInterest] does
 // for streams and polls. The record lasts until the subscription's expiry plus the log's retention, because a client can resume
 // from the cursors in deliveries and gap notices. Without an expiry the record never ends.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {

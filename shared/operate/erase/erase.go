@@ -332,7 +332,7 @@ func (r *run) erasePartitions(ctx context.Context) error {
 		}
 		parts = append(parts, part{"notices", r.topic(stream.TopicSubscription(id))})
 	}
-	for kind, key := range subscription.Held(r.workspace, r.principal) {
+	for kind, key := range subscription.DataPartitions(r.workspace, r.principal) {
 		parts = append(parts, part{kind, key})
 	}
 	for _, p := range parts {
