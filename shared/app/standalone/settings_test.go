@@ -180,7 +180,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 			if err != nil {
 				t.Fatalf("workspace %s: %v", workspace, err)
 			}
-			if stream.OfBackends(d.Notice) {
+			if stream.IsBackendsNotice(d.Notice) {
 				return n, d.Cursor
 			}
 			n++

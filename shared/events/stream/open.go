@@ -195,10 +195,10 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 // changeLag is the maximum time after which a reader has learned of a changed catalog that fanout already uses.
 const changeLag = 2 * time.Minute
 
-// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
+// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
 // If the change made an event type unordered, fanout spreads the type's events over other partitions. It may have done so for
-// up to changeLag before this process learned of the change, so AfterChange goes back by that time.
-func (ts *Tails) AfterChange(p match.Pattern) int64 {
+// up to changeLag before this process learned of the change, so PositionAfterChange goes back by that time.
+func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
 		after -= changeLag.Microseconds()
@@ -209,7 +209,7 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 // The names of the topics follow. A topic is a sequence of notices within a workspace. The package that sends a topic's
 // notices defines their JSON.
 
-// TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells the two kinds apart.
+// TopicCatalog has a notice for each change of a workspace's event types or backends. [IsBackendsNotice] tells the two kinds apart.
 const TopicCatalog = "catalog"
 
 // topicPartitions returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
@@ -244,9 +244,9 @@ type backendsNotice struct {
 	Backends string `json:"backends"`
 }
 
-// OfBackends reports whether a notice of [TopicCatalog] says that backends changed, i.e. whether [AnnounceBackends] sent it. The
+// IsBackendsNotice reports whether a notice of [TopicCatalog] says that backends changed, i.e. whether [AnnounceBackends] sent it. The
 // topic's other notices say that event types changed.
-func OfBackends(notice json.RawMessage) bool {
+func IsBackendsNotice(notice json.RawMessage) bool {
 	var n backendsNotice
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }

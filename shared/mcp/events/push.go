@@ -183,7 +183,7 @@ func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	switch kind := fault.KindOf(err); {
 	case err == nil:
 		if chosen.Pattern != p.Pattern {
-			if err := p.stream.Feed.Add(ctx, chosen.Pattern, p.stream.Streams.Feeds.AfterChange(chosen.Pattern)); err != nil {
+			if err := p.stream.Feed.Add(ctx, chosen.Pattern, p.stream.Streams.Feeds.PositionAfterChange(chosen.Pattern)); err != nil {
 				return err
 			}
 		}

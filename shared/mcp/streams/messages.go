@@ -27,7 +27,7 @@ func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 		return s.sendEvent(ctx, d)
 	case d.Lost != "":
 		return s.sendLost(d)
-	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
+	case d.Topic == stream.TopicCatalog && stream.IsBackendsNotice(d.Notice):
 		return s.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
 		if err := s.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {

@@ -272,7 +272,7 @@ func (s *Stream) resolveAgain(ctx context.Context) error {
 			if slices.ContainsFunc(t.Patterns, func(q match.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
 				continue
 			}
-			if err := s.Feed.Add(ctx, p, s.Streams.Feeds.AfterChange(p)); err != nil {
+			if err := s.Feed.Add(ctx, p, s.Streams.Feeds.PositionAfterChange(p)); err != nil {
 				return err
 			}
 			t.Patterns = append(t.Patterns, p)

@@ -355,7 +355,7 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 // reports true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
-		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.AfterChange(s.Pattern)); err != nil {
+		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.PositionAfterChange(s.Pattern)); err != nil {
 			return false, err
 		}
 	}
