@@ -354,7 +354,7 @@ func configure(stored, configured map[string]BackendTypes) map[string]BackendTyp
 
 // AddBackends returns a source that adds the stored event types of backends to the catalogs of another source, without a cache.
 func AddBackends(db store.DB, to Source) Source {
-	return &addsBackends{to, merger{stored: func(ctx context.Context, workspace string, _ refresh.Freshness) (map[string]BackendTypes, int64, error) {
+	return &backendAdder{to, merger{stored: func(ctx context.Context, workspace string, _ refresh.Freshness) (map[string]BackendTypes, int64, error) {
 		stored, err := settings.Read(ctx, db, backendDocuments+workspace)
 		if err != nil {
 			return nil, 0, err
@@ -364,13 +364,13 @@ func AddBackends(db store.DB, to Source) Source {
 	}}}
 }
 
-type addsBackends struct {
+type backendAdder struct {
 	to     Source
 	merger merger
 }
 
 // Catalog implements [Source].
-func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+func (s *backendAdder) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
 	base, err := s.to.Catalog(ctx, workspace)
 	if err != nil {
 		return nil, err
