@@ -216,7 +216,7 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	if out.Category == webhook.Timeout {
 		e.silent = true
 	}
-	if pause := e.pause(out, now.Before(e.openUntil)); pause > 0 {
+	if pause := e.nextPause(out, now.Before(e.openUntil)); pause > 0 {
 		e.openUntil = periodic.Later(e.openUntil, now.Add(pause))
 		e.slowUntil = periodic.Later(e.slowUntil, e.openUntil)
 	}
@@ -264,11 +264,11 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// pause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures that
+// nextPause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures that
 // need no pause, because the retry schedule of each delivery is enough. underWay says that the endpoint is already paused, and that this
 // attempt began before the pause. It then failed for the same reason as the attempt that caused the pause, so it does not make the next pause
 // longer.
-func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
+func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
 	case out.RetryAfter > 0 && isBusyStatus(out.Status):

@@ -392,11 +392,11 @@ const (
 // endpoints.
 type pool struct {
 	limit, used usage
-	ring        []*share // the principals with attempts that could start, in turn
+	ring        []*ringEntry // the principals with attempts that could start, in turn
 }
 
-// share is one principal in a pool's ring, with its waiting attempts that could start.
-type share struct {
+// ringEntry is one principal in a pool's ring, with its waiting attempts that could start.
+type ringEntry struct {
 	principal string
 	ring      []*flow // endpoints, in turn
 }
@@ -438,33 +438,33 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	l.waiters++
 	l.waiting[f.principal]++
 	if f.pool == nil {
-		l.list(f)
+		l.addToRing(f)
 	}
 }
 
-// list puts a flow at the end of its principal's ring, unless the endpoint is full.
-func (l *Lanes) list(f *flow) {
+// addToRing puts a flow at the end of its principal's ring, unless the endpoint is full.
+func (l *Lanes) addToRing(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
 	}
 	f.pool = l.poolOf(f.e)
-	i := slices.IndexFunc(f.pool.ring, func(s *share) bool { return s.principal == f.principal })
+	i := slices.IndexFunc(f.pool.ring, func(s *ringEntry) bool { return s.principal == f.principal })
 	if i < 0 {
 		i = len(f.pool.ring)
-		f.pool.ring = append(f.pool.ring, &share{principal: f.principal})
+		f.pool.ring = append(f.pool.ring, &ringEntry{principal: f.principal})
 	}
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// unlist takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the
+// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the
 // principal had its turn.
-func (l *Lanes) unlist(f *flow) {
+func (l *Lanes) removeFromRing(f *flow) {
 	p := f.pool
 	if p == nil {
 		return
 	}
 	f.pool = nil
-	i := slices.IndexFunc(p.ring, func(s *share) bool { return s.principal == f.principal })
+	i := slices.IndexFunc(p.ring, func(s *ringEntry) bool { return s.principal == f.principal })
 	s := p.ring[i]
 	s.ring = slices.DeleteFunc(s.ring, func(other *flow) bool { return other == f })
 	p.ring = slices.Delete(p.ring, i, i+1)
@@ -485,9 +485,9 @@ func (l *Lanes) remove(w *waiter) {
 	if !first {
 		return
 	}
-	l.unlist(f)
+	l.removeFromRing(f)
 	if len(f.waiting) > 0 {
-		l.list(f)
+		l.addToRing(f)
 	} else {
 		f.e.flows = slices.DeleteFunc(f.e.flows, func(other *flow) bool { return other == f })
 	}
@@ -505,7 +505,7 @@ func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
-			l.list(f)
+			l.addToRing(f)
 		}
 	}
 	if e.isSlow(l.now()) {
@@ -536,7 +536,7 @@ func (l *Lanes) grantFrom(p *pool) bool {
 		case !w.probe && f.e.isSlow(l.now()):
 			l.endWait(w, nil, SlowLane)
 		case l.full(f.e, w.call.Bytes):
-			l.unlist(f)
+			l.removeFromRing(f)
 		case !l.fits(p, w.call.Bytes):
 			return false
 		default:

@@ -429,7 +429,7 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		t.Run(fmt.Sprintf("WHK-09 the pause after %d, and after one with Retry-After", status), func(t *testing.T) {
 			for i, retryAfter := range []time.Duration{0, time.Hour} {
 				e := &endpointState{}
-				expect.Equal(t, fmt.Sprintf("Retry-After %v: the pause", retryAfter), e.pause(asksForLess(status, retryAfter), false), want[i])
+				expect.Equal(t, fmt.Sprintf("Retry-After %v: the pause", retryAfter), e.nextPause(asksForLess(status, retryAfter), false), want[i])
 			}
 		})
 	}
