@@ -398,8 +398,8 @@ func (s *Set) CountWaiting(ctx context.Context, workspace string, n Name) (w Wai
 	return w, nil
 }
 
-// WaitsFor returns the switch whose paused messages are in a partition, or "" if the partition has no paused messages of the workspace.
-func WaitsFor(workspace, partition string) Name {
+// SwitchOf returns the switch whose paused messages are in a partition, or "" if the partition has no paused messages of the workspace.
+func SwitchOf(workspace, partition string) Name {
 	shardAndName, ok := strings.CutPrefix(partition, "paused#"+workspace+"#")
 	_, name, found := strings.Cut(shardAndName, "#")
 	if !ok || !found {

@@ -303,7 +303,7 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	case !del.PausedAt.IsZero():
 		o.At = del.PausedAt
-		return x.explainPause(ctx, s, o, switches.WaitsFor(del.Workspace, del.Paused.Partition))
+		return x.explainPause(ctx, s, o, switches.SwitchOf(del.Workspace, del.Paused.Partition))
 	case del.State == state.Suspended:
 		o.setSuspended()
 		return nil
