@@ -350,7 +350,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	}
 	r.work("evt_1")
 	stored := func() (n int) {
-		err := operations.VisitBelongings(t.Context(), "default", id, func(b deadletter.Belonging) error {
+		err := operations.VisitStoredData(t.Context(), "default", id, func(b deadletter.StoredData) error {
 			items, err := r.db.Get(t.Context(), b.Keys...)
 			for _, it := range items {
 				if it != nil {

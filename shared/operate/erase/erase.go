@@ -112,7 +112,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 		return err
 	}
 	for _, id := range r.ids {
-		err := r.Operations.VisitBelongings(ctx, r.workspace, id, func(b deadletter.Belonging) error {
+		err := r.Operations.VisitStoredData(ctx, r.workspace, id, func(b deadletter.StoredData) error {
 			if b.Body != (store.Key{}) {
 				if r.bodies[b.Body] = b.URI; b.Own {
 					r.bodies[b.Body] = ""

@@ -315,9 +315,9 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
-// Belonging is one piece of a subscription's data in the store, of the given Kind: a record of an attempt, a dead letter, a
+// StoredData is one piece of a subscription's data in the store, of the given Kind: a record of an attempt, a dead letter, a
 // delivery or a status. It may consist of several items, whose keys are in Keys.
-type Belonging struct {
+type StoredData struct {
 	Kind string
 	Keys []store.Key
 	// At is when the data was created, or zero if that is unknown.
@@ -329,21 +329,21 @@ type Belonging struct {
 	Own  bool
 }
 
-// VisitBelongings calls visit for each [Belonging] of a subscription, i.e. for all stored data about its deliveries.
-func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
-	visitPartition := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
+// VisitStoredData calls visit for each [StoredData] of a subscription, i.e. for all stored data about its deliveries.
+func (o *Operations) VisitStoredData(ctx context.Context, workspace, id string, visit func(StoredData) error) error {
+	visitPartition := func(kind string, partition store.Key, add func(*store.Item, *StoredData)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
-			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
+			b := StoredData{Kind: kind, Keys: []store.Key{it.Key}}
 			if add != nil {
 				add(it, &b)
 			}
 			return visit(b)
 		})
 	}
-	body := func(del *state.Delivery, b *Belonging) {
+	body := func(del *state.Delivery, b *StoredData) {
 		b.Body, b.URI, b.Own = state.BodyKey(workspace, del.EventKey()), del.URI, del.Test
 	}
-	err := visitPartition("deliveries", state.Key(workspace, id, ""), func(it *store.Item, b *Belonging) {
+	err := visitPartition("deliveries", state.Key(workspace, id, ""), func(it *store.Item, b *StoredData) {
 		if del, err := state.Decode(it); err == nil {
 			body(del, b)
 			b.At = del.First
@@ -353,7 +353,7 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 		}
 	})
 	if err == nil {
-		err = visitPartition("deadLetters", state.LettersOf(workspace, id), func(it *store.Item, b *Belonging) {
+		err = visitPartition("deadLetters", state.LettersOf(workspace, id), func(it *store.Item, b *StoredData) {
 			if del, at, err := DecodeLetter(it); err == nil {
 				body(del, b)
 				b.At, b.Keys = at, del.LetterKeys(at)
@@ -361,7 +361,7 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 		})
 	}
 	if err == nil {
-		err = visitPartition("records", store.Key{Table: store.Deliveries, Partition: records.BySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
+		err = visitPartition("records", store.Key{Table: store.Deliveries, Partition: records.BySubscription(workspace, id)}, func(it *store.Item, b *StoredData) {
 			var r records.Record
 			stamp, rest, ok := strings.Cut(it.Sort, "#")
 			if json.Unmarshal(it.Value, &r) != nil || !ok {
@@ -444,7 +444,7 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 			if err != nil {
 				return err
 			}
-			err = o.VisitBelongings(ctx, e.Workspace, id, func(b Belonging) error {
+			err = o.VisitStoredData(ctx, e.Workspace, id, func(b StoredData) error {
 				if again != nil && (b.At.IsZero() || !b.At.Before(again.Created)) {
 					return nil
 				}
