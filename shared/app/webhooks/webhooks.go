@@ -181,7 +181,7 @@ func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	return []periodic.Job{
 		{Name: "due retries", Run: due.Run},
 		{Name: "resumed deliveries", Run: o.Switches.Requeue},
-		{Name: "log items", Run: due.LogItems},
+		{Name: "log items", Run: due.DeadLetterLogItems},
 		{Name: "erasures", Run: o.Operations.SweepErased},
 		{Name: "expiry", Run: expiry.Sweep},
 		{Name: "counts", Run: expiry.Recount},

@@ -296,7 +296,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	expect.Equal(t, "EVX-26: replayed events", replayed, 2)
 	retry := &retry.Job{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
 	for range 2 {
-		expect.OK(t, expect.ErrOf(retry.LogItems(t.Context())))
+		expect.OK(t, expect.ErrOf(retry.DeadLetterLogItems(t.Context())))
 	}
 	letters := r.queues[queue.Dead]
 	if len(letters) != 1 {

@@ -25,7 +25,7 @@ import (
 type Job struct {
 	DB    store.DB
 	Queue queue.Sender
-	// EventLog is the log whose broken items [Job.LogItems] reports.
+	// EventLog is the log whose broken items [Job.DeadLetterLogItems] reports.
 	EventLog *eventlog.Log
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
@@ -127,9 +127,9 @@ func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) erro
 	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), cmp.Or(r.Log, slog.Default()))
 }
 
-// LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
+// DeadLetterLogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
 // where every reader that passes them learns of the gap.
-func (r *Job) LogItems(ctx context.Context) (n int, err error) {
+func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.VisitBroken(ctx, func(item *store.Item) error {
 		n++
 		return queue.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
