@@ -77,7 +77,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 	switch {
 	case !s.Start(ctx, sub.Target.URL):
 		s.Done(lane.Unused)
-		report(nil, d.toSlowLane(ctx, sub, e, late))
+		report(nil, d.moveToSlowLane(ctx, sub, e, late))
 		return
 	case !d.mayStart(sub.ID, read):
 		s.Done(lane.Unused)
@@ -94,12 +94,12 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 	if s.Wait > 0 {
 		inTime = time.AfterFunc(cmp.Or(s.Usual, s.Wait), func() {
 			defer reportPanic(s, report)
-			report(f.outlast(ctx))
+			report(f.handleSlow(ctx))
 		}).Stop
 	}
 	out := d.sender.attempt(own, f.del, sub, e)
 	if !inTime() {
-		f.answer <- out // to outlast, which reports the result
+		f.answer <- out // to handleSlow, which reports the result
 		return
 	}
 	f.unlink()
@@ -115,9 +115,9 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	}
 }
 
-// outlast handles an attempt that takes longer than [lane.FastSlot.Usual] or, if that is 0, than [lane.FastSlot.Wait]. It
+// handleSlow handles an attempt that takes longer than [lane.FastSlot.Usual] or, if that is 0, than [lane.FastSlot.Wait]. It
 // returns the records or the error for [Dispatcher.attemptFirst] to report, and releases the slot.
-func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
+func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
 	defer func() { s.Done(out) }()
@@ -142,7 +142,7 @@ func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	f.cancel()
 	out = <-f.answer // it may have arrived at that moment
 	if out.Internal() && ctx.Err() == nil {
-		return nil, f.d.toSlowLane(ctx, f.sub, f.event, f.del.Late)
+		return nil, f.d.moveToSlowLane(ctx, f.sub, f.event, f.del.Late)
 	}
 	return f.record(ctx, out)
 }
@@ -225,10 +225,10 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	}
 }
 
-// toSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
+// moveToSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
 // may get attempts, because the slow lane would otherwise receive the message and have to return it. The delay is at least
 // [Options.SlowLaneDelay].
-func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
+func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
 	del := state.New(sub, e, now.Add(turn))

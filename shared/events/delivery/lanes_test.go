@@ -384,7 +384,7 @@ func TestADeliveryThatEndsItsProcessIsGivenUp(t *testing.T) {
 		sub := w.to(url)[0].Subscriber()
 		d := NewDispatcher(config)
 		e := someEvents(1, 60)[0]
-		expect.OK(t, d.toSlowLane(t.Context(), &sub, &e, false))
+		expect.OK(t, d.moveToSlowLane(t.Context(), &sub, &e, false))
 		for waits := 1; waits <= manyWaits; waits++ {
 			del := w.storedDelivery(sub.ID, e.ID)
 			m := message("m", string(task.Encode(del.NextTask().Task)))
@@ -422,7 +422,7 @@ func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {
 		slot.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
 		var batch []queue.Message
 		for i, e := range someEvents(40, 60) {
-			expect.OK(t, d.toSlowLane(t.Context(), &sub, &e, false))
+			expect.OK(t, d.moveToSlowLane(t.Context(), &sub, &e, false))
 			m := message(fmt.Sprint(i), string(task.Encode(w.storedDelivery(sub.ID, e.ID).NextTask().Task)))
 			m.Received = laterReceives
 			batch = append(batch, m)

@@ -359,7 +359,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 // AWS-05: given a panic while a page serves one subscriber, then the other subscribers get their events, and another page task repeats the
 // events of that one.
 func TestAPanicConcernsOneSubscriber(t *testing.T) {
-	serve := func(t *testing.T, change func(d *Dispatcher, failing *subscription.Subscriber), read time.Time, events ...event.Event) (*rig, *Dispatcher, []subscription.Subscriber, sent) {
+	serve := func(t *testing.T, change func(d *Dispatcher, failing *subscription.Subscriber), read time.Time, events ...event.Event) (*rig, *Dispatcher, []subscription.Subscriber, pageResult) {
 		t.Helper()
 		r := newRig(t)
 		key := r.to(oneOrigin(2)...)[0].Patterns[0].Key
@@ -369,7 +369,7 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 		change(d, &found.List[0])
 		return r, d, found.List, d.sendAll(t.Context(), &joinedPage{Page: pageOf(key, events...)}, found.List, read)
 	}
-	check := func(t *testing.T, r *rig, subs []subscription.Subscriber, out sent, wantLeft string) {
+	check := func(t *testing.T, r *rig, subs []subscription.Subscriber, out pageResult, wantLeft string) {
 		t.Helper()
 		got := ""
 		for _, left := range out.left {

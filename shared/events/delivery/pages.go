@@ -353,7 +353,8 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-type sent struct {
+// pageResult has the records and tasks that remain when the events of a page have been sent.
+type pageResult struct {
 	ops         []store.Op      // the records to write
 	left        []task.Page     // tasks for the events that were not sent
 	subscribers map[string]bool // the subscribers for which no task is left
@@ -361,11 +362,11 @@ type sent struct {
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
 // send an event to one subscriber, only that delivery is repeated later.
-func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscription.Subscriber, read time.Time) sent {
+func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscription.Subscriber, read time.Time) pageResult {
 	var (
 		wg  sync.WaitGroup
 		mu  sync.Mutex
-		out = sent{subscribers: map[string]bool{}}
+		out = pageResult{subscribers: map[string]bool{}}
 	)
 	for id := range p.done {
 		out.subscribers[id] = true
@@ -467,7 +468,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 			unwritten = append(unwritten, t.Events[i])
 			continue
 		}
-		err := d.toSlowLane(ctx, sub, &t.Events[i], t.Late)
+		err := d.moveToSlowLane(ctx, sub, &t.Events[i], t.Late)
 		if task.IsPermanent(err) {
 			err = d.deadLetterPages(ctx, tasksFor(t, sub, t.Events[i:i+1]), fault.Public(err))
 		}

@@ -37,7 +37,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]outcomeOf{} // the outcomes that have notes, by message
+		made  = map[string]taskOutcome{} // the outcomes that have notes, by message
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -68,7 +68,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 				defer mu.Unlock()
 				if len(ops) > 0 {
 					notes = append(notes, ops...)
-					made[m.ID] = outcomeOf{t, began, ops}
+					made[m.ID] = taskOutcome{t, began, ops}
 				}
 			case errors.Is(err, errNoSlot):
 				fail(m)
@@ -107,8 +107,8 @@ func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, 
 	return err == nil
 }
 
-// outcomeOf has the writes that record the outcome of a task's attempt.
-type outcomeOf struct {
+// taskOutcome has the writes that record the outcome of a task's attempt.
+type taskOutcome struct {
 	task  task.Single
 	began time.Time
 	ops   []store.Op
@@ -118,26 +118,26 @@ type outcomeOf struct {
 // starts while it holds any.
 type unrecorded struct {
 	mu        sync.Mutex
-	byMessage map[string]outcomeOf
+	byMessage map[string]taskOutcome
 	writing   singleflight.Group
 }
 
-func (u *unrecorded) add(made map[string]outcomeOf) {
+func (u *unrecorded) add(made map[string]taskOutcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.byMessage == nil {
-		u.byMessage = map[string]outcomeOf{}
+		u.byMessage = map[string]taskOutcome{}
 	}
 	maps.Copy(u.byMessage, made)
 }
 
-func (u *unrecorded) all() map[string]outcomeOf {
+func (u *unrecorded) all() map[string]taskOutcome {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return maps.Clone(u.byMessage)
 }
 
-func (u *unrecorded) remove(done map[string]outcomeOf) {
+func (u *unrecorded) remove(done map[string]taskOutcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for message := range done {

@@ -238,7 +238,7 @@ func (v *visit) startHandOver(ctx context.Context, i int) result {
 			<-v.handOvers
 		}()
 		defer fault.Recovered(&r.err)
-		if r.err = v.d.toSlowLane(ctx, sub, &v.task.Events[i], v.task.Late); r.err != nil {
+		if r.err = v.d.moveToSlowLane(ctx, sub, &v.task.Events[i], v.task.Late); r.err != nil {
 			v.mu.Lock()
 			v.stuck = r.err
 			v.mu.Unlock()
