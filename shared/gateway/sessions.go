@@ -141,7 +141,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		if lacks := unsentError(err); lacks != nil {
 			return s, false, lacks
 		}
-		return s, false, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
+		return s, false, errors.Join(fault.New(fault.Unavailable, "backend %s did not begin a session", b.Name), err)
 	}
 	s.itemVersion = mathrand.Int64()
 	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number

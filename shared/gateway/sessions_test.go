@@ -250,3 +250,14 @@ func TestAnUndecodableLease(t *testing.T) {
 		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 	})
 }
+
+// GWN-08: given a backend that refuses the session for a call, then the client learns which backend it is.
+func TestARefusedSessionNamesItsBackend(t *testing.T) {
+	s, g := alone(t)
+	g.List(t.Context(), of(ann), api.Tools)
+	s.change(func(s *scripted) { s.allow = func(http.Header) bool { return false } })
+	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
+		_, err := call(t, g, c, "t")
+		expect.Equal(t, "the error", fault.Public(err), "backend b did not begin a session")
+	}
+}
