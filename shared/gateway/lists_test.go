@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -719,6 +720,19 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 		g.List(t.Context(), of(ann), api.Tools)
 		expect.Differ(t, "the requests to a backend that notifies of a change", asked.Load(), n)
 	})
+}
+
+// GWN-01: given a backend that has never responded, then its tools are unavailable, and not unknown. A denied tool is unknown.
+func TestToolOfABackendThatHasNotResponded(t *testing.T) {
+	down := newScripted(t)
+	down.Close()
+	rule := func(b *api.Backend) { b.Prefix, b.Tools.Deny = "down_", []string{"denied"} }
+	g := gatewayOver(t, memory(t), at("down", down, rule), at("ok", newScripted(t), prefix("ok_")))
+	for name, want := range map[string]fault.Kind{"down_t": fault.Unavailable, "down_denied": fault.Invalid, "ok_other": fault.Invalid, "other": fault.Invalid} {
+		if _, err := call(t, g, sessionBased("s"), name); !fault.Is(err, want) {
+			t.Errorf("%s: got %v, want an error of kind %v", name, err, want)
+		}
+	}
 }
 
 // GWN-01: given a client that disconnects while it waits for a backend, then the log blames neither the backend nor the store, and the

@@ -225,6 +225,12 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 		if tokenErr := tokenError(ctx, views, kind, name); tokenErr != nil {
 			return Entry{}, tokenErr
 		}
+		for _, v := range views {
+			own := strings.TrimPrefix(name, v.backend.Prefix)
+			if _, permitted := v.backend.rules[kind].Permits(own); kind.Prefixed() && permitted && v.latestList(kind) == nil {
+				return Entry{}, fault.New(fault.Unavailable, "backend %s has not sent its list of %ss yet", v.backend.Name, kind)
+			}
+		}
 	}
 	return e, err
 }
