@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -132,6 +134,9 @@ func (s *server) begin(req *http.Request, holder string, id, body json.RawMessag
 		return nil, err
 	}
 	resp, err := p.post(req, id, spec.MethodInitialize, body)
+	if errors.Is(err, io.ErrClosedPipe) { // another session needed its place, or it has ended a moment ago
+		return s.begin(req, holder, id, body)
+	}
 	if err != nil {
 		p.stop("its session did not begin")
 		return nil, err

@@ -569,6 +569,19 @@ func TestPlaces(t *testing.T) {
 		expect.Fault(t, "the error", err, fault.Exhausted)
 		expect.Equal(t, "the limit", fault.LimitOf(err), limitProcesses)
 	})
+	t.Run("GWN-26 a session whose process ends before it begins gets another process", func(t *testing.T) {
+		f := newFixture(t, "legacy", limit(10, 1))
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/a"})
+				if err != nil && fault.KindOf(err) != fault.Exhausted {
+					t.Errorf("got %v, want a session or the limit's error", err)
+				}
+			})
+		}
+		all.Wait()
+	})
 	t.Run("GWN-26 a principal with many busy processes cannot lock out another", func(t *testing.T) {
 		f := newFixture(t, "legacy", limit(3, 3))
 		for range 3 {
