@@ -10,7 +10,8 @@ import (
 )
 
 // A stray message is one that a backend sends over stdio or on the GET stream of a session (package sessionstream), so that its call is
-// unknown. A stray question may also belong to no call: some servers ask for the client's roots when the session begins.
+// unknown. Only progress names its call, by the token. A stray question may also belong to no call: some servers ask for the client's roots
+// when the session begins.
 //
 // For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
 // stream of the newest call. It stays open after the response, because the backend may still wait for the answer.
