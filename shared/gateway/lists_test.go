@@ -140,8 +140,8 @@ func TestCapabilitiesOfABackendThatHasNotResponded(t *testing.T) {
 	})
 }
 
-// GWN-01: given backends with instructions, when a client asks for the capabilities, then it gets the instructions of those that it may use,
-// and of several backends or of one with a prefix it learns which is which.
+// GWN-01: given backends with instructions, when a client asks for the capabilities, then it gets the instructions of the backends that it may
+// use. If there are several, or if one has a prefix, the client learns which instructions belong to which backend.
 func TestInstructionsOfBackends(t *testing.T) {
 	says := func(text string, stateless bool) *scripted {
 		return newScripted(t, func(s *scripted) { s.instructions, s.stateless = text, stateless })
@@ -735,7 +735,7 @@ func TestToolOfABackendThatHasNotResponded(t *testing.T) {
 	}
 }
 
-// GWN-01: given a client that disconnects while it waits for a backend, then the log blames neither the backend nor the store, and the
+// GWN-01: given a client that disconnects while it waits for a backend, then the log does not blame the backend or the store, and the
 // lists stay cached.
 func TestDisconnectedClientIsNoFailureOfABackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -155,7 +155,7 @@ func (d *description) describeDiscover(to offers) []byte {
 	}{d.supportedVersions(), d.capabilities(true, to), d.instructionsFor(to)}))
 }
 
-// instructionsFor returns the instructions for the event tools and those of the caller's backends.
+// instructionsFor returns the instructions for the event tools, followed by the instructions of the caller's backends.
 func (d *description) instructionsFor(to offers) string {
 	return strings.TrimSpace(d.instructions + "\n\n" + to.backends.Instructions)
 }

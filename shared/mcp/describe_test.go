@@ -94,7 +94,7 @@ func TestCapabilities(t *testing.T) {
 	})
 }
 
-// EVS-01: the instructions have those for the event tools and those of the backends.
+// EVS-01: the instructions are about the event tools and about the backends' tools.
 func TestInstructions(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Options)
