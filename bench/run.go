@@ -263,7 +263,7 @@ func (p *pass) publish(ctx context.Context, l *ledger) error {
 	})
 }
 
-// post publishes events in one request, or one by one if the sender takes no array.
+// post publishes the events in one request, or one by one if the measured server does not accept an array.
 func (p *pass) post(c poster, q *request, events []values) error {
 	if p.adapter.Array && len(events) > 1 {
 		_, err := q.post(c, true, events...)

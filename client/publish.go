@@ -38,7 +38,7 @@ type Publisher struct {
 	Time time.Time
 	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
 	Batch int
-	// Tries is how many times a request is sent if the server does not answer it; 0 means 5.
+	// Tries is how many times a request is sent if the server does not answer it, or refuses it only for now; 0 means 5.
 	Tries int
 	// Accepted is called with the events of each accepted request. If it returns an error, publishing stops. It may be nil.
 	Accepted func([]Accepted) error
@@ -296,7 +296,8 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it, refuses it permanently, or has not answered Tries times.
+// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request only for
+// now, for example with status 503, send tries again, up to Tries times in total or until ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
 		accepted, resp, err := p.sendOnce(ctx, url, body)

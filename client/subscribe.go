@@ -27,8 +27,9 @@ type SubscribeOptions struct {
 	// Arguments bind variables of the event type and filter its events, for example map[string]string{"carrier": "DHL"}. Any value
 	// that encodes as a JSON object is allowed.
 	Arguments any
-	// URIs subscribe to the events of URIs instead of an event type, for example event://orders/42/shipped, or event://orders for
-	// all URIs below it. They arrive as webhooks of SEP-1803 or in a stream of resource updates. [ModePoll] is not available.
+	// URIs select events by their URI instead of their event type. For example, event://orders/42/shipped selects the events of one
+	// URI, and event://orders the events of all URIs below it. The events arrive as webhooks of SEP-1803 ([ModeWebhook]) or in a
+	// stream of resource updates ([ModePush]). [ModePoll] is not available.
 	URIs []string
 	// Mode is [ModeWebhook], [ModePush] or [ModePoll]. If it is empty, Subscribe chooses the first of these that both the server
 	// and this client support.

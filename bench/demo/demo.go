@@ -250,7 +250,8 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	return nil
 }
 
-// await waits until the event has arrived by all ways, and shows it in order.
+// await waits until the event has arrived at each of the missing subscriptions, and prints each arrival. It fails if a subscription ends
+// with an error, or when ctx ends.
 func (d *demo) await(ctx context.Context, id string, missing []string, failed <-chan error) error {
 	for len(missing) > 0 {
 		select {

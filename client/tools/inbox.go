@@ -133,8 +133,9 @@ func (b *inbox) countUnannounced() (n int) {
 	return n
 }
 
-// announce returns the next announcement, and marks its events as announced. If single is true, it announces the oldest
-// unannounced event. Otherwise it announces all of them by their number, or as an event if there is only one.
+// announce returns the next announcement, and marks its events as announced. If single is true, it announces the oldest unannounced event.
+// Otherwise it announces all of them: a single one with its content, and several only with their count. It returns false if there is
+// nothing to announce.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -376,7 +376,9 @@ type GatewayOptions struct {
 	// LogDelay is how long the log line of a call may wait to be written together with others. It must be 0 if the process may
 	// be frozen after each response, as on Lambda.
 	LogDelay time.Duration
-	// StreamLinger is how long the GET stream of a session with a backend stays open after a call. It must be 0 where LogDelay must be 0.
+	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call, so that the next call
+	// need not open it again. It must be 0 if the process may be frozen after each response, because the backend would send its questions
+	// to the frozen process.
 	StreamLinger time.Duration
 }
 

@@ -26,8 +26,8 @@ import (
 // because the first notification may have overtaken the request. If a client closes its connection, the gateway notifies a session-based
 // backend.
 //
-// If a client ends its session, the gateway cancels the session's calls, with a mark for the whole session, because the client can no longer
-// answer their questions.
+// If a client ends its session, the gateway cancels the session's calls with one mark, because the client can no longer answer questions
+// of the backends.
 
 const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the

@@ -323,7 +323,7 @@ func (l *taskListen) mayUseBackend(ctx context.Context) bool {
 	return l.gateway.FindByServer(ctx, l.client.Principal, l.server) != nil
 }
 
-// readHonored returns the tasks in an acknowledgment.
+// readHonored returns the tasks of which the backend will send notifications, by its ids, from the acknowledgment of a listen request.
 func readHonored(m upstream.Message) map[string]bool {
 	honored := map[string]bool{}
 	for raw := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"), "taskIds")) {

@@ -287,7 +287,8 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	})
 }
 
-// timedBody is a request body that removes the read deadline of its connection when the whole body has been read.
+// timedBody is a request body that must arrive before the read deadline of its connection. When the whole body has been read, it removes the
+// deadline, which would otherwise end a stream that answers the request.
 type timedBody struct {
 	io.ReadCloser
 	control *http.ResponseController

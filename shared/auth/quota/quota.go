@@ -206,8 +206,9 @@ func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrenc
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
 
-// Take counts one thing until release is called, which must happen exactly once. If the limit is reached, the error is of kind
-// fault.Exhausted with [RetryAfter]. The anonymous principal stands for all callers, so only the total limits it.
+// Take counts one thing until release is called, which must happen exactly once. If a limit is reached, the error is of kind
+// fault.Exhausted with [RetryAfter]. All callers without credentials share the anonymous principal, so it has no limit of its own. Only the
+// limit of all principals together applies to it.
 func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
 	if c == nil {
 		return func() {}, nil

@@ -113,8 +113,9 @@ func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
 }
 
-// decode returns the entries of an item. If the item cannot be decoded, one of them is [Entry.Lost], so that readers can
-// continue after it and notify their clients.
+// decode returns the entries of an item. If some events of the item cannot be decoded, it returns the others and one entry with
+// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns no entries if the key of the item is
+// invalid, and [ErrLater] if a later release wrote the item.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -143,9 +144,9 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of n entries of an item, and the distance between their keys. In a partition with
-// several writers, all entries of an item have the same key, so the distance is 0. With different keys, some of them could
-// lie between the entries of another writer's item.
+// keysOf returns the key of the first of an item's n entries, and the distance from each entry's key to the next. In a partition with several
+// writers, all entries of an item have the same key, so the distance is 0. Otherwise the keys of two items could interleave, and readers,
+// which read item by item, would get them out of order.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0

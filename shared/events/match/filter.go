@@ -25,7 +25,7 @@ import (
 const (
 	// maxFilterValues limits the values of one filter.
 	maxFilterValues = 50
-	// maxAllValues limits the values of all filters together, and maxGlobs limits how many of them contain a `*`.
+	// maxAllValues limits the values of all filters of a subscription, and maxGlobs limits how many of these values contain a `*`.
 	maxAllValues = 200
 	maxGlobs     = 50
 )

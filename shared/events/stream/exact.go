@@ -234,8 +234,9 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	return !p.more
 }
 
-// receive takes the tails' batches only after all sources have read their past. Until then the batches stay in the inbox,
-// which counts them as waiting. receive ignores the batches of a stuck source.
+// receive moves the tails' batches from the inbox to the queue. [Feed.Poll] calls it only when no source has older entries to read from the
+// log. If the inbox has dropped a batch of a source, the source reads the log again. receive drops the batches of a source that stopped
+// before an item of a later release (stuck).
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)

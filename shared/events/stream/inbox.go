@@ -17,8 +17,8 @@ type inbox struct {
 	batches []*batch
 	waiting load // of the batches
 	taken   load // live entries that the merge has taken and the feed has not returned
-	// catchingUp says that the feed still returns entries of its past. Meanwhile, the number of waiting entries does not show
-	// how fast the reader is.
+	// catchingUp is true while the feed still returns entries that are older than the tails' entries. Meanwhile, the tails' entries have to
+	// wait however fast the reader is, so they do not end the feed, however many there are.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
 	later      map[string]bool // partitions whose tails have stopped before an item that a later release wrote

@@ -195,7 +195,7 @@ func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name 
 	return rewrite(ctx, db, key(workspace, sw.Name), sw)
 }
 
-// rewrite replaces a switch or a note, unless it has been removed meanwhile.
+// rewrite stores a switch or a [Note] with another principal's name, unless it has been removed meanwhile.
 func rewrite(ctx context.Context, db store.DB, at store.Key, to any) error {
 	value, _ := json.Marshal(to) // strings and a time always encode
 	err := db.Write(ctx, store.Put(store.Item{Key: at, Value: value, Version: version}, store.Exists()))

@@ -97,7 +97,7 @@ type List struct {
 	Parts []Part
 }
 
-// Part is the position of a backend's entries in a combined list. It may be empty.
+// Part says where a backend's entries are in a combined list: in Entries[First:End].
 type Part struct {
 	Backend    string
 	First, End int

@@ -77,8 +77,9 @@ func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo 
 }
 
 // fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
-// revision the backend speaks. If the backend has ended the session, it retries once with a new one. Some backends report an ended session,
-// and others send an empty answer. It also retries once, with new capabilities, if the backend may speak another revision by now.
+// revision the backend speaks. It retries once with new capabilities, and thus a new session, in two cases: if the backend has ended the
+// session, which some backends say and others show by an answer without a response, or if the error suggests that the backend now speaks
+// another revision.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)

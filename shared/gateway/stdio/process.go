@@ -36,8 +36,8 @@ const (
 	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
 	// per second.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
-	// minSecret is the minimum length in bytes of a secret's line for the gateway to hide it in logged lines, because a shorter
-	// text may occur in any line.
+	// The gateway hides each line of a secret in the output that it logs, but not if the line has fewer than minSecret bytes, because such
+	// a short text may occur by chance.
 	minSecret = 4
 	// drainTime limits how long the output of a process is read after its end.
 	drainTime = 200 * time.Millisecond

@@ -240,7 +240,8 @@ func (p *process) moveQuestions(from *exchange) {
 	}
 }
 
-// deliverLog hands a log message of a shared process to the only request that asks for log messages.
+// deliverLog hands a log message of a shared process to the request that asks for log messages. The message does not say to which request it
+// belongs. So if several requests ask for log messages, or none does, deliverLog returns the reason to drop the message.
 func (p *process) deliverLog(m upstream.Message) (reason string) {
 	var only *exchange
 	for _, x := range p.exchanges {

@@ -293,8 +293,8 @@ func NewCall(r *http.Request, cutOff context.Context) *Call {
 	return &Call{Request: r, life: life{cutOff: cutOff}}
 }
 
-// DetachRequest returns the request with a context that ends after the given time, and not when the client disconnects.
-// Otherwise net/http ends the context of a request without a body as soon as the client closes the connection.
+// DetachRequest returns the request with a context that ends after the given time, but not when the client disconnects. Clients often close
+// the connection right after a DELETE, and net/http would then cancel its work. The caller calls stop when the request has been served.
 func DetachRequest(r *http.Request, limit time.Duration) (detached *http.Request, stop func()) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), limit)
 	return r.WithContext(ctx), cancel

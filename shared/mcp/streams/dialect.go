@@ -161,7 +161,7 @@ func OpenResponse(session string, sealed []byte) ([]byte, error) {
 	return responseCipher(session).Open(nil, nil, sealed, nil)
 }
 
-// The names of the dialect's events.
+// The names of the SSE events in the named-event dialect: responses, notifications, and events about the connection.
 const (
 	eventResponse     = "response"
 	eventNotification = "notification"

@@ -170,8 +170,9 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load to wait for, or the value or error if there is no need to wait. When several callers have waited
-// for an older load, the first one starts a new load. If that fails, the others share its error instead of starting one each.
+// joinOrStart returns the load to wait for, or the value or error if there is no need to wait. called is the time of the caller's call, and
+// waited says that the caller has already waited for a load that began before that. The first such caller starts a new load. If the new
+// load fails, the other callers get its error instead of starting one each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -99,10 +99,10 @@ func (e Edit) Version() int64 {
 // Changes reports whether the new text differs from the old one.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document. It compresses all texts and then writes them in one transaction, all or none. Only edits
-// that exceed a limit of [store.DB.Write], for example 25 catalogs or 4 MB of compressed text, take several transactions, so that an
-// error may leave some of them written. The error is of kind fault.TooLarge for a text that does not fit into an item, and of kind
-// fault.Conflict if an old document is not the stored one any more.
+// Write writes the edits that change a document. It compresses all texts first, and then writes them in one transaction, all or none. Edits
+// beyond a limit of [store.DB.Write], for example more than 25 catalogs or 4 MB of compressed text, take several transactions. An error may
+// then leave some of the edits written. The error is of kind fault.TooLarge if a text does not fit into an item, and of kind fault.Conflict
+// if another writer has changed a document since the caller read Edit.Old.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))

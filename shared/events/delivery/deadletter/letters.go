@@ -46,7 +46,7 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is the reason of a letter without a failed attempt, because its event was no longer stored.
+// ReasonExpired is the reason of a letter without attempts. Most such letters exist because the event was no longer stored.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {

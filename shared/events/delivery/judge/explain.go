@@ -402,9 +402,9 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If the [Judge] would
-// not send the event now, that is the reason. Otherwise a later attempt succeeded. If the delivery log keeps successes, it will
-// soon have a record of that attempt, and until then the outcome is that the delivery waits.
+// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If explainJudged finds a reason, for
+// example a removed event type, that is the outcome. Otherwise a later attempt must have succeeded. If the delivery log keeps successes, the
+// record of that attempt is about to be written, so the outcome is "waiting" until then. If it does not, the outcome is "delivered".
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

@@ -182,7 +182,8 @@ func (w *window) mustSpill(group string) bool {
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
-// spill leaves a message in the file. If it is the first spilled message of its group, the spill begins at the id from.
+// spill leaves a message in the file. If it is the first spilled message of its group, from is the id of the first row of the group that is
+// to be read from the file later.
 func (w *window) spill(m *message, from int64) {
 	sp := w.spills[m.group]
 	if sp == nil {
@@ -203,7 +204,7 @@ func (w *window) spill(m *message, from int64) {
 	w.move(m, placeFile)
 }
 
-// fetch is one read of the file.
+// fetch says which rows to read from the file next: the rows after the window, or some spilled rows of a group.
 type fetch struct {
 	spill       *spill // nil: the rows after the window
 	from, to    int64

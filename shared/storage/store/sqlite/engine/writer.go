@@ -102,8 +102,8 @@ func (e *Engine) Post(job Job) error {
 // number of such jobs is not bounded, so callers must bound theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within submits a job like [Engine.Lazily], with another delay. It never waits for the writer, so callers may hold a lock that
-// the Done of a job needs.
+// Within submits a job like [Engine.Lazily]: the job shares the next commit, or gets its own after the given delay. Within does not wait for
+// the writer, so callers may hold a lock that Job.Done takes.
 func (e *Engine) Within(delay time.Duration, job Job) error {
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
