@@ -33,12 +33,12 @@ const (
 	ScopePublish   = "events:publish"   // publish
 )
 
-// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general scope, so that
-// clients do not request it with the others, and --auth none does not grant it.
+// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general
+// scope, so that clients do not request it together with the general scopes, and --auth none does not grant it.
 const ScopeManage = "consent:manage"
 
-// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request it with the
-// others.
+// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request
+// it together with the general scopes.
 const ScopeOperate = "events:operate"
 
 // Scopes returns the general scopes in a stable order.
@@ -181,9 +181,9 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns [ErrNoToken]. For
-// several headers, and for a token over 16 KiB, the error is of kind fault.Unauthenticated. It ignores tokens in URLs, but see
-// [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns
+// [ErrNoToken]. For several headers, for a malformed token, and for a token over 16 KiB, the error is of kind
+// fault.Unauthenticated. It ignores tokens in URLs, but see [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
@@ -231,8 +231,8 @@ func WithScopePrefix(err error, prefix string) error {
 // URL of the protected resource's metadata if there is one, the required scopes, and the error. For an error that is
 // not of kind fault.Unauthenticated and has no [MissingScopes], Challenge returns "", and the response needs no such header.
 //
-// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error. It writes all of
-// them with the authorization server's prefix, because clients request exactly the scopes of a challenge.
+// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error. It
+// writes all these scopes with the authorization server's prefix, because clients request exactly the scopes of a challenge.
 func Challenge(err error, metadataURL string, scopes ...string) string {
 	var code, prefix string
 	scopes = slices.Clone(scopes)
@@ -352,7 +352,7 @@ func (g Guard) logHost(r *http.Request) {
 // there.
 func onLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
-	case *net.TCPAddr: // as for nearly all requests, and without the text of the address
+	case *net.TCPAddr: // the usual type, for which the address need not be formatted as text
 		return addr.IP.IsLoopback()
 	case net.Addr:
 		return IsLoopback(addr.String())

@@ -185,8 +185,8 @@ const (
 	forwardedProto = "X-Forwarded-Proto"
 )
 
-// Handler passes requests on to next, and rewrites those to secret paths. If the key in the path is unknown, expired or not allowed in a
-// path, it responds with 404, as if the path did not exist.
+// Handler passes requests on to next. It first rewrites requests to secret paths. If the key in the path is unknown, expired or
+// not allowed in a path, it responds with 404, as if the path did not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {

@@ -90,10 +90,10 @@ func newView(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent records that the principal consents to a provider, or revokes its consent. By is the id of the caller, who
-// may be an operator. The change is in effect when Consent returns. If the provider does not exist, or the principal
-// may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be
-// revoked.
+// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. by is
+// the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist,
+// or the principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can
+// still be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -220,9 +220,9 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 //	table subscriptions, consent#by#WORKSPACE#HASH(operator)
 //	  HASH(principal)#PROVIDER   a mark, if the operator decided for another principal
 //
-// They do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
-// destination, and the kinds of messages that the provider received when the consent was given. So the principal has
-// to consent again if the provider gets a new URL or receives a new kind of message.
+// These items do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
+// destination, and the kinds of messages that the provider received when the consent was given. So the principal has to consent
+// again if the provider gets a new URL or receives a new kind of message.
 type consents struct {
 	db     store.DB
 	broken *metric.Undecodable
@@ -267,7 +267,8 @@ func hashedConsentKey(workspace, principalHash, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "consent#" + workspace + "#" + principalHash, Sort: "p#" + provider}
 }
 
-// markKey returns the key of the mark that an operator decided for a principal. It has no names, so an erasure of the principal can leave it.
+// markKey returns the key of the mark that an operator decided for a principal. The key contains both ids only as hashes, so an
+// erasure of the principal's data need not delete the mark.
 func markKey(workspace, operator, principal, provider string) store.Key {
 	return store.Key{
 		Table: store.Subscriptions, Partition: "consent#by#" + workspace + "#" + hashPrincipal(operator),
@@ -280,7 +281,8 @@ func EachMark(ctx context.Context, db store.DB, workspace, operator string, do f
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname replaces the operator's name in the consent to which a mark belongs. It does nothing if there is a later decision.
+// Unname replaces the operator's id with name in the consent to which a mark belongs, unless a later decision has replaced that
+// consent.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
@@ -311,7 +313,7 @@ func (c consents) list(ctx context.Context, workspace, principal string) (map[st
 	err := store.Each(ctx, c.db, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
 		var item consentItem
 		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
-			c.broken.Add(ctx, "consent") // counts as not given
+			c.broken.Add(ctx, "consent") // a consent that cannot be decoded counts as not given
 			return nil
 		}
 		out[item.Provider] = item

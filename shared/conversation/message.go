@@ -303,7 +303,7 @@ func (c *Context) Members() []byte {
 	return b[1 : len(b)-1]
 }
 
-// answer is one provider's context, after cleaning.
+// answer is one provider's context, as [parseAnswer] returns it.
 type answer struct {
 	text     string
 	memories []Memory // sorted by relevance; Source is as the provider sent it

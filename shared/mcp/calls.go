@@ -22,7 +22,7 @@ import (
 type calls struct {
 	backends Gateway
 	underWay *quota.Concurrency
-	left     func(*http.Request) // see [Options.Left]
+	left     func(*http.Request) // is called when the client of a detached call disconnects; may be nil
 	catalogs method.Catalogs
 	faults   method.Faults
 	timing   method.Timing
@@ -53,7 +53,7 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	}
 	ctx := c.Request.Context()
 	if cat, err := h.catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
-		return route{}, false, nil // never forwarded to a backend
+		return route{}, false, nil // this server serves the URI, even if a backend has it too
 	}
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
@@ -137,9 +137,9 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	return err
 }
 
-// withoutTask returns the params of a request without the member with which a client of 2025-11-25 asks for a task. A backend would begin
-// the task, and the client could not get its result because the gateway does not relay the methods for that. A server without tasks must
-// ignore this member (2025-11-25, Tasks).
+// withoutTask returns the params of a request without the member with which a client of 2025-11-25 asks for a task. A backend
+// would begin the task, and the client could not get its result because the gateway does not relay the methods that fetch it. A
+// server without tasks must ignore this member (2025-11-25, Tasks).
 func withoutTask(c *method.Call) json.RawMessage {
 	if c.Msg.Method != spec.MethodToolsCall || c.Version.Stateless() || c.Param("task") == nil {
 		return c.Msg.Params
@@ -211,8 +211,9 @@ func (h *calls) handle(c *method.Call) error {
 	return nil
 }
 
-// notifyExtension forwards a notification of an extension. It counts towards the limit of calls until the backend has accepted it, because
-// a slow backend may take seconds for that. A name without a slash, such as that of notifications/initialized, belongs to no extension.
+// notifyExtension forwards a notification of an extension. The notification counts towards the limit of concurrent calls until
+// the backend has accepted it, because a slow backend may take seconds to do so. A name without a slash, such as that of
+// notifications/initialized, belongs to no extension.
 func (h *calls) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil

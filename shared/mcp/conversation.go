@@ -22,7 +22,7 @@ type conversations struct {
 // In the conversation events proposal, clients send messages as notifications, and the server answers them with a "response",
 // which a notification cannot have. So this server accepts a message in two forms. It answers a request with the context for
 // the message. For a notification, it sends the context as conversation/context: in a session on its GET stream, and otherwise
-// on every subscriptions/listen of the principal that asked for contexts.
+// on each of the principal's subscriptions/listen streams that asks for contexts.
 func conversationKind(c *method.Call) conversation.Kind {
 	for _, kind := range conversation.Kinds {
 		if kind.Method() == c.Msg.Method {
@@ -58,8 +58,8 @@ func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*co
 	return found, m, err
 }
 
-// handles reports whether the call is a notification with a message of a conversation, of a kind that this server offers to the
-// caller.
+// handles reports whether the call is a notification with a conversation message whose kind this server asks the caller to
+// send.
 func (h *conversations) handles(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
 		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))

@@ -74,7 +74,7 @@ func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// isPersonal reports whether the capabilities depend on the caller.
+// isPersonal reports whether the capabilities depend on the caller, so that caches must not share them between users.
 func (d *description) isPersonal(ctx context.Context) bool {
 	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }

@@ -25,8 +25,8 @@ import (
 //	      event: response       answers to POSTs that carry the stream's Mcp-Session-Id
 //	POST  event: response, or JSON, or 202 and the answer on the stream
 //
-// A session begins with the first GET or with initialize. A POST without a session is answered without the state of earlier
-// POSTs.
+// A session begins with the first GET or with initialize. A POST without a session is served on its own, without state from
+// earlier POSTs.
 
 // dialectVersion is the revision of a session that began without initialize. MCP prescribes this revision for clients that name
 // no version.
@@ -54,9 +54,9 @@ func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) 
 	}
 }
 
-// checkWorkspace reports whether the caller belongs to the workspace, and otherwise answers the request. Callers of other
-// workspaces all receive the same 404, without a look-up of the workspace. So the content and the time of the answer are the
-// same whether or not the workspace exists.
+// checkWorkspace reports whether the caller belongs to the workspace and the workspace exists. Otherwise it answers the request
+// with an error. Callers of other workspaces all receive the same 404, without a look-up of the workspace. So the content and
+// the time of the answer are the same whether or not the workspace exists.
 func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace string) bool {
 	c.Dialect, c.Version = true, dialectVersion
 	if workspace == c.Principal.Workspace {
@@ -100,7 +100,8 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter loads the session of a request that names one. If that fails, it answers with an error and returns false.
+// enter loads the session that the request names, if it names one. If that fails, enter answers with an error and returns
+// false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
@@ -123,7 +124,7 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 			d.endpoint.replies.SessionFailed(w, c, err)
 			return
 		case !fresh:
-			// Do not answer on the stream, where the error could be mistaken for the answer to the first request.
+			// Do not answer on the stream, where the error could be mistaken for the answer to the first request with this id.
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, method.InvalidRequest("the request id was used before in this session"))
 			return
 		}
@@ -137,7 +138,7 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 		return
 	}
 	c.Request = c.Request.Clone(c.Request.Context())
-	c.Request.Header.Set("Accept", "application/json") // replay chooses the form of the answer
+	c.Request.Header.Set("Accept", "application/json") // replay converts the JSON to events if the client wants them
 	d.endpoint.dispatch(w, c)
 }
 
@@ -232,14 +233,14 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 const maxResponse = 256 << 10
 
 // respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the
-// POST: because there is no open stream, because the status is not 200, or because the answer is empty, larger than
-// [maxResponse], or the beginning of a session.
+// POST instead: because no stream is open, because the store failed, because the status is not 200, or because the answer is
+// empty, is larger than [maxResponse] or has the id of a new session.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
 		return false
 	}
-	// A call to a backend may outlast the context of the request, see [method.DetachedFor].
+	// The context of the request may have ended, because a call to a backend can take longer than [method.DetachedFor].
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), method.NoticeFor)
 	defer cancel()
 	open, err := d.endpoint.sessions.HasOpenStream(ctx, c.Session.Key)

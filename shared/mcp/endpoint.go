@@ -7,8 +7,8 @@
 //	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
 //	        └─────────────────────────────────┘   └──────────────┘
 //
-// [Endpoint] has the checks, the table and the dispatch, sessions, conversations, and the calls that are forwarded to backends. The packages
-// below it serve the other methods:
+// [Endpoint] has the checks, the table and the dispatch, sessions, conversations, and the calls that are forwarded to backends.
+// The packages below it serve the other methods:
 //
 //	mcp ──▶ events ──▶ streams ──▶ method     eventtools/logsource is given to the endpoint by Options.EventTools
 //	   └──▶ session ◀────┘
@@ -47,9 +47,9 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Options configure an [Endpoint]. Auth and Catalogs are required. With Feeds, MaxAge, Heartbeat, PollMin and PollMax are
-// required too. If Feeds, Sessions, Registrar, Deregistrar, Gateway, Dialect, Conversation or EventTools is nil, the endpoint
-// lacks the methods that need it.
+// Options configure an [Endpoint]. Auth and Catalogs are required. If Feeds is set, then MaxAge, Heartbeat, PollMin and PollMax
+// are required too. If Feeds, Sessions, Registrar, Deregistrar, Gateway, Dialect, Conversation or EventTools is nil, the
+// endpoint lacks the methods that need it.
 type Options struct {
 	Server Implementation
 
@@ -117,8 +117,8 @@ type Options struct {
 	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
 	Calls *quota.Concurrency
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of
-	// them may be parents or have wildcards, because a stream reads several partitions of the log for each of those; 0 means
-	// 20.
+	// them may have wildcards or be parents, which stand for all URIs below them; 0 means 20. A stream reads several partitions
+	// of the log for each such URI.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration
@@ -144,8 +144,8 @@ func (o Options) withDefaults() Options {
 // Dialect serves an authenticated request to /mcp/{workspace}.
 type Dialect func(w http.ResponseWriter, c *method.Call, workspace string)
 
-// Endpoint serves MCP. It is an [http.Handler] for net/http and for lambdaurl of aws-lambda-go. Make it with [New], and end its streams with
-// [Endpoint.Close].
+// Endpoint serves MCP. It is an [http.Handler] for net/http and for lambdaurl of aws-lambda-go. Make it with [New], and end its
+// streams with [Endpoint.Close].
 type Endpoint struct {
 	options  Options
 	methods  method.Table
@@ -164,7 +164,7 @@ type Endpoint struct {
 	streams       *streams.Streams
 	admission     *streams.Admission
 
-	shut        context.Context // ends the calls that still run late in a shutdown, see Close
+	shut        context.Context // is canceled late in a shutdown, to end calls in sessions and calls to backends
 	cutOffCalls context.CancelFunc
 }
 
@@ -219,10 +219,11 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up in the
-// store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx has a deadline, the
-// endpoint ends the calls that are still running [method.CallReserve] before the deadline, or halfway to the deadline if less than twice
-// that time is left. It does so even if Close has already returned, and answers calls to backends with an error.
+// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned
+// up in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx
+// has a deadline, the endpoint ends the calls in sessions and the calls to backends before it, even if Close has already
+// returned. The clients of calls to backends get an error. The time between the end of the calls and the deadline is
+// [method.CallReserve], but at most half of the time that is left.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

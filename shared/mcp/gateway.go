@@ -15,9 +15,9 @@ import (
 type Gateway interface {
 	streams.Backends
 	events.Backends
-	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for
-	// it. A call then returns an error that names the scope. For [api.Extensions], Has reports whether the name is a method of an
-	// extension that a backend declares, even if several do.
+	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a
+	// scope for it. In that case, Call returns an error that names the scope. For [api.Extensions], Has reports whether the
+	// name is a method of an extension that at least one backend declares.
 	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
 	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
 	Call(ctx context.Context, c api.Call) error

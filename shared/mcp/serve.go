@@ -28,8 +28,8 @@ import (
 // Requests to "/mcp" use a transport of the MCP specification.
 const PathWorkspace = "workspace"
 
-// pathEndpoint is the path to which the endpoint forwards requests that another service serves. A request of the
-// named-event dialect has arrived at another path.
+// pathEndpoint is the path of requests that the endpoint forwards to another service. It replaces the path of requests of the
+// named-event dialect, which arrive at /mcp/{workspace}.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
@@ -202,7 +202,7 @@ func readBody(r *http.Request) ([]byte, error) {
 		return nil, nil
 	}
 	var body bytes.Buffer
-	if r.ContentLength > 0 { // with room for the read that finds the end
+	if r.ContentLength > 0 { // MinRead more, so that the read that finds the end does not grow the buffer
 		body.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
 	}
 	_, err := body.ReadFrom(io.LimitReader(r.Body, maxBody+1))
@@ -337,8 +337,9 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the responses in the same order. Only requests have responses. If a
-// batch has no request, and one of its notifications or responses fails, the HTTP response is the first error (2025-03-26, Streamable HTTP).
+// serveParts calls serve for each message of a batch. It answers with the responses to the requests, and an error for each
+// malformed message, in the order of the messages. If there are no such answers, but a notification or response failed, the
+// HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
@@ -442,7 +443,7 @@ func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 		version = headers[0]
 	}
 	if c.Version = spec.Version(version); c.Version != spec.V20260728 {
-		c.Version = spec.V20260728 // for the form of the answer
+		c.Version = spec.V20260728 // the error response has the form of this revision
 		return &jsonrpc.Error{
 			Code: spec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
 			Data: map[string]any{"supported": supported, "requested": method.Clip(version)},

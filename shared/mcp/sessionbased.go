@@ -54,7 +54,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 		}
 	}
 	after := h.streams.Feeds.Log.Position()
-	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
+	if t.Backend != "" { // before the session's record is written, because the backend's quota may refuse the subscription
 		if err := h.backends.Subscribe(ctx, subscriptionAt(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
 			return method.Result{}, err
 		}

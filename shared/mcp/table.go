@@ -56,7 +56,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	t[spec.MethodPing] = method.Row{SessionBased: true, Handler: answer(method.Empty)}
 	t[spec.MethodDiscover] = method.Row{Stateless: true, Handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
-		t[spec.MethodInitialize] = method.Row{SessionBased: true} // served where sessions are made
+		t[spec.MethodInitialize] = method.Row{SessionBased: true} // no handler, because the endpoint serves it before dispatch
 		t[spec.MethodSetLevel] = inSession(e.session.setLevel)
 		t[spec.MethodSubscribe] = inSession(e.session.subscribe)
 		t[spec.MethodUnsubscribe] = inSession(e.session.unsubscribe)

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// statuses maps kinds of errors to HTTP.
+// statuses maps kinds of errors to HTTP statuses.
 var statuses = map[fault.Kind]int{
 	fault.Internal:        http.StatusInternalServerError,
 	fault.Invalid:         http.StatusBadRequest,

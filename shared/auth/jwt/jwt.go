@@ -278,8 +278,8 @@ type claims struct {
 	keys   *issuerKeys // the keys with which the token was verified
 }
 
-// maxExpiry is the end of the year 9999, the last time that RFC 3339 can express, in seconds since 1970. An exp in milliseconds is later, and
-// would make a token valid forever.
+// maxExpiry is the end of the year 9999, the last time that RFC 3339 can express, in seconds since 1970. An exp in milliseconds
+// is later, and would make a token valid forever.
 const maxExpiry = 253402300799
 
 // validate returns the reason why this server refuses a token although its signature is valid, or "" if it accepts the token. The issuer
@@ -381,8 +381,8 @@ func (c *claims) stringClaim(name string) string {
 	return s
 }
 
-// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section 2.2.3), or
-// in scp, which some servers use instead. Each is an array or a string in which spaces, and no other characters, separate scopes
+// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section
+// 2.2.3), or in scp, which some servers use instead. Each claim is an array or a string. In both, only spaces separate scopes
 // (RFC 6749, section 3.3).
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string

@@ -45,7 +45,7 @@ type issuerKeys struct{ keys []jose.JSONWebKey }
 
 // newKeySet returns the key set of an issuer. It fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
 func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
-	found := url // only the running fetch uses it
+	found := url // needs no lock, because only one fetch runs at a time
 	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
 		if found == "" {
 			if found, err = f.keysURL(ctx, issuer); err != nil {
@@ -75,7 +75,7 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
-	if err == nil && len(found) == 0 { // it may be a new key
+	if err == nil && len(found) == 0 { // the issuer may have added the key since the last fetch
 		all, err = k.Within(ctx, pause)
 		found = all.match(kid, alg)
 	}

@@ -39,9 +39,9 @@ type principal struct{ workspace, id string }
 // maxPrincipals is the number of principals that a Rate keeps in memory. It forgets the ones that have been inactive the longest.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate. limitOf returns the limit per second of a principal, and burst the burst for such a limit. Error
-// messages contain name, the name of the limit (for example "publishRate"), and what, the plural of the counted things (for
-// example "events").
+// NewRate returns a Rate. limitOf returns a principal's limit per second. burst returns how many things a principal with this
+// limit may do in one instant. Error messages contain name, the name of the limit (for example "publishRate"), and what, the
+// plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -109,7 +109,7 @@ const (
 	Calls            = "calls"
 	Sessions         = "sessions"
 	ConversationRate = "conversationRate"
-	// Verifications limits the challenges per minute.
+	// Verifications limits how many challenges per minute are sent to webhook endpoints for a principal.
 	Verifications = "verifications"
 	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. By default there is no such limit.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
@@ -140,7 +140,8 @@ type Buckets[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewBuckets returns Buckets with at most bound buckets.
+// NewBuckets returns Buckets that keep at most bound buckets. Each has room for burst tokens and gets perSecond new tokens per
+// second.
 func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
 	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
@@ -196,7 +197,7 @@ func (h *holdings) add(key principal, n int) (release func()) {
 type Concurrency struct {
 	name, what string
 	limitOf    LimitFunc
-	total      int // of all principals together
+	total      int // the limit of all principals together
 	held       holdings
 }
 

@@ -91,8 +91,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 // ReasonGone is the reason for disabling a subscription whose endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has them. A paused
-// subscription stays paused.
+// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has
+// them. A paused subscription stays paused. enabled is false if the subscription was not disabled.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -173,16 +173,16 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then replays
-// the events that were published in between. resumed is as for [Service.Disable]: if the subscription was resumed again since the failures,
-// Suspend leaves it as it is.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh
+// then replays the events that were published in between. resumed is [Subscription.Resumed] at the time of the failures. If the
+// subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
 			return nil
 		}
-		for _, p := range sub.Patterns { // so that the log keeps all events from now on
+		for _, p := range sub.Patterns { // from now on the log then keeps all events of p, for the replay
 			if _, err := sub.recordInterest(ctx, s.Store.DB, s.Log, p); err != nil {
 				return err
 			}
@@ -246,7 +246,8 @@ type Sweeper struct {
 	Service *Service
 	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is the SaveEvery of [minutes.Position].
+	// SaveEvery is how old the saved progress of the sweep may become before the sweep saves it again; 0 saves it after each
+	// sweep.
 	SaveEvery time.Duration
 	Switches  *switches.Set
 }
@@ -385,7 +386,7 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)
-	if sw.Owner == "" { // the previous version did not store it
+	if sw.Owner == "" { // the previous release did not store the owner
 		record = indexKey(workspace, id)
 	}
 	items, err := r.DB.Get(ctx, record, endedKey(workspace, sw.Owner, id))

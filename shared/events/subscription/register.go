@@ -43,8 +43,8 @@ type Registered struct {
 	Secret       string
 }
 
-// Register creates a webhook subscription to all of the URIs, or fails if any is refused. Every event that is published after Register
-// has returned is delivered. Errors are Invalid (naming the URI or the target), Forbidden or Exhausted.
+// Register creates a webhook subscription to all of the URIs, or fails if any is refused. Every event that is published after
+// Register has returned is delivered. A refusal is an error of kind Invalid, Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	cat, err := g.Service.authorize(ctx, p)
 	if err != nil {
@@ -235,7 +235,8 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the subscription's events after a position of the log. truncated reports that some are missing.
+	// Replay enqueues the subscription's events with log positions greater than after. truncated is true if it leaves out some
+	// of them.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
 	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error
@@ -256,7 +257,7 @@ type Options struct {
 	DefaultTTL, MaxTTL, MinTTL time.Duration
 	// AllowNoExpiry allows subscriptions that never expire (ttlMs is null).
 	AllowNoExpiry bool
-	// VerifyRegistrations requires a challenge for SEP-1803 targets too, as for targets of MCP Events.
+	// VerifyRegistrations extends the challenge, which targets of MCP Events must pass, to targets of SEP-1803.
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	VerifiedTargets []string
@@ -276,7 +277,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second. It allows a burst of as many as in ten seconds.
+// NewRate returns a limit on registrations per second. It allows a burst of the registrations of ten seconds, and at least of
+// one.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
@@ -293,14 +295,16 @@ type Registrar struct {
 	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. It may
 	// be nil.
 	Switches *switches.Set
-	// Demand asks the relay for the events of a backend's URI. Nil means that there are no backends.
+	// Demand asks the relay, which receives the events of backends, to receive the events of a URI too. Nil means that there
+	// are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
 
 func (g *Registrar) now() time.Time { return g.Service.Store.now() }
 
-// verify sends a challenge to a target, unless it is known to want deliveries.
+// verify sends a challenge to a target, unless the principal verified the target within the last day or the operator vouches
+// for it.
 func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
 	return challenge.Verifier{
 		DB: g.Service.Store.DB, Now: g.now, Send: g.Targets.Verify,
@@ -358,6 +362,7 @@ func SchemaChanged(name, feature string) error {
 }
 
 // TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
+// what is the name of the type, or the parent URI below which no type is left.
 func TypeRemoved(what string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
 }
@@ -376,7 +381,8 @@ type Service struct {
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// The topics of notices, see shared/events/stream.
+	// PrincipalTopic and SubscriptionTopic return the topics of the event log on which the Service notifies open streams of
+	// changes. Nil means no notices.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }
@@ -437,8 +443,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents checks the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any
-// caller could end another caller's subscription by guessing its parameters.
+// permitEvents checks the scope and returns the catalog like authorize, for the methods of MCP Events. It also refuses the
+// anonymous principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

@@ -21,8 +21,9 @@ import (
 //	t#  subscriptions of a workspace by the origin of their endpoints, e.g. "https://example.com"
 //	z#  subscriptions of a workspace by state, except active ones
 //
-// The entries of z# are written together with the record, the others together with the entries of subscribers.go. The records
-// are authoritative: a reader skips an entry if its subscription no longer exists or has another state.
+// The entries of z# are written together with the record, and the entries of i# and t# together with the entries of
+// subscribers.go. The records are authoritative: a reader skips an entry if its subscription no longer exists or has another
+// state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -119,7 +120,7 @@ type Choice struct {
 	Event     string // name of the event type
 	Origin    string // of the target
 	State     State  // of [Subscription.EffectiveState]
-	URI       string // of an event that the subscription covers, see also [Lists.SelectCovering]
+	URI       string // URI of an event that one of the subscription's patterns matches
 	parents   bool   // only subscriptions to a parent
 }
 
@@ -195,7 +196,7 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 const parentsAfter = "~"
 
 // SelectCovering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the
-// subscriptions to the type, and then the other ones, which match because they are subscribed to a parent of the URI. It pages like
+// subscriptions to the type, and then the remaining subscriptions, which match because of a parent of the URI. It pages like
 // [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
@@ -278,8 +279,9 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state. It stops counting a state when it reaches most. The counts may include
-// subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state. It stops counting a state at the number most. No index lists active
+// subscriptions, so it counts all subscriptions, which also stops at most, and subtracts the other states. The counts may
+// include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	all := 0

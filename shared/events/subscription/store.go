@@ -30,8 +30,8 @@ type Store struct {
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, before its owner receives the answer, so that the stand-alone
-	// dispatcher starts no attempt after that. It may be nil.
+	// Ended is called when a subscription has ended or was disabled, before its owner receives the answer. From then on the
+	// stand-alone dispatcher starts no attempt for the subscription. Ended may be nil.
 	Ended func(id string)
 	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. It
 	// may be nil.
@@ -90,7 +90,8 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// The store may have written it despite the error. Lowering the counters would then hide the subscription from fanout.
+		// The store may have written the subscription despite the error. Lowering the counters would then hide the subscription
+		// from fanout.
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -144,7 +145,7 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		unused = sub.Patterns
-	case err != nil: // the store may have written it, and counters that are too high do no harm
+	case err != nil: // the store may have written the subscription, and counters that are too high do no harm
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return err
 	}
@@ -327,9 +328,9 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 //	        shape of pattern ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
-// [Store] raises the counts before it writes a subscription, and lowers them after it has removed it. After a crash they may therefore be
-// too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count has reached
-// zero, so that unused patterns leave no items.
+// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a
+// crash the counts may be too high, which costs a look-up, but never too low, which would lose an event. A header expires
+// shortly after its count has reached zero, so that unused patterns leave no items.
 
 // ShapesKey returns the key of the shapes item for a scope, which is an event type or all parents (see [match.Shape]).
 func ShapesKey(workspace, scope string) store.Key {
@@ -442,9 +443,10 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
-// [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such
-// record, because each URI has its own partition. RecordInterest does not write a record again that still lasts long enough.
+// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's
+// retention (see [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A
+// concrete pattern needs no such record, because each URI has its own partition. RecordInterest does not write a record again
+// that still lasts long enough.
 //
 // When RecordInterest returns, the log has every event that fanout handled without knowing of the interest. So a client that then
 // reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into

@@ -65,7 +65,7 @@ type SubscribeResult struct {
 // beginning is the log position from which a subscription receives events.
 type beginning struct {
 	at        eventlog.Cursor
-	truncated bool  // the client's cursor is older
+	truncated bool  // the client misses events, because its cursor is too old
 	oldest    int64 // the log has all events of the pattern from this position (as in [eventlog.Entry.Key]) on
 }
 
@@ -127,7 +127,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
-		Resumed: SecondsOf(now.Add(-time.Minute)), // failures count from the minute after this one, so from the current minute
+		Resumed: SecondsOf(now.Add(-time.Minute)), // failures count from the minute after Resumed, which is the current minute
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from.at.At, Given: from.at.Given}),
 	}
 	want.recordGrant(cat, grantOf(cat, p))
@@ -204,8 +204,9 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing one, or nil if there is
-// none or it has expired. from is the log position at which a new subscription begins.
+// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing one. If that
+// was disabled or has expired, or if there is none, upsert returns nil. from is the log position at which a new subscription
+// begins.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {

@@ -53,8 +53,8 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	return f, nil
 }
 
-// Wants reports whether the subscriber must receive the event under this pattern. It must if the subscription has not expired, no other of
-// its patterns delivers the event, and the filters accept the payload.
+// Wants reports whether the subscriber must receive the event under this pattern. That is the case if the subscription has not
+// expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false

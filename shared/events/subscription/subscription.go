@@ -56,7 +56,7 @@ const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
 	Suspended State = "suspended" // too many failures; a refresh reactivates it
-	Paused    State = "paused"    // by a person; only [Subscription.EffectiveState] returns it
+	Paused    State = "paused"    // deliveries paused by a person; only [Subscription.EffectiveState] returns it
 )
 
 // Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 for none.
@@ -151,6 +151,7 @@ type Subscription struct {
 }
 
 // Subscriber is the copy of a subscription that is stored under one of its patterns. It holds everything a delivery needs.
+// Members with the same name as in [Subscription] have the same meaning.
 type Subscriber struct {
 	V         int            `json:"v"`
 	ID        string         `json:"id"`
@@ -161,14 +162,12 @@ type Subscriber struct {
 	Until     Seconds        `json:"until,omitempty"`
 	Cursor    string         `json:"cur,omitempty"`
 	Redact    []string       `json:"red,omitempty"`
-	// Profile is as in [Subscription].
-	Profile spec.Profile `json:"pf,omitempty"`
-	// Entry is the event type of the pattern, or empty for a pattern that covers all resources below a parent. Contract is the type's
-	// contract id. Grant is as in [Subscription].
-	Entry    string `json:"e,omitempty"`
-	Contract string `json:"ct,omitempty"`
-	Grant    Grant  `json:"g,omitzero"`
-	// Suspended, Resumed and Paused are as in [Subscription].
+	Profile   spec.Profile   `json:"pf,omitempty"`
+	// Entry is the event type of the pattern, or empty for a pattern that covers all resources below a parent. Contract is the
+	// type's contract id.
+	Entry     string  `json:"e,omitempty"`
+	Contract  string  `json:"ct,omitempty"`
+	Grant     Grant   `json:"g,omitzero"`
 	Suspended Micros  `json:"susp,omitempty"`
 	Resumed   Seconds `json:"resd,omitempty"`
 	Paused    Micros  `json:"pau,omitempty"`

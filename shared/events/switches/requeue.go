@@ -74,7 +74,7 @@ func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued
 	}
 	released := s.DB.Write(ctx, end)
 	if errors.Is(released, store.ErrConflict) {
-		released = nil // it was paused or resumed meanwhile
+		released = nil // the switch was paused or resumed meanwhile
 	}
 	return requeued, errors.Join(err, fault.Wrap(fault.Unavailable, released, "release a resumed switch"))
 }
@@ -84,8 +84,9 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
-// resumed, or if another worker has that right.
+// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not
+// been resumed, or if another worker has that right. The number is the version of the claimed item, with which the caller
+// releases the claim.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
 	if err != nil || it == nil {
@@ -107,7 +108,8 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues the messages of a switch, up to the 6,000 that one run may send ([RequeueRate] times [round]).
+// requeueAll requeues the messages of a switch, up to the 6,000 that one run may send ([RequeueRate] per second for
+// [requeueTime]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(requeueTime/time.Second)
 	for shard := range shards {

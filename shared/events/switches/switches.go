@@ -108,7 +108,7 @@ type Switch struct {
 	Reason string    `json:"reason"`
 	// Operator is true if an operator set the switch, and false if the owner of the subscription did.
 	Operator bool `json:"operator"`
-	// Owner is the owner of the paused subscription. Switches of the previous version do not have it.
+	// Owner is the owner of the paused subscription. Switches that the previous release stored do not have an owner.
 	Owner string `json:"owner,omitempty"`
 }
 
@@ -119,14 +119,14 @@ const StatePaused = "paused"
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Alone is true if no other process attempts deliveries. Then messages can be requeued without waiting for others
-	// to see the resume.
+	// Alone is true if no other process attempts deliveries. Then messages can be requeued immediately, without waiting until
+	// other processes see the resume.
 	Alone bool
 	Now   func() time.Time
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
 
-	mu    sync.Mutex                                         // for replacing a value of known
+	mu    sync.Mutex                                         // guards replacing a value in known
 	known bounded.Map[string, *refresh.Value[map[Name]bool]] // the names of the switches, by workspace
 }
 
@@ -264,8 +264,8 @@ func (s *Set) forget(workspace string) {
 	s.known.Put(workspace, s.newNames(workspace))
 }
 
-// FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single subscriptions.
-// Callers leave origin empty for a page, because the page's subscribers have different origins.
+// FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single
+// subscriptions. Callers leave origin empty for a page of subscribers, because their endpoints have different origins.
 func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil
@@ -327,9 +327,9 @@ type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
-	// Body is the message's body if that is JSON, and otherwise a string that contains it. We do not always use a
-	// string, because escaping the quotes can nearly double the size and make it too large for an item. The previous
-	// version wrote only strings.
+	// Body is the message's body if that is JSON, and otherwise a string that contains it. We do not always use a string,
+	// because escaping the quotes can nearly double the size and make it too large for an item. The previous release wrote only
+	// strings.
 	Body json.RawMessage `json:"b"`
 }
 

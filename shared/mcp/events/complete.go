@@ -152,8 +152,8 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 	return values, nil
 }
 
-// rank returns the values that match the typed text, without duplicates. Values that begin with the text precede values that only contain
-// it. If a claim restricts the variable, rank keeps only the caller's values.
+// rank returns the values that match the typed text, without duplicates. Values that begin with the text precede values that
+// only contain it. If a claim restricts the variable, rank keeps only values that the caller's claim contains.
 func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)
@@ -173,7 +173,8 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the claim of the access token that restricts the values of the completed variable.
+// claim returns the name of the access token's claim that restricts the completed variable. ok is false if the variable is not
+// restricted.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

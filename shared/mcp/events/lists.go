@@ -1,5 +1,5 @@
-// Package events serves the MCP methods for events: the lists, resources/read, completions, events/poll, events/stream, and the methods that
-// make and end webhook subscriptions.
+// Package events serves the MCP methods for events: the lists, resources/read, completions, events/poll, events/stream, and the
+// methods that make and end webhook subscriptions.
 //
 // Subscriptions and event types themselves are in shared/events.
 package events
@@ -25,7 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Lists serves the lists.
+// Lists serves events/list and the lists of resources, resource templates, tools and prompts.
 type Lists struct {
 	Catalogs      method.Catalogs
 	Subscriptions streams.Subscriptions
@@ -33,7 +33,7 @@ type Lists struct {
 	Tools         Tools // may be nil
 	Methods       method.Table
 	PageSize      int
-	Anonymous     bool // see [Options.AnonymousWebhooks]
+	Anonymous     bool // the principal of --auth none may use events/subscribe
 
 	// kept caches the encoded forms of the workspaces' catalogs. It is bounded because forms of replaced catalogs stay in it,
 	// although no request uses them anymore.
@@ -71,8 +71,8 @@ func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 // catalog.
 const listTTL = 5000
 
-// cacheFor returns the caching hint for a list. It is public only if the list is the same for all callers and there is no authentication. Up to
-// 2025-11-25, results have no hint.
+// cacheFor returns the caching hint for a list. open is true if all callers see the same list. The hint is public only if open
+// is true and there is no authentication. It has no effect up to 2025-11-25, where results have no hints.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -80,7 +80,7 @@ func cacheFor(c *method.Call, open bool) *method.Caching {
 	return &method.Caching{TTL: listTTL, Scope: method.Private}
 }
 
-// List serves the lists of a kind.
+// List returns a function that serves the list of a kind, for example tools/list.
 func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.Result, error) {
 	return func(ctx context.Context, c *method.Call) (method.Result, error) {
 		switch kind {
@@ -119,7 +119,7 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 		})
 	}
 	if subscriptions != nil {
-		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // the list contains the caller's own subscriptions, on any of its pages
+		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // any page of the list may contain the caller's own subscriptions
 		if from.where != atBackends && page.beginPart(atSubscriptions) {
 			if err := page.addSubscriptions(ctx, c, subscriptions); err != nil {
 				return method.Result{}, err
@@ -257,8 +257,8 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 }
 
 // readCallerEvent reads an event type from the caller's own list at a backend that acts for its callers. It returns nil if the
-// backend does not send the events on streams or polls, from which the relay receives them, or if the name belongs to another
-// event type.
+// entry is malformed, if the name belongs to another event type, or if the backend does not deliver the type on streams or
+// polls, because the relay receives a backend's events only in these two ways.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType
@@ -304,7 +304,7 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 		return method.Result{}, errListCursor
 	}
 	cache := cacheFor(c, true)
-	cache.TTL = math.MaxInt64 // the backends' TTLs apply
+	cache.TTL = math.MaxInt64 // addBackends lowers it to the TTLs of the backends, or to listTTL without backends
 	page := newPage(from, h.PageSize, cache)
 	if kind == api.Tools && h.Tools != nil && from.where == atCatalog {
 		for _, tool := range h.Tools.ListEntries() {
@@ -386,7 +386,7 @@ func encodeCatalog(cat *catalog.Catalog) *listing {
 			Meta: eventMeta{EventSchema: entry.PayloadSchema, WebhookType: entry.WebhookType},
 		}
 		l.events.add(entry, encodeEvent(entry))
-		if entry.Backend != "" { // its arguments are no variables that a client could fill in
+		if entry.Backend != "" { // not a resource, because a client cannot fill in its arguments as variables of a URI
 			continue
 		}
 		if entry.Fixed() {
@@ -428,8 +428,8 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
 }
 
-// cursor is the position at which a list continues: after an entry of the catalog, after a subscription, or after a cursor of the backends'
-// list. The zero value is the end of the list.
+// cursor is the position at which a list continues: after an entry of the catalog, after a subscription, or after a cursor of
+// the backends' list. As the next cursor of a page, the zero value means that the list has ended.
 type cursor struct {
 	where byte   // the part of the list, for example atCatalog
 	after string // the entry, subscription or cursor of the backends; empty if the whole part is still to come
@@ -446,7 +446,7 @@ const (
 // an entry.
 const maxCursor = 1200
 
-// member returns the member nextCursor for a result with the given scope.
+// member returns the JSON member nextCursor. list is the name of the list, and scope is the caching scope of the page.
 func (c cursor) member(list, scope string) []byte {
 	where := c.where
 	if scope == method.Public {
@@ -568,7 +568,7 @@ func (p *partedPage) findStart(part byte) string {
 var closing = []byte("]")
 
 // result returns the page. All pages of a list must have the same scope (2026-07-28, Caching). So if the previous page was
-// public and this one is private, result returns an error, and the client has to read the list from the beginning.
+// public and this page is private, result returns an error, and the client has to read the list from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

@@ -40,7 +40,7 @@ type pushFraming struct {
 	unchecked bool
 }
 
-// NewPush serves events/stream (SEP-3415).
+// NewPush returns the handler of events/stream (SEP-3415).
 func NewPush(st *streams.Streams) method.Handler {
 	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Stream, error) { return openPush(ctx, st, c) }}
 }
@@ -203,7 +203,7 @@ func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 const (
 	defaultPoll  = 50      // events, without maxEvents
 	maxPoll      = 500     // events, also for a greater maxEvents
-	maxPollBytes = 1 << 20 // of payloads
+	maxPollBytes = 1 << 20 // total size of the events' payloads
 )
 
 // quietShare is the number by which the time since the latest event is divided to suggest the time until the next poll. For
@@ -256,7 +256,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{Members: [][]byte{b}}, nil
 }
 
-// nextPoll returns the time until the next poll. It grows with the time since the latest event.
+// nextPoll returns the time until the client should poll again. It grows with quiet, the time since the latest event.
 func (h *Polls) nextPoll(quiet time.Duration) time.Duration {
 	return min(max(quiet/quietShare, h.Least), h.Most)
 }

@@ -110,7 +110,7 @@ func (h *Reads) readLatest(ctx context.Context, cat *catalog.Catalog, who auth.P
 		return h.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
 	case match.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
-		if parent+"/" == catalog.Scheme { // the first segment is open
+		if parent+"/" == catalog.Scheme { // the first segment is a wildcard, so there is no parent to search
 			return nil, nil
 		}
 	}

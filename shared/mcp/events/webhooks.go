@@ -222,7 +222,7 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {
-		d = 1 // no past events
+		d = 1 // one nanosecond, and so no past events, because 0 means no limit
 	}
 	return d, err
 }

@@ -82,8 +82,8 @@ func object(properties, required string) json.RawMessage {
 }
 
 // Tools returns the tools in the order in which clients show them. If keepsSubscriptions is true, the source knows the caller's
-// subscriptions. The argument subscription of recent_events and wait_for_event is then optional, and without it they read all
-// subscriptions.
+// subscriptions. In that case, the argument subscription of recent_events and wait_for_event is optional, and a call without it
+// reads all subscriptions.
 func Tools(keepsSubscriptions bool) []Tool {
 	const subscription = `"subscription":{"type":"string","description":"the subscription as the last call returned it`
 	one := subscription + `"}`

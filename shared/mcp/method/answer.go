@@ -35,7 +35,7 @@ type answer struct {
 	mu    sync.Mutex
 	timer *time.Timer // until the next heartbeat; nil while the answer does not wait
 	out   *sse.Writer // nil while the answer may still become JSON
-	err   error       // of the last write
+	err   error       // the error of the first failed write, which later writes return
 	over  bool        // the response was written, or is left to the handler
 }
 
@@ -121,8 +121,8 @@ func (a *answer) close() {
 	}
 }
 
-// Progress sends a progress notification if the client asked for progress. Both the progress, which is how long the call has
-// waited, and total are in seconds.
+// Progress sends a progress notification if the client asked for progress. It reports waited, the time that the call has waited
+// so far, and total, the time that the call may wait, both in seconds.
 func (a *answer) Progress(c *Call, waited time.Duration, total int, message string) {
 	token := jsonrpc.Member(c.Meta, "progressToken")
 	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
@@ -181,13 +181,13 @@ func (r *relayed) answerShutdown() {
 		return
 	}
 	_ = r.send(jsonrpc.AppendError(nil, r.call.Msg.ID, errShutdown), true) // the call ends either way
-	_ = http.NewResponseController(r.W).Flush()                            // as above
+	_ = http.NewResponseController(r.W).Flush()                            // the call ends either way
 }
 
 // StreamsMessages reports whether the client accepts messages before the response.
 func (r *relayed) StreamsMessages() bool { return r.streams }
 
-// Send sends a backend's message to the client.
+// Send sends a backend's message to the client. response is true if the message is the response to the call.
 func (r *relayed) Send(message json.RawMessage, response bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -197,7 +197,7 @@ func (r *relayed) Send(message json.RawMessage, response bool) error {
 	return r.send(message, response)
 }
 
-// send does what [relayed.Send] does. The caller holds the lock.
+// send sends a backend's message, as JSON or on the stream. The caller holds the lock.
 func (r *relayed) send(message json.RawMessage, response bool) error {
 	h := r.call.Request.Header
 	switch {
@@ -344,7 +344,8 @@ func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	return context.AfterFunc(c.life.client, f)
 }
 
-// backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context ends.
+// backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context
+// ends. The caller calls end after the call.
 func (c *Call) backendContext(cutOff func()) (ctx context.Context, end func()) {
 	ctx, deadline := c.Request.Context(), c.life.deadline
 	if c.Version.Stateless() {

@@ -84,8 +84,8 @@ func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// Translate returns the JSON-RPC error for an error of a handler. It returns a JSON-RPC error as it is. The profile is the
-// profile of the call, and empty for a method outside of the MCP Events extension.
+// Translate returns the JSON-RPC error for an error of a handler. If err already is a JSON-RPC error, Translate returns it
+// unchanged. profile is the profile of the call; it is empty for a method outside of the MCP Events extension.
 func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
@@ -93,8 +93,8 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	f.Metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
 	if data, ok := fault.DataOf(err).(map[string]any); ok && profile != "" && kind == fault.Unavailable {
-		// The data has a reason if the client's callback endpoint was not verified. It is one of the categories that the
-		// extension defines for lastError.
+		// The data has a reason if the client's callback endpoint was not verified. The reason is one of the categories that
+		// the extension defines for lastError.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
 				Code:    Codes[profile].CallbackEndpointError,

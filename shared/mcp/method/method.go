@@ -69,7 +69,8 @@ type Row struct {
 	Handler Handler
 }
 
-// CheckCall returns an error if the method does not exist for the caller or the caller lacks its scope.
+// CheckCall returns an error if the method does not exist for the caller, or if the caller lacks the scope that the method
+// needs.
 func (m Row) CheckCall(c *Call) error {
 	there := m.SessionBased
 	if c.Version.Stateless() {
@@ -148,12 +149,12 @@ type Call struct {
 	Body      []byte // of the whole HTTP request
 	Principal auth.Principal
 	Version   spec.Version
-	Profile   spec.Profile     // of a method of the MCP Events extension; empty for all others
+	Profile   spec.Profile     // set for methods of the MCP Events extension; otherwise empty
 	Session   *session.Session // nil in the stateless revisions
 	Dialect   bool             // the call uses the named-event dialect
 	Msg       jsonrpc.Message
 	Meta      json.RawMessage // _meta of the params, or nil
-	Answer    *answer         // of a method that may have to wait, see [Answering]
+	Answer    *answer         // set by [Answering], for methods that may have to wait
 	life      life
 }
 

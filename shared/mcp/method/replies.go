@@ -35,8 +35,7 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	// answerBytes limits the total memory, in bytes, of the answers that clients have not read yet. Answers of up to
-	// smallAnswer bytes do not count.
+	// answerBytes limits the total memory, in bytes, of the answers that clients have not read yet.
 	answerBytes = 128 << 20
 	// Answers of up to smallAnswer bytes do not count toward answerBytes and get no write deadline of their own.
 	smallAnswer = 16 << 10

@@ -56,8 +56,8 @@ type Store struct {
 	// these URIs when it prolongs the session. It may be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
-	decoded bounded.Map[string, *Session]  // by key, because each request needs its session
-	used    bounded.Map[string, time.Time] // when [Store.recordUse] wrote last, by key
+	decoded bounded.Map[string, *Session]  // decoded sessions by key, because each request needs its session
+	used    bounded.Map[string, time.Time] // by session key, when [Store.recordUse] last wrote
 }
 
 // Session is the state of a session.
@@ -137,16 +137,16 @@ func ListKey(workspace, principal string) store.Key {
 // Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
-// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's
-// items. Its version is the time at which the session was last used, in seconds since 1970. It may be up to usedEvery too
-// early.
+// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
+// Its version is the time at which the session was last used, in seconds since 1970. The stored time may lag behind by up to
+// usedEvery.
 func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
 }
 
-// itemsExpire returns when the items of the session besides "-" expire, e.g. the ones with its URIs.
+// itemsExpire returns the expiry of the items that outlive the session, e.g. the items with its URIs (see [Store]).
 func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
 // NeedsUntil returns when records that other packages keep for the session may expire, e.g. its subscriptions at backends.
@@ -226,7 +226,7 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 // recordUse writes to the principal's list of sessions that a session is in use, at most once per usedEvery.
 func (s *Store) recordUse(ctx context.Context, sess *Session) {
 	if time.Until(sess.expires) > TTL-usedEvery {
-		return // it was prolonged just now
+		return // the session was prolonged just now, which also updated the list
 	}
 	if last, ok := s.used.Get(sess.Key); ok && time.Since(last) < usedEvery {
 		return
@@ -248,7 +248,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	}
 	for _, it := range uris {
 		if !it.Expires.Before(prolonged.expires) {
-			continue // the next touch is early enough
+			continue // the item outlives the prolonged session, so the next touch can prolong it
 		}
 		it.Expires = prolonged.itemsExpire()
 		// Without the condition, this write could restore a URI that another request has just unsubscribed.
@@ -385,7 +385,8 @@ func uriKey(sess, uri string) store.Key {
 
 // EarlierStreams describes a session's earlier streams for a new one.
 type EarlierStreams struct {
-	// Exists is set if the session had a stream before. If its first two streams begin at the same moment, it is set for one of them.
+	// Exists is set if the session had a stream before. If its first two streams begin at the same moment, it is set for only
+	// one of them.
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
 	Begun bool
@@ -542,8 +543,8 @@ func LimitReached(name string, most int) error {
 		AtLimit(name, float64(most))
 }
 
-// RecordRequestID records a request id of the session, and reports whether it is new to all instances. It forgets an id
-// after [TTL], which limits the number of stored ids of a session that lives long.
+// RecordRequestID records a request id of the session, and reports whether it is the first request with this id at any
+// instance. It forgets an id after [TTL], which limits the number of stored ids of a session that lives long.
 func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
 	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms

@@ -17,13 +17,13 @@ import (
 )
 
 // Leases limit the number of open streams: of each principal, and of all principals and instances together. Take calls
-// superseded later if a newer stream takes the place of this one, and returns an error if no further stream can be opened
-// now. Package shared/events/stream/lease implements them.
+// superseded later if a newer stream takes the place of this one, and returns an error if no further stream can be opened now.
+// The caller calls release when the stream has ended. Package shared/events/stream/lease implements Leases.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
 
-// reserve is how long before the deadline of its request a stream ends. On Lambda, ending a stream takes up to three
+// reserve is the time between the end of a stream and the deadline of its request. On Lambda, ending a stream takes up to three
 // seconds; the other two are a margin.
 const reserve = 5 * time.Second
 

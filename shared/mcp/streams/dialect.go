@@ -39,7 +39,7 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 // recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it. s.release
 // removes the record.
 func (s *dialectStream) recordOpen(ctx context.Context) error {
-	until, ok := ctx.Deadline() // at the latest the maximum age
+	until, ok := ctx.Deadline() // the stream ends by then, because the deadline is at most the maximum age away
 	if !ok {
 		until = time.Now().Add(s.stream.Streams.Admission.maxAge)
 	}
@@ -60,7 +60,8 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 	return nil
 }
 
-// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params is a JSON object.
+// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params must encode as a JSON object. If
+// retry is not 0, it tells the client how long to wait before it reconnects.
 func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.stream.ResumeAt()), Retry: retry,
@@ -146,7 +147,7 @@ func responseCipher(session string) cipher.AEAD {
 	}
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
-		panic(err) // as above
+		panic(err) // cannot happen for AES
 	}
 	return aead
 }

@@ -31,7 +31,7 @@ type ending struct {
 
 // endings lists the causes for which streams end.
 var endings = []ending{
-	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // of a write; must precede ErrWriting, which wraps it
+	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // write timeout; must precede ErrWriting, because a write timeout matches both
 	{stream.ErrSlow, "slow_reader", "tooSlow"},
 	{method.ErrWriting, reasonClient, reasonError},
 	{context.Canceled, reasonClient, reasonError},

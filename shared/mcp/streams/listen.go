@@ -97,7 +97,8 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, err
 	return s, nil
 }
 
-// Complete answers the request of a stream with its result, which ends the stream.
+// Complete answers the request of a stream with its result, which ends the stream. The result contains the cursor unless it is
+// empty.
 func (s *Stream) Complete(c *method.Call, cursor string) {
 	text := s.Streams.Replies.AppendResult(nil, c, method.Result{Meta: s.appendIDs(nil, cursor)})
 	_ = s.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
@@ -225,7 +226,7 @@ func (s *Stream) sendTask(ctx context.Context, t *api.Task) error {
 		s.tasks = nil
 		return nil
 	}
-	if s.CheckDue() { // while states arrive, there are no heartbeats that would check it
+	if s.CheckDue() { // while states arrive, there are no heartbeats, which would check the credentials
 		if err := s.CheckCredentials(ctx); err != nil {
 			return err
 		}

@@ -20,7 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends an event, or the notification that a notice calls for, in the form that all streams except events/stream share.
+// notify sends a delivery to the client, in the form that all streams except events/stream share. For a notice, which is a
+// message in the event log about something other than an event, it sends the matching notification.
 func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -66,8 +67,9 @@ func (s *Stream) wantsNotification(note string) bool {
 	return false
 }
 
-// sendEach sends a notification for each item. cursor is the position after the delivery that caused them. Only the last
-// notification carries it, because a client that is disconnected before must get the delivery again.
+// sendEach sends a notification for each item. cursor is the position after the delivery that caused the notifications. Only
+// the last notification carries this cursor. The others carry the position before the delivery, so that a client that is
+// disconnected in between gets the delivery again.
 func (s *Stream) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
 	for i, item := range items {
 		at := s.completedCursor
@@ -254,8 +256,8 @@ func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if !ok || !s.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, s.Caller.Principal, name, uri) {
 		return nil
 	}
-	// Pass on only the members that the schema defines. A client could mistake others for ours, for example for an event's
-	// payload.
+	// Pass on only the members that the schema defines. A client could mistake other members for members of this server, for
+	// example for an event's payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
 	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }

@@ -294,13 +294,13 @@ func (s *sessionStream) recordBegun(ctx context.Context) {
 		return
 	}
 	if err := s.stream.Streams.Sessions.RecordStreamBegun(ctx, s.sess, s.connection); err != nil {
-		s.stream.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the next one repeats its events
+		s.stream.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the session's next stream repeats this stream's events
 	}
 }
 
-// sendGap tells the client that everything may have changed if the log no longer has all events since the client's cursor. All
-// of these notifications carry the position before the gap, because the feed has not read anything yet. So a client that is
-// disconnected in between gets them again.
+// sendGap notifies the client that all of its resources may have changed, if the log no longer has all events since the
+// client's cursor. These notifications carry the position before the gap, because the feed has not read anything yet. So a
+// client that is disconnected in between gets the notifications again.
 func (s *sessionStream) sendGap() error {
 	if !s.stream.Feed.Truncated {
 		return nil
@@ -317,8 +317,8 @@ func (s *sessionStream) sendGap() error {
 	return s.stream.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// End sends an event whose id lets the client resume the stream on a new connection. Revisions before 2025-11-25 have no such
-// event. It is also not sent if the session has ended or has a newer stream.
+// End sends an event whose id lets the client resume the stream on a new connection. End sends no event in revisions before
+// 2025-11-25, which do not have such events, or if the session has ended or has a newer stream.
 func (s *sessionStream) End(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.stream.write(sse.Append(nil, sse.Event{ID: s.position.next(s.stream.ResumeAt()), Retry: reconnect, Data: []byte{}}))
@@ -343,7 +343,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return err
 	}
 	for uri, t := range fresh {
-		s.drop(s.stream.targets[uri]) // of another backend, or no target
+		s.drop(s.stream.targets[uri]) // the target at the previous backend, or the empty target if the URI is new
 		if err := s.add(ctx, t); err != nil {
 			return err
 		}

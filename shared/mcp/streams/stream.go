@@ -31,8 +31,8 @@ type Stream struct {
 
 	out             *sse.Writer
 	began           time.Time
-	wrote           time.Time // of the latest write
-	beaten          time.Time // of the beginning or the latest heartbeat
+	wrote           time.Time // the time of the latest write
+	beaten          time.Time // the time of the latest heartbeat or, before the first one, of the beginning
 	completedCursor string    // the cursor after the last completed delivery
 	incomplete      bool      // the feed's latest delivery was not completed
 	// gathered has messages that [Stream.sendPending] has not written yet. It is nil between two calls, so that a quiet stream keeps
@@ -91,7 +91,7 @@ func (st *Streams) New(c *method.Call, o Options) *Stream {
 type interests struct {
 	resources, events, tools, prompts bool // changes of lists
 	roots                             bool // a backend's question for roots
-	contexts                          bool // context to messages that were sent outside of sessions
+	contexts                          bool // contexts of conversation messages that were sent outside of sessions
 	payloads                          bool // repeat payloads in _meta
 	// level is the lowest severity of this server's log messages. It is empty if the client asked for none.
 	level string
@@ -245,8 +245,8 @@ func (s *Stream) verify(ctx context.Context, d stream.Delivery) error {
 	return s.CheckCredentials(ctx)
 }
 
-// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type.
-// URIs that are no longer in the catalog stay subscribed, but bring no events.
+// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type. URIs
+// that are no longer in the catalog stay subscribed, but the client receives no events for them.
 func (s *Stream) resolveAgain(ctx context.Context) error {
 	cat, err := s.Streams.Catalogs.CatalogOf(ctx, s.Caller.Principal)
 	if err != nil {
@@ -348,8 +348,8 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 	return now, nil
 }
 
-// sendComment checks the caller's credentials and sends an SSE comment. It is the heartbeat of streams that have no message
-// for that.
+// sendComment checks the caller's credentials and sends an SSE comment. Streams without a heartbeat message of their own use it
+// as heartbeat.
 func (s *Stream) sendComment(ctx context.Context) error {
 	if err := s.CheckCredentials(ctx); err != nil {
 		return err

@@ -139,7 +139,7 @@ type Targets struct {
 
 // Target is a URI that a stream is subscribed to, and where its messages come from.
 type Target struct {
-	// URI is the canonical form, and asked is the form that the client sent.
+	// URI is the canonical form of the URI, and asked is the URI as the client sent it.
 	URI, asked string
 	Patterns   []match.Pattern
 	// topic is the topic of a webhook subscription's changes. It is empty unless the URI begins with subscription://.
@@ -213,7 +213,8 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 // SubscriptionScheme is the beginning of a webhook subscription's URI.
 const SubscriptionScheme = "subscription://"
 
-// FilterPermitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
+// FilterPermitted returns the event types of a resolved URI that the principal may receive, or an error if the principal may
+// receive no event type.
 func FilterPermitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
 	var out []match.Access
 	var denied error
@@ -240,8 +241,8 @@ func MayReceive(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	return ok && entry.Access.Check(p, vars) == nil
 }
 
-// SessionNotice is the message, sent through the event log, after which a session's open stream at any instance reads the
-// session from the store again.
+// SessionNotice is a message to a session's open stream, which may be at another instance. It is sent through the event log,
+// and makes the stream read the session from the store again.
 var SessionNotice = json.RawMessage(`{"changed":true}`)
 
 // Subscriptions shows the caller's webhook subscriptions.

@@ -157,7 +157,7 @@ func (s Server) DoRead(ctx context.Context, method, url string, header http.Head
 	if err != nil {
 		return nil, nil, Unreachable(ctx, err)
 	}
-	late := time.AfterFunc(endTime, cancel) // nearly all bodies end here, and then the connection can be used again
+	late := time.AfterFunc(endTime, cancel) // nearly all bodies end within this time, and then the connection can be reused
 	defer late.Stop()
 	_, _ = io.CopyN(io.Discard, whole, maxEnd)
 	return resp, b, nil
@@ -271,7 +271,7 @@ func Retryable(err error) bool {
 	return fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Exhausted)
 }
 
-// The pause before the first repetition is at most FirstPause, and doubles with each further one, up to MaxPause. Jitter
+// The pause before the first repetition is at most FirstPause, and doubles with each further repetition, up to MaxPause. Jitter
 // shortens each pause by up to half.
 const (
 	FirstPause = 500 * time.Millisecond

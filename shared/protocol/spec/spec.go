@@ -23,7 +23,7 @@ const (
 	V20260728 Version = "2026-07-28"
 )
 
-// Versions lists them, newest first.
+// Versions lists the revisions that this server speaks, newest first.
 var Versions = []Version{V20260728, V20251125, V20250618, V20250326}
 
 // LatestSessionBased is the revision that the server offers to a client whose initialize names no session-based revision that we know.
@@ -130,7 +130,7 @@ const (
 	Final Profile = "final"
 )
 
-// Profiles lists them.
+// Profiles returns the names of all profiles.
 func Profiles() []string { return []string{string(Released), string(Final)} }
 
 // EventsRevisions maps the revision that a client declares in its [EventsExtension] settings to our profile for it. It is empty, because

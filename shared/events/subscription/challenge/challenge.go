@@ -98,8 +98,8 @@ func RecordKey(workspace, principal, endpoint string) store.Key {
 	return k
 }
 
-// Partitions returns the partition of a principal's verifications and the partition of the counters of its challenges, each under a
-// name.
+// Partitions returns the partition of a principal's verifications and the partition of the counters of its challenges, by the
+// kind of data.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
@@ -159,7 +159,8 @@ func countOf(it *store.Item, name string) int64 {
 	return it.Counts[name]
 }
 
-// checkFailures refuses a challenge of a principal that has failed too often at the host.
+// checkFailures refuses the challenge if the principal has failed too often at the host. If all principals together have failed
+// too often there, one failure of the principal suffices. own and byAll are the items that count these failures.
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:

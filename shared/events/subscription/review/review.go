@@ -29,7 +29,7 @@ type Review struct {
 	// Directory knows the current rights of principals. If it is nil, principals have the rights in [subscription.Grant].
 	Directory auth.Directory
 
-	verdicts bounded.Map[[2]string, string] // by the ids of two contracts: the feature of the first one that the second one breaks
+	verdicts bounded.Map[[2]string, string] // by the ids of an old and a new contract: the feature that the new contract breaks, or ""
 }
 
 // part is one pattern of a subscription, with the name of its event type and the id of the contract: the properties of the type that
@@ -48,8 +48,8 @@ type Right struct {
 // All returns the right to receive all events.
 func All() Right { return Right{all: true} }
 
-// CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the subscription must
-// end, and any other error if the check itself failed.
+// CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the
+// subscription must end, and any other error if the check itself failed.
 func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber) (Right, error) {
 	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, refresh.Cached)
 	if err != nil {
@@ -62,7 +62,8 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 }
 
 // CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. If one pattern is no longer
-// permitted, the whole subscription must end, because a client registers all its URIs together or none.
+// permitted, the whole subscription must end, because a client registers all its URIs with one request, which fails if any URI
+// is refused.
 func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, f refresh.Freshness) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, f)
 	if err != nil {
@@ -102,7 +103,8 @@ func (r *Review) rightOf(ctx context.Context, workspace, principal string, g sub
 	return right, nil
 }
 
-// checkPattern checks one pattern.
+// checkPattern returns a [*subscription.Terminated] if the subscription must end because of this pattern, for example because
+// the event type was removed.
 func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
 		return right.checkBelow(uri)

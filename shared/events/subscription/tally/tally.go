@@ -117,8 +117,9 @@ const (
 type recounted struct {
 	V  int       `json:"v"`
 	At time.Time `json:"at"`
-	// Wrong is by how much the sum exceeded the total of the counts. It is only corrected if the next recount finds it wrong too, because a
-	// registration in progress makes the sum wrong for a moment. 0 if it was right, or has been corrected.
+	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it
+	// wrong too, because a registration in progress makes it wrong for a moment. Wrong is 0 if the sum was right or has been
+	// corrected.
 	Wrong int64 `json:"wrong,omitempty"`
 }
 

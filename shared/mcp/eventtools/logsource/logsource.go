@@ -249,7 +249,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
 }
 
-// wait waits for events after the call has read the whole log. It counts as an open stream until it returns.
+// wait waits for events after the call has read the whole log. Until wait returns, the call counts as an open stream.
 func (h *source) wait(r *reading) error {
 	c := h.call
 	ctx, leave := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
@@ -317,7 +317,7 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 			return err
 		}
 		cursor := d.Cursor
-		if len(r.out.Events) == 0 { // the wait may have been long
+		if len(r.out.Events) == 0 { // check before the first event, because the wait may have been long
 			changed, err := h.recheck(ctx, feed, r)
 			if err != nil {
 				return err
