@@ -47,7 +47,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return err
 	}
 	if jsonrpc.HasRepeatedMember(c.Params) {
-		// The backend might read the other one of two members with the same name, which the gateway has not checked.
+		// If a member occurs twice, the gateway checks only one of the two, and the backend might read the other one.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	if err := rules.CheckNames(c.Params, c.Member, c.Kind == api.Templates); err != nil {
@@ -65,7 +65,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	x := newExchange(g, c, e, info)
 	defer func() { r.outcome, r.gone = x.outcome, x.gone }()
 	if x.task = task; task != nil && !info.Version.Stateless() {
-		return errNoTask // another server has taken the backend's place
+		return errNoTask // only 2026-07-28 has tasks, so another server has taken the backend's place
 	}
 	if c.Version.Stateless() {
 		if err := x.checkParameters(); err != nil {
@@ -143,21 +143,21 @@ type exchange struct {
 	client  *upstream.Client
 
 	// The request at the backend, which inSession, withoutSession and roundsBridge set.
-	with  backendSession
+	with  backendSession // has only the version if the backend is stateless
 	id    json.RawMessage
 	token json.RawMessage // the progress token, if it differs from the client's
 
 	// Another goroutine may read the session's GET stream, see strays.go. mu guards the following fields and the bridge meanwhile.
 	mu      sync.Mutex
-	sharing bool   // other calls still run in the session
-	leave   func() // ends the reception of messages from that stream; may be called several times
+	sharing bool   // set by leave: other calls still run in the session
+	leave   func() // ends the reception of messages from the GET stream; may be called several times
 
 	// The backend's messages so far, which relay, handle and send record.
 	answered  bool    // the backend has responded
 	responded bool    // the client has its response
 	outcome   string  // the outcome according to the backend's response, or empty
-	progress  float64 // the greatest value so far
-	floor     float64 // the greatest value of earlier rounds, which progress must exceed
+	progress  float64 // the greatest progress that the client has been sent
+	floor     float64 // the greatest progress of earlier rounds; only greater values are sent
 
 	// The end without a response, see cancel.go.
 	mark      store.Key // where the store has the client's cancellation, if the client has a session
@@ -170,7 +170,7 @@ type exchange struct {
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1), leave: func() {},
-		id: upstream.FreshID(), // several clients without a session share one with the backend
+		id: upstream.FreshID(), // random, because several clients without sessions may share one session with the backend
 	}
 	if c.Session != "" {
 		x.id = requestID(c.Client, c.ID)
@@ -222,11 +222,11 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			}
 			continue
 		}
-		abandon := ctx.Err() != nil // the request may have been sent
+		abandon := ctx.Err() != nil // the backend may have received the request, even if Post failed
 		if err != nil {
 			x.leave()
 			err = x.callError(err)
-			if abandon { // the client is gone, and the backend may not have seen the request
+			if abandon { // so that the cancellation does not overtake the request
 				time.Sleep(time.Until(posted.Add(requestLead)))
 			}
 		} else {

@@ -38,8 +38,8 @@ const (
 	// markSkew is the tolerated difference between the clocks of instances: a call ends at a mark that is up to this much older than the
 	// call. So if a client uses an id again that soon after cancelling it, which the revisions forbid, the new call is cancelled too.
 	markSkew = time.Second
-	// requestLead is the delay between a request and the notification that cancels it. The two use different connections, and a busy
-	// backend that sees the notification first ignores it.
+	// requestLead is the minimum delay between a request to which the backend has not begun to answer and [exchange.abandon]. The request
+	// and its cancellation use different connections, and a busy backend that sees the cancellation first ignores it.
 	requestLead = time.Second
 	// notifyTime limits how long a notification to a backend may take.
 	notifyTime = 5 * time.Second
@@ -98,7 +98,7 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 }
 
 // watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
-// client still has to answer a question. end stops the watch and waits for its goroutine.
+// client still has to answer a question. end stops the watch and waits for its goroutine. A client without a session cancels with ctx.
 func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}
@@ -181,7 +181,7 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer one of the latest questions. It checks as many as one Get can read.
+// anyOpen reports whether the client still has to answer one of the last [store.MaxGet] questions, which one Get can read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

@@ -102,7 +102,7 @@ func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backe
 }
 
 // addMeta adds the _meta members in own, which every request of 2026-07-28 needs, to params. They declare no client capabilities, because
-// the backend cannot ask the client anything while the client waits for context.
+// the gateway does not forward questions that the backend asks while it handles such a message.
 func addMeta(own, params json.RawMessage) json.RawMessage {
 	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

@@ -33,7 +33,7 @@ type elicitation struct {
 	With      backendSession `json:"w"`
 	ID        []byte         `json:"id,omitempty"` // the backend's id, byte for byte; empty if the call itself waits for the answer, see inputrounds.go
 	Token     []byte         `json:"t,omitempty"`  // the backend's progress token, byte for byte; the client uses the elicitation's id instead
-	Parts     int            `json:"n,omitempty"`  // number of items that hold the answer
+	Parts     int            `json:"n,omitempty"`  // number of items that hold the answer; 0 until it arrives
 	Claimed   int64          `json:"c,omitempty"`  // until when an instance may be sending an answer, in milliseconds since 1970
 }
 
@@ -48,7 +48,7 @@ type elicitations struct {
 const elicitationPrefix = "gw_"
 
 // elicitationLife limits how long the store keeps an elicitation, so that it expires even if the process dies or cannot
-// clean up. A shorter call limits it further.
+// clean up. It expires earlier if the call must end earlier.
 const elicitationLife = time.Hour
 
 // elicitationExpiry returns when the store may drop an elicitation of a call. ctx is the call's context.
@@ -110,7 +110,7 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
-// cleanUp deletes the questions and answers of a call that ends, by the keys in kept. It also looks for late answers to the inputs.
+// cleanUp deletes the items of a call that ends, whose keys are in kept, and answers that have just arrived for unanswered inputs.
 func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	if len(kept) == 0 {
 		return

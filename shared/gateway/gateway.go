@@ -62,7 +62,7 @@ type Options struct {
 	HTTP *http.Client
 	// Commands keeps track of the backends that run as commands. It is nil if this process runs none.
 	Commands backends.Commands
-	// EventsWanted is [backends.Options.EventsWanted].
+	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It may be nil.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
@@ -73,7 +73,7 @@ type Options struct {
 	ListTTL time.Duration
 	// AskTimeout limits the gateway's own requests to a backend, e.g. for a list; 0 means 10 s.
 	AskTimeout time.Duration
-	// StreamLinger is [sessionstream.Streams.Linger].
+	// StreamLinger is how long a session's GET stream stays open after the last call; see [sessionstream.Streams.Linger].
 	StreamLinger time.Duration
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration

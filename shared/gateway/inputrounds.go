@@ -112,11 +112,11 @@ func (b *inputRoundsBridge) supplyInput(ctx context.Context, params json.RawMess
 // input is one question of a round.
 type input struct {
 	key, method string
-	id          string // at the client
+	id          string // of the request to the client
 	answer      json.RawMessage
 }
 
-// askClient sends the questions to the client and waits for all answers.
+// askClient sends the questions to the client, waits for all answers, and returns the inputResponses; nil if there are no questions.
 func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.ListMissing(b.x.call.Capabilities, b.input); len(lacks) > 0 {
 		e := translate.NewMissingError(b.x.entry.Backend, lacks)
@@ -238,7 +238,7 @@ func (b *inputRoundsBridge) endWithError(failure json.RawMessage) error {
 
 func (b *inputRoundsBridge) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
-		b.input = m.Result // sendCall supplies it in the next round
+		b.input = m.Result // sendCall gets the input from the client and begins the next round
 		return nil
 	}
 	return b.x.sendFromStateless(m)

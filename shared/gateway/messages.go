@@ -55,7 +55,7 @@ func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 func (x *exchange) checkParameters() error {
 	list, err := x.headerParameters()
 	if err != nil {
-		return nil // no client may use such a tool, and the backend decides
+		return nil // the definition of the tool is invalid, so the backend decides
 	}
 	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
@@ -93,7 +93,7 @@ const (
 	dropOutOfPlace = "its method does not belong into a call"
 )
 
-// passThrough has the notifications that a backend may send within a call. It may also send notifications of its extensions.
+// passThrough has the notifications that a backend may send within a call, in addition to its extensions' notifications.
 var passThrough = map[string]bool{
 	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
 	spec.NoteTaskStatus: true,
@@ -230,11 +230,11 @@ func (x *exchange) stateBinding() []byte {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
 	p := x.call.Principal
-	b, _ := json.Marshal([]string{p.Workspace, p.ID, x.call.Method, x.entry.Backend, x.entry.Own, digest}) // strings
+	b, _ := json.Marshal([]string{p.Workspace, p.ID, x.call.Method, x.entry.Backend, x.entry.Own, digest}) // cannot fail: these are strings
 	return b
 }
 
-// unsentError returns the part of err that tells the caller why the gateway did not send a request, or nil if it may have sent it.
+// unsentError returns the part of err that tells the caller why a request was not sent, or nil if the request may have been sent.
 func unsentError(err error) error {
 	if lacks, ok := errors.AsType[*backends.TokenError](err); ok {
 		return lacks
@@ -245,8 +245,8 @@ func unsentError(err error) error {
 	return nil
 }
 
-// callError returns an error that hides the cause of a failed call from the client and warns it that the call may have had an effect. For
-// the log, the error contains the cause.
+// callError returns the error of a failed call. If the request may have been sent, the client learns only that the call may have taken
+// effect, and the log also gets the cause. Otherwise the client learns why the request was not sent.
 func (x *exchange) callError(err error) error {
 	if lacks := unsentError(err); lacks != nil {
 		return lacks
@@ -269,7 +269,7 @@ func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method stri
 		return err
 	case params == nil:
 		params = json.RawMessage(`{}`)
-	case jsonrpc.HasRepeatedMember(params): // as in a call
+	case jsonrpc.HasRepeatedMember(params): // see makeCall
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)

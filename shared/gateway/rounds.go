@@ -33,8 +33,8 @@ import (
 
 // rounds is the content of a requestState.
 type rounds struct {
-	Answered []answered `json:"a,omitempty"`
-	Asked    []asked    `json:"q,omitempty"`
+	Answered []answered `json:"a,omitempty"` // the answers from all rounds so far
+	Asked    []asked    `json:"q,omitempty"` // the questions that the client has to answer in the next round
 
 	used []bool // which answers the backend has received in this round
 }
@@ -58,7 +58,7 @@ const (
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod is the recorded method of a question from error -32042. In the next round, the backend does not repeat it as a request.
+// needsURLMethod is the recorded method of a question from error -32042, which is no request. So the backend expects no answer to it.
 const needsURLMethod = "error/-32042"
 
 // roundsBridge implements [bridge] for a client of 2026-07-28 and a backend with sessions.
@@ -202,8 +202,8 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
-// withdraw removes a pending elicitation that the backend has cancelled. Without pending elicitations, the call continues. If it has already
-// been cancelled at the backend, the client must answer the last elicitation, so that the gateway can repeat the call.
+// withdraw removes a pending elicitation that the backend has cancelled. If it was the only one, the call continues. But if the
+// gateway has already cancelled the call to ask the client, withdraw keeps the last elicitation, because the answer repeats the call.
 func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) (found bool, err error) {
 	i := findQuestion(b.pending, func(m upstream.Message) json.RawMessage { return m.ID }, id)
 	if i < 0 {

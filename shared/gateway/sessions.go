@@ -27,9 +27,9 @@ import (
 )
 
 // The gateway begins a session with a session-based backend at the first call that needs one, and keeps it in the store, so that all
-// instances use the same one. It belongs to the client's session. For a client of 2026-07-28, which has no session, it belongs to the
-// combination of principal, client capabilities and log level, because a backend remembers capabilities and level per session. If the
-// backend acts for its callers, it also belongs to one token, because another token of the principal may have other permissions.
+// instances use the same one. A client with a session has one session with each backend. Clients of 2026-07-28 have no session. They
+// share one if they have the same principal, capabilities and log level, because a backend remembers capabilities and level per session.
+// If the backend acts for its callers, they must also have the same token, because tokens may differ in their permissions.
 
 // backendSession is the value of a session's item in the store.
 type backendSession struct {
@@ -49,13 +49,13 @@ type sessions struct {
 	db     store.DB
 	log    *slog.Logger
 	key    []byte        // the deployment's
-	idle   time.Duration // an unused session can have no running call after this time
+	idle   time.Duration // no call can be running in a session that has been unused for longer
 	broken *metric.Undecodable
 
-	decoded bounded.Map[string, backendSession] // by the item's value, because each call needs its session
+	decoded bounded.Map[string, backendSession] // caches decoded sessions by the item's value, because each call needs one
 }
 
-// maxDecoded is the largest value of an item whose session stays decoded in memory, in bytes. Nearly all values are smaller.
+// maxDecoded is the length, in bytes, up to which an item's value is cached in decoded. Nearly all values are shorter.
 const maxDecoded = 256
 
 // decode returns the session in an item, or false if it cannot be decoded.
@@ -103,8 +103,8 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend, and begins one if needed. If whole is set, it completes even if ctx is cancelled,
-// because an interrupted handshake could leave an unused session at the backend.
+// getOrBegin returns the client's session with a backend. It begins one if needed, and then reports begun. If whole is set, it completes
+// even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
 func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend, whole bool) (s backendSession, begun bool, err error) {
 	ends, limited := ctx.Deadline()
 	if whole {
@@ -153,7 +153,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	return s, true, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
-// put returns the operations that store a client's session and restart its time to live.
+// put returns the operations that store a client's session with a backend and restart its time to live.
 func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(sessionTTL)
 	ops := []store.Op{store.Put(store.Item{Key: sessionKey(ss.holderOf(c, b), b), Value: value, Version: itemVersion, Expires: until}, cond)}
@@ -246,7 +246,7 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backen
 
 // listFor returns the client's sessions with the given backends.
 func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
-	byHolder := map[string][]*backends.Backend{} // has one holder for a client with a session, otherwise two at most
+	byHolder := map[string][]*backends.Backend{} // one holder for a client with a session, otherwise up to two: with and without the token
 	for _, b := range at {
 		holder := ss.holderOf(c, b)
 		byHolder[holder] = append(byHolder[holder], b)
@@ -317,7 +317,7 @@ func forEachSession(sessions map[*backends.Backend]backendSession, do func(*back
 // that the backend has forgotten, see exchange.inSession.
 
 const (
-	// maxUnusedSessions is how many sessions a principal may have with one backend before a new one makes the gateway end unused ones. A
+	// If a principal has maxUnusedSessions other sessions with a backend, the gateway ends unused ones before it begins a new one. A
 	// principal needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients.
 	// Sessions that belong to a client's own session do not count.
 	maxUnusedSessions = 16

@@ -10,13 +10,13 @@ import (
 )
 
 // A stray message is one that a backend sends over stdio or on the GET stream of a session (package sessionstream), so that its call is
-// unknown. Only progress names its call, by the token. A stray question may also belong to no call: some servers ask for the client's roots
-// when the session begins.
+// unknown. Only a progress notification names its call, by the token. A stray question may also belong to no call: some servers ask for
+// the client's roots when the session begins.
 //
 // For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
-// stream of the newest call. It stays open after the response, because the backend may still wait for the answer.
+// stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
 //
-// Clients of 2026-07-28 get no stray messages. A question would cancel and repeat a call, which may be another one than the call that asked.
+// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call, which might be the wrong one.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
@@ -24,7 +24,7 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
-	over := false // guarded by mu
+	over := false // whether leave was called; guarded by mu
 	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message) bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()

@@ -159,11 +159,11 @@ type taskListen struct {
 	states  chan<- *api.Task
 
 	acked   chan struct{}   // is closed when the first listen is acknowledged or refused
-	honored map[string]bool // by the backend's ids: the tasks that it sends notifications of
+	honored map[string]bool // the tasks of which the backend sends notifications, by its ids
 }
 
-// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and closes the
-// channel after the last state.
+// WatchTasks sends the states of the tasks with the given ids to a channel until ctx ends, and closes the channel after the last state.
+// watched has the ids of the tasks whose backends send notifications.
 func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error) {
 	if !translate.DeclaresTasks(c.Capabilities) {
 		return nil, nil, translate.MissingTasks()
@@ -360,7 +360,7 @@ func (l *taskListen) poll(ctx context.Context, version spec.Version) {
 			Version: version, Header: http.Header{spec.HeaderName: {spec.EncodeHeader(name)}},
 		}, spec.MethodTasksGet, jsonrpc.Insert(l.params(version), "taskId", own))
 		if err != nil || jsonrpc.Member(result, "taskId") == nil {
-			continue // the client learns it when it asks
+			continue // the client learns the state when it asks for it
 		}
 		result, _ = translate.WithoutOwn(result)
 		l.send(ctx, jsonrpc.Without(result, func(name string) bool { return name == "resultType" }))

@@ -36,8 +36,8 @@ type Client struct {
 // Capabilities describes what a backend, or all backends of a principal together, can do.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// The first three are true if the backend notifies clients when the list changes, and Subscribe if clients can subscribe to
-	// updates of single resources.
+	// ToolsChanged, PromptsChanged and ResourcesChanged are true if the backend notifies clients of changes of that list, and Subscribe
+	// if clients can subscribe to updates of single resources.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// Events is true if the backend has event types, and EventsChanged if it notifies clients when they change.
 	Events, EventsChanged bool
@@ -106,8 +106,8 @@ type Place struct{ Workspace, Backend string }
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription is a subscription of a session or stream to a backend's resource. While at least one of them exists, the relay is subscribed
-// to the resource at the backend.
+// Subscription is a subscription of a session or stream to a backend's resource. While a resource has at least one Subscription, the relay
+// is subscribed to the resource at the backend.
 type Subscription struct {
 	Place
 	URI string
@@ -119,8 +119,9 @@ type Subscription struct {
 	Until  time.Time
 }
 
-// Covers reports whether a subscriber of one resource also receives the updates of the resource uri: of the same resource, or
-// of one below it. For example, file:///dir covers file:///dir/a.txt and x://1 covers x://1?page=2.
+// Covers reports whether a subscriber of the resource subscribed also receives the updates of the resource uri. This is so if
+// both are the same resource or if uri is below subscribed. For example, file:///dir covers file:///dir/a.txt, and x://1 covers
+// x://1?page=2.
 //
 // According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to".
 // Only the server knows its sub-resources, so Covers assumes that they are the resources whose URIs are below the subscribed

@@ -15,7 +15,7 @@ import (
 
 // Backend is the configuration of an MCP server behind the gateway.
 type Backend struct {
-	// Name is unique: letters, digits, - and _, at most 64.
+	// Name is unique in the workspace. It has up to 64 letters, digits, - and _.
 	Name string
 	// URL is the MCP endpoint of the backend, http or https. For a backend with a Command, it is [Command.URL].
 	URL string

@@ -71,7 +71,7 @@ const LeftOut = "!"
 type Entry struct {
 	// Name is the name or URI that the client uses. It includes the backend's prefix unless it is a URI.
 	Name string
-	// JSON is the entry as the backend sent it, except for the name.
+	// JSON is the entry as the backend sent it, except for the name and the members of _meta that only the gateway may set.
 	JSON json.RawMessage
 	// Backend is the backend's name, and Own is the entry's name at the backend.
 	Backend, Own string
@@ -108,8 +108,8 @@ type Part struct {
 // there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns up to most entries after a cursor and the cursor of the next page. An empty cursor is the beginning, and next is empty on
-// the last page. Page returns false if the cursor's backend is not in the list.
+// Page returns up to most entries that follow the cursor, and the next page's cursor. An empty cursor means the beginning, and next is
+// empty on the last page. ok is false if the cursor is malformed or its backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {

@@ -152,8 +152,8 @@ func (b *Backend) tokenContext() context.Context {
 }
 
 // credentials adds the operator's headers and the Authorization header to requests to a backend. The token belongs to
-// the caller for whom the request is made. It is empty for the gateway's own requests, and for a caller without a token if
-// bare is set.
+// the caller for whom the request is made. It is empty for the gateway's own requests and, if bare is set, for a caller without
+// a token.
 type credentials struct {
 	*Backend
 	token string

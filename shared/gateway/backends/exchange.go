@@ -63,8 +63,8 @@ type subject [sha256.Size]byte
 type exchanged struct {
 	header string
 	err    error
-	until  time.Time
-	forAll bool // the error concerns all callers
+	until  time.Time // when to ask the authorization server again
+	forAll bool      // the error concerns all callers
 }
 
 // exchanges caches the outcomes of a backend's recent token exchanges.

@@ -119,7 +119,8 @@ func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *Serve
 }
 
 // findMethod finds the backend that declares an extension with the method. It returns a fault of kind fault.Conflict if
-// several backends do. If no backend does, the error is the same as for an unknown name.
+// several backends do. If no backend does, the error is the same as for an unknown name. If the client lacks a scope, it
+// returns the backend together with the error.
 func (bs *Set) findMethod(ctx context.Context, c api.Client, method string) (found Entry, err error) {
 	err = unknownError(api.Extensions.String(), method)
 	if _, _, ok := splitMethod(method); !ok {

@@ -17,8 +17,8 @@ import (
 // call of [Set.Followed] returns an equal value for it, so that the relay can find its state for the backend.
 type Followed struct{ *Backend }
 
-// Followed returns the backends that the relay can follow. It leaves out commands that do not run, unless a client is subscribed to their
-// events or resources: nothing changes in them, and following would start them.
+// Followed returns the backends that the relay can follow. It leaves out commands that do not run, because following would start them,
+// although nothing changes in them. It includes such a command if a client is subscribed to its events or resources.
 func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	for _, b := range bs.current(ctx) {
 		if !b.isDormant(ctx) {

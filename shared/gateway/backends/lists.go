@@ -236,8 +236,8 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 }
 
 // findUnlisted returns the backend from which the client may read a resource that no list has, or nil. A tool may return links to such
-// resources (2025-11-25, Tools, Resource Links). If several backends have resources, or if one has never responded and may have some, the
-// right one is the only one that lists a resource or a template with the URI's scheme.
+// resources (2025-11-25, Tools, Resource Links). If exactly one backend lists resources or templates with the URI's scheme, findUnlisted
+// returns that backend. Otherwise it returns the only backend that may serve the URI, unless another one has not yet responded.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
 	if !ok || scheme == "event" { // without a backend, this server answers for event URIs that its catalog does not have
@@ -376,8 +376,8 @@ func lookUp(
 	return refused()
 }
 
-// ownerByPrefix returns the backend whose prefix the entry's name begins with, unless that is the entry's own backend. For example, if one
-// backend has the prefix gh_, a tool gh_merge of a backend without a prefix is hidden, so that it cannot pose as a tool of the first.
+// ownerByPrefix returns the backend with the longest prefix of the entry's name, or nil if that is the entry's own backend. For example, if
+// one backend has the prefix gh_, a tool gh_merge of a backend without a prefix is hidden, so that it cannot pose as a tool of the first.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil

@@ -37,7 +37,7 @@ type View struct {
 	backend *Backend
 	// token is the caller's token, or empty for the operator's credentials.
 	token string
-	used  time.Time // guarded by callers
+	used  time.Time // when a caller last used it; guarded by callers.mu
 
 	info *refresh.Value[*ServerInfo]
 
@@ -82,7 +82,7 @@ func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 	return now, err
 }
 
-// Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view has newer ones already.
+// Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view already has newer info.
 func (v *View) Forget(info *ServerInfo) {
 	v.info.Expire(func(now *ServerInfo) bool { return now == info })
 }

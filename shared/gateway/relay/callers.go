@@ -20,8 +20,8 @@ import (
 // subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a connection of its own. If the token expires or the
 // backend refuses it, the subscription waits for another token, and then continues at its cursor.
 //
-// A backend could repeat a token in an error. So the log and the clients only get these errors, the kinds of the backend's other errors, and
-// the reason why the gateway could not exchange a token.
+// A backend could repeat a token in an error. So the log and the clients get only the errors below, the kinds of other
+// errors of the backend, and the reason why the gateway could not exchange a token.
 var (
 	errRefused = fault.New(fault.Unauthenticated, "it refuses the token of the caller")
 	errExpired = fault.New(fault.Unauthenticated, "the token of the caller has expired")
@@ -54,7 +54,7 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 		refused, again = token, time.Now().Add(retryAfter)
 		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
 		if fault.Is(err, fault.Unauthenticated) {
-			refused = auth.Token{} // a client has to present it again
+			refused = auth.Token{} // DropToken removes it, so it only returns if a client sends it again
 			err = e.Demand.DropToken(ctx, workspace, uri, token)
 		} else {
 			err = nil

@@ -40,8 +40,8 @@ type connection struct {
 	capabilities api.Capabilities
 	version      spec.Version
 	stream       *following // while it is connected
-	opened       time.Time  // when the last stream was open
-	reported     bool       // that the backend has no stream
+	opened       time.Time  // when the stream was opened, or zero
+	reported     bool       // whether the log says that the backend has no stream
 }
 
 type state string
@@ -67,7 +67,7 @@ var errNoStream = errors.New("gateway: the backend has no notification stream")
 
 // keep keeps the connection open for as long as the relay has the lease, and connects again after failures.
 func (c *connection) keep() {
-	if c.backend.OnlyForCallers() { // it notifies the relay of nothing
+	if c.backend.OnlyForCallers() { // without credentials, the relay cannot receive its notifications
 		<-c.lease.ctx.Done()
 		return
 	}

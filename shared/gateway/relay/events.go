@@ -44,7 +44,7 @@ type Events struct {
 }
 
 // reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
-// updates prefixes and scopes, and adds the backends that act for their callers, whose types are not listed.
+// updates prefixes and scopes, and adds the backends that act for their callers, without types, because these depend on the caller.
 func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	if e == nil {
 		return nil
@@ -104,9 +104,9 @@ type receiver struct {
 	backend *follower
 	client  *client.Client
 	version spec.Version
-	modes   map[string]string // how each of the backend's event types is received, by its name there
-	limit   *rate.Limiter
-	lines   *rate.Limiter // of streams, see [limitedStream]
+	modes   map[string]string // the delivery mode of each event type, by the type's name at the backend
+	limit   *rate.Limiter     // of events, see [eventRate]
+	lines   *rate.Limiter     // of streams, see [limitedStream]
 
 	// If the backend acts for its callers, types are the event types that it shows to one of them, by their names at the
 	// backend, and listed is when the relay read them.
@@ -115,8 +115,8 @@ type receiver struct {
 	listed    time.Time
 
 	running map[string]*reception // by URI
-	refused map[string]time.Time  // the URIs that exceed a limit, and when that was recorded
-	warned  bool                  // that there is no URL for webhooks
+	refused map[string]time.Time  // the wanted URIs beyond maxReceptions, and when that was recorded
+	warned  bool                  // whether the log says that there is no URL for webhooks
 
 	restarted map[string]time.Time // when webhook subscriptions were last restarted, by URI
 }
@@ -262,7 +262,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// run keeps the event types current, and a subscription for each URI that clients want.
+// run keeps the event types up to date, and keeps a subscription for each URI that clients want.
 func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 	tick, relist := time.NewTicker(wantedEvery), time.NewTicker(e.relay.relist())
 	defer tick.Stop()
@@ -312,7 +312,7 @@ type listedType struct {
 	Delivery []string `json:"delivery"`
 }
 
-// list reads the backend's event types and stores them if they have changed.
+// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory.
 func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	others, err := e.otherPrefixes(ctx)
 	if err != nil {
@@ -379,7 +379,7 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 }
 
 // check returns the catalog's form of an event type, or an error if the relay cannot use the type. As for tools, a name that
-// begins with another backend's prefix belongs to that backend, so this one must not have it.
+// begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
 func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
 		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {
@@ -399,8 +399,8 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them. The publish
-// role, which receives webhooks, does not know the schemas of a backend that acts for its callers.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay cannot use any of them. A
+// backend that acts for its callers cannot use webhooks, because the publish role, which receives them, does not know its schemas.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():
@@ -435,7 +435,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	possible := map[string][]string{}
 	for uri, principals := range wanted {
 		if (catalog.CallerOf(uri) != "") != e.perCaller {
-			continue // it was wanted before the configuration changed
+			continue // it is from before the configuration changed whether the backend acts for its callers
 		}
 		if _, own, _, _ := catalog.ParseBackendURI(uri); e.perCaller || e.modes[own] != "" || e.running[uri] != nil {
 			possible[uri] = principals

@@ -20,7 +20,7 @@ type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
 	of     map[string]*interest // the relay's subscriptions, by URI
 	asking map[string]string    // the principals for which requests are running, by URI
-	turns  map[string]int       // how many turns each principal had since there was last no work
+	turns  map[string]int       // the number of requests for each principal since there was last nothing to request
 }
 
 // interest is the state of the relay's subscription to one resource.

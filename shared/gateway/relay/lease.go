@@ -77,7 +77,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 		if h.Connected {
 			return l, nil
 		}
-		// The holder has no connection to hand over, so this relay takes the lease immediately.
+		// The holder has no connection to hand over, so this relay need not connect before it takes the lease.
 		if err = l.take(ctx); err == nil {
 			return l, nil
 		}
@@ -111,7 +111,7 @@ func (l *lease) read(ctx context.Context) (*store.Item, error) {
 	return store.One(ctx, l.relay.DB, l.key, "read the lease of a backend")
 }
 
-// mayFollow returns the holder if it is about to end and ends before this relay. Otherwise it returns nil.
+// mayFollow returns the holder in the item held if that holder is about to end, and before this relay. Otherwise it returns nil.
 func (l *lease) mayFollow(held *store.Item) *holding {
 	h := &holding{}
 	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
@@ -183,7 +183,7 @@ func (l *lease) renew() {
 			switch {
 			case err == nil:
 				renewal, retry = time.Now().Add(third), l.firstRetry()
-			case l.ctx.Err() != nil: // giveBack follows
+			case l.ctx.Err() != nil: // the next iteration gives the lease back
 			case errors.Is(err, store.ErrConflict):
 				if !l.ending() {
 					log.WarnContext(l.ctx, "lease lost", "reason", "another relay has it", "error", err)
@@ -221,7 +221,7 @@ func (l *lease) prolong() error {
 	return l.put(ctx, store.VersionIs(l.version))
 }
 
-// succeeded reports whether another relay owns the lease. If the lease cannot be read, succeeded reports false.
+// succeeded reports whether this relay no longer owns the lease, usually because of a successor. It is false if the lease cannot be read.
 func (l *lease) succeeded() bool {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops)
 	defer stop()

@@ -142,7 +142,7 @@ func (f *following) recordAcknowledged(s *stream) {
 	maps.DeleteFunc(s.uris, func(uri string, _ bool) bool { return !honored[uri] })
 }
 
-// split makes the relay request each half of a refused listen's resources separately.
+// split makes the relay request each half of a refused listen's resources separately. For a single resource, it records the refusal err.
 func (f *following) split(uris map[string]bool, err error) {
 	all := slices.Sorted(maps.Keys(uris))
 	if len(all) == 1 {
@@ -158,8 +158,8 @@ func (f *following) split(uris map[string]bool, err error) {
 	}
 }
 
-// pursueListens closes the listens of which no resource is wanted any more, and opens a listen for the wanted resources that no
-// listen has yet.
+// pursueListens closes each listen whose resources are all no longer wanted, and opens a listen for the wanted resources that no listen
+// has yet.
 func (f *following) pursueListens() {
 	if f.listens.opening {
 		return

@@ -89,7 +89,7 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool)
 	if err != nil {
 		return err
 	}
-	if saved == "" && mode != client.ModeWebhook { // the log has no events of the time before, which a client with an old cursor must learn
+	if saved == "" && mode != client.ModeWebhook { // tells clients with older cursors that earlier events are missing
 		err = e.announceGap(ctx, uri)
 	}
 	if err == nil {
@@ -158,8 +158,8 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 	}, err
 }
 
-// restartHooks makes new subscriptions in place of those whose webhooks have reported that the backend ended the subscription
-// or gave up deliveries.
+// restartHooks subscribes again to the events whose webhooks have reported that the backend ended the subscription or gave up
+// deliveries.
 func (e *receiver) restartHooks(ctx context.Context) error {
 	place := e.backend.Place()
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {

@@ -54,12 +54,12 @@ type Backend interface {
 	// caller's credentials.
 	OnlyForCallers() bool
 	ClientFor(token string) *upstream.Client
-	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. Changed receives when they may
-	// have changed.
+	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. The channel of Changed receives
+	// when the result may have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
 	Changed() <-chan struct{}
-	// After Outdate, List fetches a list again. ChangeListVersion does the same on all instances, for the lists that the notification
-	// reports as changed.
+	// After Outdate, List fetches a list again. ChangeListVersion makes all instances fetch the lists again that a notification with the
+	// given method reports as changed.
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
@@ -106,12 +106,12 @@ func (r *Relay) lease() time.Duration { return cmp.Or(r.Lease, 30*time.Second) }
 // readBackendsEvery is how often the relay reads the set of backends.
 const readBackendsEvery = time.Second
 
-// follower keeps the state for one backend.
+// follower is the relay's state for one backend, with or without the lease.
 type follower struct {
 	Backend
 	throttle *notificationThrottle
 	stop     context.CancelFunc
-	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and they want no events
+	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and no client wants its events
 	// typesChanged receives when the backend has notified of changed event types.
 	typesChanged chan struct{}
 	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
@@ -179,7 +179,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease.
+// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. It sends to idled when it does
+// not hold the lease.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {

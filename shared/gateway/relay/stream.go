@@ -22,7 +22,7 @@ type stream struct {
 	uris map[string]bool // the resources of a listen
 
 	mu      sync.Mutex
-	ended   bool            // by us
+	ended   bool            // whether the relay has closed it
 	open    bool            // true for a GET from the start, and for a listen after its acknowledgment
 	opened  chan struct{}   // closed when the stream is open or has failed
 	honored json.RawMessage // the content of the acknowledgment, or nil
@@ -154,8 +154,8 @@ func (f *following) get() (*stream, error) {
 // openTime limits how long a backend may take to begin a stream.
 const openTime = time.Minute
 
-// open sends the request that begins a stream. It limits how long the stream takes to begin. After that, the stream lives as long as the
-// connection.
+// open calls send, which sends the request that begins a stream, and limits how long the stream takes to begin. After that, the stream
+// lives as long as the connection.
 func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	late := time.AfterFunc(openTime, cancel)

@@ -21,7 +21,7 @@ import (
 const (
 	changeRate, changeBurst   = 1, 50     // per second and burst, for each kind of list
 	updateRate, updateBurst   = 200, 1000 // each further KiB of an update counts as one more
-	unaskedRate, unaskedBurst = 0.1, 1000 // the burst lets updates through whose subscription is still being recorded
+	unaskedRate, unaskedBurst = 0.1, 1000 // the burst is for updates that arrive while their subscription is being recorded
 	updateUnit                = 1024
 )
 
@@ -84,7 +84,7 @@ func (t *notificationThrottle) update(ctx context.Context, size int, asked bool)
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces held changes.
+// catchUp announces the held changes that may be announced now or, if end is set, all of them, because the connection closes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {

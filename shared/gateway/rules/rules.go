@@ -95,7 +95,8 @@ func newSet(r Rules, uris bool) Set {
 	return s
 }
 
-// formsOf returns the forms of a name or a glob, or nil if [unify] refuses it. A glob keeps its query in the bare form.
+// formsOf returns the forms of a name or a glob, or nil if [unify] refuses it. A glob keeps its query in the bare form, so that a rule for
+// x://a?b does not apply to x://a.
 func (s Set) formsOf(text string, glob bool) forms {
 	if !s.uris {
 		return forms{text}

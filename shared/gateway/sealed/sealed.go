@@ -78,7 +78,7 @@ func NewTaskIDs(key []byte) (*TaskIDs, error) {
 
 // bindTask returns the principal as the data with which a task's id is sealed, so that the id is invalid for other principals.
 func bindTask(p auth.Principal) []byte {
-	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // strings
+	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // cannot fail: these are strings
 	return b
 }
 

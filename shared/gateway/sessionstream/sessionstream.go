@@ -42,8 +42,8 @@ const (
 	// conflictPause is the pause before the second attempt if the first one finds that the session already has a stream. The backend may not
 	// have noticed yet that the stream of an earlier call is closed.
 	conflictPause = 50 * time.Millisecond
-	// askAgain is how long the package opens no stream at a backend that has answered that it offers none, or in a session for which it has
-	// refused one, and waits less for a slow one.
+	// askAgain is how long the package remembers that a backend offers no streams, that it has refused the stream of a session, or that
+	// calls wait only for slowWait.
 	askAgain = 5 * time.Minute
 	// maxEarly limits the questions of a session that wait for the next call, and earlyTime how long each one waits.
 	maxEarly  = 16
@@ -92,7 +92,7 @@ type stream struct {
 type call struct{ receive Receiver }
 
 // Join opens the stream of the session that r names, unless it is already open, and hands its messages to receive from then on. It returns
-// when the stream is open, or after a moment without it. The caller must call leave at the end of its call. leave reports whether this was
+// when the stream is open, or after at most openWait. The caller must call leave at the end of its call. leave reports whether this was
 // the last call of the session.
 func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Request, receive Receiver) (leave func() (last bool)) {
 	for _, of := range []session{{url: c.URL}, {c.URL, r.Session}} {
@@ -128,7 +128,7 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	return func() bool { return s.leave(st, own) }
 }
 
-// deliverEarly hands the questions that wait for a call to a new one.
+// deliverEarly hands the questions that wait for a call to c, and refuses the questions that c does not accept.
 func (st *stream) deliverEarly(c *call) {
 	st.in.mu.Lock()
 	early := st.early
@@ -136,7 +136,7 @@ func (st *stream) deliverEarly(c *call) {
 	st.in.mu.Unlock()
 	for _, m := range early {
 		if !c.receive(m) {
-			go st.refuse(context.Background(), m) // concurrently, because the backend may accept it late
+			go st.refuse(context.Background(), m) // concurrently, because the backend may be slow to accept the refusal
 		}
 	}
 }
@@ -227,7 +227,7 @@ func (st *stream) run(ctx context.Context) {
 		switch {
 		case errors.Is(err, errNoStream):
 			st.in.refused.Put(session{url: st.of.url}, time.Now().Add(askAgain))
-		case refuses(err) && lastID == "": // the event with lastID may be unknown
+		case refuses(err) && lastID == "": // otherwise the backend may only not know the event lastID
 			st.in.refused.Put(st.of, time.Now().Add(askAgain))
 		}
 		if !st.reopens(err) || periodic.Sleep(ctx, pause) != nil {
@@ -301,7 +301,7 @@ func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 		switch {
 		case err != nil:
 			return err
-		case m.Response(): // only the resumed stream of a call has responses
+		case m.Response(): // ignored, because only the resumed stream of a call may have responses
 		case m.ID != nil && m.Method == spec.MethodPing:
 			st.reply(ctx, jsonrpc.AppendResult(nil, m.ID, []byte(`{}`)))
 		case st.deliver(m):

@@ -195,7 +195,8 @@ func (p *process) request(ctx context.Context, id json.RawMessage, method string
 	return x, nil
 }
 
-// readLine reads a line. If it is longer than limit bytes, whole is false, and line has only the beginning and the end of it.
+// readLine reads a line. If the line is longer than limit bytes, whole is false, and line has only its beginning and end. A line of more
+// than maxLine bytes is an error.
 func readLine(r *bufio.Reader, limit int) (line []byte, whole bool, err error) {
 	const ends = 4 << 10
 	whole = true

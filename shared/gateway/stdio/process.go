@@ -81,14 +81,14 @@ type process struct {
 	exchanges map[string]*exchange // running requests by id
 	listening *exchange            // the newest GET stream, or nil
 	questions map[string]question  // its own unanswered requests by id
-	late      map[string]bool      // ids of requests that were cancelled
+	late      map[string]bool      // ids of cancelled requests, whose responses may still arrive
 	replies   int                  // messages of this package that wait until the process reads
 	calls     int                  // running requests, except listens
-	queued    int                  // bytes
+	queued    int                  // the sum of the size of all exchanges
 	used      time.Time
 	idle      *time.Timer
 	leaving   bool            // idle, and about to stop
-	watched   map[string]bool // the resources and listens that the gateway follows
+	watched   map[string]bool // the resources, listens and event streams that the gateway follows
 	retired   bool            // the configuration no longer has the backend
 }
 
@@ -324,7 +324,7 @@ func (p *process) usage() (used time.Time, running int) {
 	return p.used, min(p.calls, 1)
 }
 
-// checkIdle stops the process if it is idle. Before that, the process counts as dormant for a moment, in which the relay closes its
+// checkIdle stops the process if it is idle. Before that, [Transport.Running] is false for a moment, in which the relay closes its
 // streams.
 func (p *process) checkIdle() {
 	p.mu.Lock()
@@ -380,9 +380,9 @@ type answer struct {
 	err      error
 }
 
-// handshake finds out which revision the shared process speaks: it asks with server/discover, and if the process answers with an error
-// or not at all, with initialize (2026-07-28, stdio, Backward Compatibility). A late answer to server/discover counts, because a command
-// may take long to start. Then it has both requests, and may refuse initialize before it answers server/discover.
+// handshake finds out which revision the shared process speaks. If probe is set, it first sends server/discover. If the process answers
+// that with an error, or not within ProbeTime, handshake sends initialize (2026-07-28, stdio, Backward Compatibility). A command may take
+// long to start, and then answers both requests. So handshake accepts a late answer to server/discover, even after a refused initialize.
 func (p *process) handshake(ctx context.Context, probe bool) error {
 	answers := make(chan answer, 2)
 	ask := func(discover bool, method string, params json.RawMessage) {

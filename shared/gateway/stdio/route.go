@@ -24,7 +24,7 @@ import (
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that call ends
 //     with a response, the question belongs to another one and goes there. A question before the first call waits for it.
 //   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other principals
-//     run, it goes to the only request that asks for log messages. If there are several, it is dropped.
+//     run, it goes to the request that asks for log messages. If several requests ask for log messages, the transport drops it.
 //   - Changes of lists and resources go to the GET stream of the gateway.
 
 // question is a request that the process sends to a client.
@@ -291,7 +291,7 @@ var gatewayMethods = map[string]bool{
 	spec.MethodEvents: true, spec.MethodEventsStream: true,
 }
 
-// push adds a message to the queue of a request. If the queues of the process are too long together, the request with the longest one fails.
+// push adds a message to a request's queue. If all queues of the process together get too long, the request with the longest queue fails.
 func (p *process) push(x *exchange, message []byte) {
 	if x.closed || x.err != nil {
 		return
@@ -365,6 +365,7 @@ func (x *exchange) staysOpen() bool {
 }
 
 // watch records which resources and events the gateway follows, because for these the shared process must run even if no client calls it.
+// begins is false when the request x ends.
 func (p *process) watch(x *exchange, params json.RawMessage, begins bool) {
 	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
 	key := x.method + " " + string(x.id)

@@ -41,7 +41,7 @@ type server struct {
 
 // failure says when the next process may start after one has died.
 type failure struct {
-	times int
+	times int // failures so far; reset after [settledAfter]
 	until time.Time
 	why   string
 }
@@ -134,7 +134,7 @@ func (s *server) begin(req *http.Request, holder string, id, body json.RawMessag
 		return nil, err
 	}
 	resp, err := p.post(req, id, spec.MethodInitialize, body)
-	if errors.Is(err, io.ErrClosedPipe) { // another session needed its place, or it has ended a moment ago
+	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, for example for another session
 		return s.begin(req, holder, id, body)
 	}
 	if err != nil {
@@ -216,11 +216,11 @@ const limitProcesses = "backendProcesses"
 // place adds a process to the processes that count toward the limits. The process's command does not run yet. If a limit is reached, place
 // first ends another process and waits for its end:
 //
-// - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call. -
-// At the total limit, it ends a process of the principal with the most processes, if that principal has more than the new
-// process's principal. It ends a process with a running call only if that principal has at least two more. So no principal can
-// lock out the others, and two principals do not end each other's processes in turn. Otherwise, it chooses as at the
-// principal's limit.
+//   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
+//   - At the total limit, it ends a process of the principal with the most processes, if that principal has more than the new
+//     process's principal. It ends a process with a running call only if that principal has at least two more. So no principal can
+//     lock out the others, and two principals do not end each other's processes in turn. Otherwise, it chooses as at the
+//     principal's limit.
 //
 // If there is no such process, place returns an error.
 func (t *Transport) place(ctx context.Context, p *process) error {

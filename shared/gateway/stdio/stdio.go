@@ -109,7 +109,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return respond(req, http.StatusOK, jsonrpc.AppendError(nil, id, &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: text})), nil
 	}
 	resp, err := p.post(req, id, method, body)
-	if errors.Is(err, io.ErrClosedPipe) { // it has ended a moment ago, without the message
+	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, and did not get the message
 		if p, err = s.getShared(req.Context()); err == nil {
 			resp, err = p.post(req, id, method, body)
 		}
@@ -139,7 +139,7 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 		return respond(req, http.StatusAccepted, nil), nil // the handshake has sent it
 	}
 	resp, err := p.post(req, jsonrpc.Member(body, "id"), method, body)
-	if errors.Is(err, io.ErrClosedPipe) { // it has ended a moment ago, without the message
+	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, and did not get the message
 		return respond(req, http.StatusNotFound, nil), nil
 	}
 	return resp, err
@@ -207,7 +207,7 @@ func (t *Transport) Touch(b api.Backend) {
 	}
 }
 
-// Running reports whether the backend's shared process runs and is in use.
+// Running reports whether the backend's shared process runs and is not about to stop because it is idle.
 func (t *Transport) Running(b api.Backend) bool {
 	p := t.sharedProcess(b)
 	return p != nil && !p.isLeaving()
@@ -287,7 +287,7 @@ func methodOf(message json.RawMessage) string {
 	return method
 }
 
-// newUnsentError returns the error of a request that was not sent to any process. The caller may read the text.
+// newUnsentError returns the error of a request that was not sent to any process. The MCP client may see why.
 func newUnsentError(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
 	return &upstream.UnsentError{Fault: fault.New(kind, "backend %s %s", b.Name, why)}
 }

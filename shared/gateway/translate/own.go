@@ -25,7 +25,7 @@ func WithoutOwn(value json.RawMessage) (out json.RawMessage, dropped bool) {
 // mayHaveOwn reports whether the JSON may have a name with our prefix in it, in any case and with any escapes. It is much faster than
 // reading the JSON, so that messages without such a name, which are nearly all, cost little.
 func mayHaveOwn(b []byte) bool {
-	const part, hyphen = "mcp-event", len("mcp") // no letter of this part is equal to one outside of ASCII, as s is to the long s
+	const part, hyphen = "mcp-event", len("mcp") // without the s of mcp-events, because the non-ASCII letter ſ folds to s
 	for i := 0; ; i++ {
 		next := bytes.IndexByte(b[i:], '-')
 		if next < 0 {

@@ -43,8 +43,8 @@ func WithoutRounds(params json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
 
-// ToSessionBased converts params of 2026-07-28 for a session-based backend. It replaces the progress token, if there is one, by the given
-// token, because several clients may share the session.
+// ToSessionBased converts params of 2026-07-28 for a session-based backend. It replaces the progress token by the given one, because
+// several clients may share the session. replaced is false if params have no progress token.
 func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replaced bool) {
 	params = WithoutRounds(params)
 	meta := jsonrpc.Member(params, "_meta")
@@ -262,7 +262,7 @@ func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 // maxSafe is the largest integer in a header. 2026-07-28 limits integers to the ones that JavaScript represents exactly.
 const maxSafe = 1<<53 - 1
 
-// integer parses an integer in any notation, for example 1e3.
+// integer parses an integer in any notation, for example 1e3. It returns false for all other text, and beyond maxSafe.
 func integer(s string) (*big.Int, bool) {
 	if len(s) > 64 {
 		return nil, false
@@ -329,7 +329,7 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 // Need is a client capability that a request needs, such as "elicitation.url". It is empty if the request needs none.
 type Need string
 
-// FindMissing returns the capability that a request to the client needs but the client has not declared. If no client can declare support
+// FindMissing returns the capability that a request to the client needs but the client has not declared, or "". If there is no capability
 // for the method, it returns the method.
 func FindMissing(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
@@ -353,7 +353,7 @@ func FindMissing(capabilities json.RawMessage, method string, params json.RawMes
 	return Need(method)
 }
 
-// MayBeAsked reports whether a client declares the capability to answer any question.
+// MayBeAsked reports whether a client declares that it can answer at least one kind of question.
 func MayBeAsked(capabilities json.RawMessage) bool {
 	return slices.ContainsFunc([]Need{"elicitation", "sampling", "roots"}, func(n Need) bool { return findUndeclared(capabilities, n) == "" })
 }
@@ -405,7 +405,7 @@ func NewMissingError(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}
 	for _, n := range needs {
 		if strings.Contains(string(n), "/") {
-			continue // no client can declare it
+			continue // a method for which there is no capability
 		}
 		name, mode, deeper := strings.Cut(string(n), ".")
 		if required[name] == nil {

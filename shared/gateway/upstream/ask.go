@@ -21,7 +21,7 @@ var ErrAnswer = errors.New("upstream: the backend answered with an error")
 // ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
-// IsRefused reports whether the backend answered with an error or an HTTP status instead of a result.
+// IsRefused reports whether the backend answered with an error or an HTTP error status instead of a result.
 func IsRefused(err error) bool {
 	_, ok := errors.AsType[*StatusError](err)
 	return ok || errors.Is(err, ErrAnswer)
@@ -48,7 +48,7 @@ func FreshID() json.RawMessage {
 // Known is a backend's description of itself.
 type Known struct {
 	Version      spec.Version
-	Session      string          // the session that initialize began
+	Session      string          // the session that initialize began, or empty
 	Capabilities json.RawMessage // the JSON that the backend sent
 	Instructions string          // how to use the backend, for a model
 }
@@ -58,7 +58,7 @@ func newKnown(version spec.Version, session string, result json.RawMessage) Know
 	return Known{version, session, jsonrpc.Member(result, "capabilities"), instructions}
 }
 
-// Ask sends a request of the gateway's own, and returns the result. It sets the body and a header of r.
+// Ask sends a request of the gateway's own, and returns the result. It sets the body and, in 2026-07-28, the method header of r.
 func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()

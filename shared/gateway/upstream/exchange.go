@@ -181,7 +181,7 @@ const (
 	NotMessage = "it is no JSON-RPC message"
 )
 
-// Next returns the next message. It drops invalid ones, and returns io.EOF at the end.
+// Next returns the next message. It drops invalid messages, and returns io.EOF after the last one.
 func (x *Exchange) Next(ctx context.Context) (Message, error) {
 	for {
 		raw, err := x.next()
@@ -229,7 +229,7 @@ func (x *Exchange) next() (json.RawMessage, error) {
 			x.Retry = e.Retry
 		}
 		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
-			continue // an event that only has an id
+			continue // it has no message, for example only an id
 		}
 		parts, _, bad := jsonrpc.SplitDeep(e.Data, x.maxDepth)
 		if bad != nil {

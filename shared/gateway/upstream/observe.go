@@ -60,7 +60,7 @@ func requestMethod(body []byte) (method string, is bool) {
 			id = true
 		case "method":
 			method, _ = jsonrpc.String(value)
-		case "params": // comes last, and may be long
+		case "params": // the gateway writes it last, and it may be long to read
 			return method, id && method != ""
 		}
 	}
