@@ -35,7 +35,7 @@ var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
 // mayStart reports whether an attempt may start for a subscription that was read at the given time. In one process, the [Gate] stops
 // attempts as soon as the subscription is deregistered. On AWS there is no gate. There an attempt may start only within a second after the
-// subscription was read, so that none starts more than a second after deregister has answered.
+// subscription was read, so no attempt starts more than a second after deregister has answered.
 func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 	if d.Gate == nil {
 		return time.Since(read) <= time.Second
@@ -71,7 +71,7 @@ type firstAttempt struct {
 //
 // It reports [errMaybeEnded] if the subscription may have ended since it was read.
 //
-// For late, see [state.Delivery.Late].
+// late is set for an event that is late on purpose, for example because it is replayed.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
@@ -140,7 +140,7 @@ func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 		s.Hang(ctx)
 	}
 	f.cancel()
-	out = <-f.answer // it may have arrived at that moment
+	out = <-f.answer // the answer may have arrived right before the cancellation
 	if out.Internal() && ctx.Err() == nil {
 		return nil, f.d.moveToSlowLane(ctx, f.sub, f.event, f.del.Late)
 	}
@@ -188,8 +188,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Durat
 	}
 }
 
-// storeDetached stores the delivery of a detached attempt, due when the attempt must have ended, and reports whether that succeeded. The
-// outcome replaces the stored delivery.
+// storeDetached stores the delivery of a detached attempt, and reports whether that succeeded. The delivery is due when the attempt must
+// have ended. Before that, the attempt's outcome normally replaces the stored delivery.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
 	left := s.HangsAfter + s.Rest
 	if left == 0 {
@@ -244,11 +244,11 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is how long the gate remembers an ended subscription, at least. By then, all pages that read the subscription
+// gateFor is the minimum time for which the gate remembers an ended subscription. After that time, all pages that read the subscription
 // before its end have long been sent.
 const gateFor = 15 * time.Minute
 
-// Close closes the gate for a subscription.
+// Close closes the gate for a subscription, so that no attempt to it starts any more.
 func (g *Gate) Close(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -287,7 +287,7 @@ type sender struct {
 	poster  Poster
 	opener  Opener
 	catalog catalog.Source
-	gaps    *lifecycle.Gaps // its sealer makes the ids of messages
+	gaps    *lifecycle.Gaps // its sealer makes the webhook-ids
 	options *Options
 	now     func() time.Time
 	log     *slog.Logger
@@ -345,10 +345,10 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 // recordTime is how long before ctx ends an attempt must have ended, so that its outcome can be recorded.
 const recordTime = time.Second
 
-// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that
-// runs for a minute. If ctx ended it, the attempt would count as aborted. An endpoint that hangs would then not be noticed, and would hold
-// up the function again and again. If ctx leaves less than half of the timeout, the attempt began late. That is not the endpoint's fault,
-// so fitInto leaves its timeout as it is.
+// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that runs
+// for a minute. If ctx ended it, the attempt would count as aborted. An endpoint that hangs would then not be noticed, and would hold up
+// the function again and again. If ctx leaves less than half of the timeout, the attempt began late. That is not the endpoint's fault, so
+// fitInto returns the timeout unchanged.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {

@@ -11,11 +11,13 @@
 //	                   ▲                    │ due later than the queue can delay it
 //	                   └──── retry.Job ◀── due table
 //
-// Everything after the events queue may run twice, and may stop at any instruction. Package state says why that is harmless for retries.
+// Each task may run twice, and the process may die at any instruction. Package state explains why two workers still do not continue the
+// same retry.
 //
-// A failure of this program, such as an unreadable secret, delays only the subscriber that it concerns. The delivery waits in the slow lane
-// without using up an attempt. When the time of its schedule has passed, it becomes a dead letter with the category internal. A message
-// that cannot be decoded becomes a dead letter of its queue. Operators can retry both when the cause is fixed.
+// A failure of this program, such as an unreadable secret, delays only the deliveries that it concerns. They wait in the slow queue or the
+// due table without using up attempts. A delivery that is still waiting when the time of its retry schedule has passed becomes a dead
+// letter with the category internal. A message that cannot be decoded becomes a dead letter of its queue. Operators can retry both kinds of
+// dead letters when the cause is fixed.
 package delivery
 
 import (
@@ -77,9 +79,9 @@ type Options struct {
 	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay of the queue message of a delivery that moves to the slow lane without a first attempt (0). If
-	// it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery, and not afterwards, so
-	// that the page waits for less time.
+	// SlowLaneDelay is for deliveries that move to the slow lane without a first attempt: their queue messages are delayed by at least this
+	// time (0). If it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery. That shortens
+	// the wait of the page.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page task has stopped waiting for them. Other
 	// attempts are canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda
@@ -111,10 +113,10 @@ type Config struct {
 	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may
 	// continue. It must be set.
 	Terminator *lifecycle.Terminator
-	// Gaps is needed to send gap notices. For subscriptions with the final profile, its Sealer also makes the webhook-id. It
-	// must be set.
+	// Gaps has the event log and the sealer for gap notices. For subscriptions with the final profile, the sealer also makes the
+	// webhook-id. Gaps must be set.
 	Gaps *lifecycle.Gaps
-	// Switches pause deliveries; nil pauses none.
+	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
 	Switches *switches.Set
 	// Gate stops attempts to a subscription immediately when it is deregistered. That works only if the dispatcher runs in the same process as
 	// register and deregister, because they open and close the gate. Without a Gate, as on AWS, an attempt may still start up to a second after
@@ -138,19 +140,20 @@ type Dispatcher struct {
 	manager    *lifecycle.Manager
 	outcomes   *retry.Outcomes
 	lanes      *lane.Lanes
-	attempts   sync.WaitGroup                        // first attempts under way
+	attempts   sync.WaitGroup                        // running first attempts
 	handled    *bounded.Map[string, map[string]bool] // the served subscribers of failed pages, by message id
-	underWay   sync.Map                              // attempts of the slow lane, by [task.Single.ID]
+	underWay   sync.Map                              // running attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
 	progress   lifecycle.Progress
 	batches    batches
 	waitWrites *semaphore.Weighted // limits the writes of [Dispatcher.waitLater]
 }
 
-// maxPerEndpoint limits the concurrent first attempts to one endpoint. A quarter of [Options.Concurrency] is a second limit.
+// maxPerEndpoint limits the concurrent first attempts to one endpoint. The limit is lower if a quarter of [Options.Concurrency] is lower.
 const maxPerEndpoint = 64
 
-// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served.
+// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served, so that a redelivered page
+// does not repeat their webhooks.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.
@@ -208,8 +211,8 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	}
 }
 
-// rejectMessage handles a message that cannot be decoded. It sends the message to the dead letter queue. A message that a newer release
-// wrote stays in its queue, because a newer process can handle it. rejectMessage reports whether the caller may delete the message.
+// rejectMessage sends a message that cannot be decoded to the dead letter queue. But a message that a newer release wrote stays in its
+// queue (see [task.Renew]), because a newer process can handle it. rejectMessage reports whether the caller may delete the message.
 func (d *Dispatcher) rejectMessage(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.IsNewer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)

@@ -25,7 +25,7 @@ import (
 // joinedPage is the task that joins all tasks of a batch with the same pattern and range of subscribers.
 type joinedPage struct {
 	task.Page
-	messages  []string
+	messages  []string        // their ids
 	wasPaused []string        // [task.Page.Paused] of the tasks that waited for a switch, i.e. the sort keys of their marks
 	done      map[string]bool // the subscribers that an earlier receive of the message has served
 	err       error
@@ -65,7 +65,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 		p.err = d.sendPage(ctx, p)
 	}
 	for i, p := range work {
-		if i == len(work)-1 { // often the only one
+		if i == len(work)-1 { // often the only one, which then needs no goroutine
 			do(p)
 			break
 		}
@@ -87,7 +87,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 type receivedPage struct {
 	message queue.Message
 	task    task.Page
-	err     error // it cannot be decoded
+	err     error // the message cannot be decoded
 }
 
 // groupTasks joins the tasks that have the same pattern and range, and leaves out tasks without events. failed has the ids of messages that
@@ -163,7 +163,7 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
 	}
-	if found.More { // there are more subscribers than the header said, so the rest is another task
+	if found.More { // the range has more subscribers than one read returns, so the rest is another task
 		rest := t.Range
 		rest.From = found.Last
 		done.left = append(done.left, followUps(t, task.Pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
@@ -245,7 +245,7 @@ func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Pag
 		}
 	}
 	if len(rest) == 0 && t.Paused != "" {
-		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // the new marks replace it
+		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // the new marks replace the task's mark
 	}
 	t.Events = rest
 	return ops, nil
@@ -264,7 +264,7 @@ func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 }
 
 // markRest is called after a page that waited for a switch was handled. left has the tasks for the events that are still not attempted.
-// markRest writes a mark for each of them and then deletes the page's own marks, so that the events are covered by a mark at all times.
+// markRest writes a mark for each of these tasks and then deletes the page's own marks, so that a mark covers the events at all times.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -292,8 +292,8 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot if an endpoint has as many attempts under way as allowed. hold is how long
-	// it waits if other endpoints use up the slots.
+	// busyHold is how long a page waits for a slot if the endpoint has as many attempts under way as allowed. hold is how long the page
+	// waits if other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -321,8 +321,8 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// pageWaitOf returns how long a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of time.
-// Otherwise the page would be canceled, and redelivered from the beginning.
+// pageWaitOf returns until when a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of
+// time. Otherwise the page would be canceled, and redelivered from the beginning.
 func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
@@ -334,7 +334,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps sets the hops, the queue time and the lateness of the tasks into which the task t was split.
+// followUps sets Hops, Since and Late of the tasks into which the task t was split, and returns the tasks.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -388,7 +388,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscrip
 				out.subscribers[sub.ID] = true
 			}
 		}
-		if i == len(subs)-1 { // often the only one
+		if i == len(subs)-1 { // often the only one, which then needs no goroutine
 			serve()
 			break
 		}
@@ -491,8 +491,8 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks makes the tasks delayed repetitions of t and returns them. If t was repeated [maxPageRetries] times already, it
-// dead-letters the tasks and returns none.
+// retryTasks returns the given tasks with a delay, and counts them as a further retry of t. If t was retried [maxPageRetries] times
+// already, it dead-letters the tasks instead and returns nil.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil
@@ -509,7 +509,7 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, rea
 	var out []queue.Outgoing
 	for _, t := range tasks {
 		d.log().ErrorContext(ctx, "page dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "range", t.Range, "reason", reason)
-		t.Late = true // when it is sent back
+		t.Late = true // its events will be late if an operator sends it back
 		m := queue.Message{Outgoing: queue.Outgoing{Body: t.Encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}

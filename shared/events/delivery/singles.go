@@ -37,7 +37,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]taskOutcome{} // the outcomes that have notes, by message
+		made  = map[string]taskOutcome{} // the outcomes that have writes, by message id
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -55,7 +55,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		if _, other := d.underWay.LoadOrStore(t.ID(), true); other {
 			continue // the same delivery is under way for another message, which stays in the queue if the attempt is not made
 		}
-		defer d.underWay.Delete(t.ID()) // when the outcomes are written
+		defer d.underWay.Delete(t.ID()) // after the outcomes are written
 		wg.Go(func() {
 			began := d.now()
 			ops, err := []store.Op(nil), errReceives
@@ -102,7 +102,7 @@ func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, 
 	}
 	err := d.waitLater(ctx, t, 0, &state.Result{At: d.now(), Category: string(webhook.Internal)})
 	if fault.Is(err, fault.Internal) {
-		return d.rejectMessage(ctx, queue.Slow, m, err) // its item cannot be decoded
+		return d.rejectMessage(ctx, queue.Slow, m, err) // the delivery's item cannot be decoded
 	}
 	return err == nil
 }
@@ -145,8 +145,8 @@ func (u *unrecorded) remove(done map[string]taskOutcome) {
 	}
 }
 
-// writeUnrecorded writes the outcomes that could not be written before. It skips deliveries that another worker has continued
-// since, or that were delivered again.
+// writeUnrecorded writes the outcomes that could not be written before. It skips a delivery if another worker has continued it since, or if
+// its event was requested again after the attempt.
 func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	left := d.unrecorded.all()
 	if len(left) == 0 {
@@ -182,10 +182,10 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is how often a message may fail because its endpoint has no free slot. Each time, it waits in the queue
-	// twice as long as before. After that, the delivery waits in the due table, because a failed message stays in flight, and
-	// SQS allows only 120,000 such messages per queue. With 5 receives, all these waits together are shorter than the delay of
-	// the due entry, which would otherwise send a second message.
+	// laterReceives limits how often a message may fail because its endpoint has no free slot or this program fails. Each time, it waits in
+	// the queue twice as long as before. After that, the delivery waits in the due table, because a failed message stays in flight, and SQS
+	// allows only 120,000 such messages per queue. With 5 receives, all these waits together are shorter than the delay of the due entry,
+	// which would otherwise send a second message.
 	laterReceives = 5
 	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A
 	// message is received so often only if the store fails for about an hour, or if each attempt ends the process. In the
@@ -220,9 +220,9 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for. If something forbids the attempt, it acts on that, for example by ending a
-// subscription that is no longer allowed. If the message has to wait in the queue for its endpoint, attemptSingle returns
-// errNoSlot. If it has waited there too often, the delivery waits in the due table instead.
+// attemptSingle makes the attempt that a task asks for. If something forbids the attempt, attemptSingle acts on that, for example by ending
+// a subscription that is no longer allowed. If the message has to wait in the queue for its endpoint, attemptSingle returns errNoSlot. If
+// it has waited there too often, the delivery waits in the due table instead.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -248,7 +248,7 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 			if _, err := d.Terminator.Terminate(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
 				return nil, err
 			}
-			continue // it has ended, or this process had an old catalog
+			continue // judge again: the subscription has ended, or this process had an old catalog
 		case how.action != attempt:
 			return d.carryOut(ctx, how, s.del, s.e)
 		}
@@ -352,12 +352,12 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{action: attempt}, nil
 }
 
-// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot
-// for some time. The older a delivery is, the longer it waits. So an endpoint that is down costs each delivery only a few messages,
-// and a young delivery arrives soon after the endpoint is back.
+// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot for
+// some time, or because this program failed repeatedly. The older a delivery is, the longer it waits. So an endpoint that is down costs
+// each delivery only a few messages, and a young delivery arrives soon after the endpoint is back.
 //
-// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if its
-// schedule has more. If failure is not nil, it is recorded as the last attempt.
+// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if its schedule
+// has more. Then failure, if not nil, is recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")

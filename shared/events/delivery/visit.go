@@ -27,24 +27,25 @@ type visit struct {
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
 	right review.Right
-	call  lane.Call // without the size of the event
+	call  lane.Call // the request for a slot, to which judge adds the event's size
 	wait  lane.PageWait
 	sent  bool // at least one attempt was started
 
-	attempts sync.WaitGroup // and hand-overs
+	attempts sync.WaitGroup // running attempts, and hand-overs to the slow lane
 
 	mu     sync.Mutex
 	notes  []store.Op // to write
 	left   []int      // events for another page, by their index
-	failed []int      // events that failed internally
+	failed []int      // events that failed because of this program, by their index
 	err    error      // the last failure
 	stuck  error      // the last failure to hand an event over to the slow lane
 
 	handOvers chan struct{} // the deliveries that are being handed over to the slow lane
 }
 
-// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the
-// hundred events of a batch would occupy one of few invocations for over a second, and the pages of other subscribers would wait.
+// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. If it handed over the hundred
+// events of a batch one after another, it would occupy one of few Lambda invocations for over a second, and the pages of other subscribers
+// would wait.
 const maxHandOvers = 8
 
 // action tells a lane how to handle an event for a subscriber.
@@ -68,7 +69,7 @@ const (
 // verdict is the decision about one event for one subscriber.
 type verdict struct {
 	action action
-	slot   *lane.FastSlot // of an attempt in the fast lane, which releases it
+	slot   *lane.FastSlot // the slot of an attempt in the fast lane; the attempt releases it
 	paused switches.Name  // the switch of a pause
 	due    time.Time      // of a postponed delivery
 }
@@ -82,12 +83,13 @@ func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscri
 	return verdict{action: actions[ruling.Decision], paused: ruling.Switch}, nil
 }
 
-// actions has the lane's action for each decision of package judge.
+// actions maps the decisions of package judge to the actions of the lanes.
 var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
-// carryOut carries out a verdict that is not an attempt, for both lanes, and returns the notes to write.
+// carryOut carries out a verdict that is not an attempt, for both lanes, and returns the store operations that the caller still has to
+// write.
 func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
 	switch how.action {
 	case forget:
@@ -132,7 +134,7 @@ func (v *visit) wants(i int) (wants bool, err error) {
 type result struct {
 	handling handling
 	notes    []store.Op // to write
-	err      error      // the event, and all after it, failed internally
+	err      error      // the event and all later ones failed because of this program
 }
 
 // handling says what a visit has done with an event.
@@ -144,8 +146,8 @@ const (
 	ended                   // there is nothing to do for it and the events after it
 )
 
-// sendEvents starts the attempts and returns when they have ended. Some results, e.g. left, also apply to all later events.
-// sendEvents then records the same result for each later event.
+// sendEvents starts the attempts and returns when they have ended. An error, and the results left and ended, also apply to all later
+// events, so sendEvents records the same result for these.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -188,7 +190,7 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 		v.startAttempt(ctx, i, how.slot)
 	case slowLane:
 		return v.startHandOver(ctx, i)
-	case forget: // it is not stored
+	case forget: // the delivery is not stored, so there is nothing to delete
 	case leave:
 		return result{handling: left}
 	case stop:
@@ -202,7 +204,7 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 
 // startAttempt makes the first attempt for an event in another goroutine, which records the result.
 func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
-	sub, e, read := v.sub, &v.task.Events[i], v.read // another event may replace v.sub
+	sub, e, read := v.sub, &v.task.Events[i], v.read // v.judgeAgain may replace v.sub for another event
 	v.attempts.Add(1)
 	report := func(notes []store.Op, err error) {
 		defer v.attempts.Done()
@@ -218,7 +220,8 @@ func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
 	})
 }
 
-// startHandOver hands an event over to the slow lane in another goroutine. After a failure it does not start another, which would fail too.
+// startHandOver hands an event over to the slow lane in another goroutine. After one hand-over has failed, it returns the same error for
+// later events, because these would fail, too.
 func (v *visit) startHandOver(ctx context.Context, i int) result {
 	v.mu.Lock()
 	stuck := v.stuck
@@ -230,7 +233,7 @@ func (v *visit) startHandOver(ctx context.Context, i int) result {
 		v.handOvers = make(chan struct{}, maxHandOvers)
 	}
 	v.handOvers <- struct{}{}
-	sub := v.sub // another event may replace it
+	sub := v.sub // v.judgeAgain may replace v.sub for another event
 	v.attempts.Go(func() {
 		var r result
 		defer func() {
@@ -306,8 +309,9 @@ const (
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain judges an event again when its attempt may start, because the subscription may have ended or changed while the attempt waited
-// for its slot.
+// judgeAgain checks right before an attempt whether the event may still be sent, because the subscription may have ended or changed since
+// it was read. It reads the subscriber again if the last read is too long ago. It judges the event again if it has read the subscriber, or
+// if the attempt waited for its slot (waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {

@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Letter is a dead letter: a delivery that was given up, or a message of another queue that no function could handle. Only the latter has
-// Attributes, and only the former has a subscription.
+// Letter is a dead letter: a delivery that was given up, or a message of another queue that no function could handle. Attributes are set
+// only for a message, and Subscription only for a delivery.
 type Letter struct {
 	ID           string
 	Queue        string // [WebhookQueue] if the letter is a delivery
@@ -38,7 +38,8 @@ type Letter struct {
 	Event        string
 	URI, Name    string
 	Origin       string
-	// Reason is the category of the last failure, or "expired" if no attempt failed.
+	// Reason is, for a delivery, the category of the last failure, or "expired" if there was no attempt. For a message, it is the reason
+	// why its queue gave the message up.
 	Reason   string
 	Dead     time.Time
 	First    time.Time
@@ -111,8 +112,8 @@ func NewOperations(o Options) *Operations {
 }
 
 // ListLetters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "". ListLetters
-// makes one store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may
-// have fewer letters than the limit, or none, although more pages follow.
+// makes one store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may have
+// fewer letters than the limit, or be empty, although more pages follow.
 func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -154,7 +155,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // these are of the stored delivery
+	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // only the stored delivery has these
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -231,11 +232,11 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		}
 		if state.IsUnderWay(current.Stored) {
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
-				return false, err // another worker has retried it meanwhile
+				return false, err // another worker has retried the letter meanwhile
 			}
 			return false, newSkippedError(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
-		del.Base = len(del.Attempts) // the letter has no attempts of its own
+		del.Base = len(del.Attempts) // the stored delivery already has the letter's attempts
 		del.TakePlaceOf(current)
 	}
 	keys := del.LetterKeys(at)
@@ -243,17 +244,16 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
-	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // kept for as long as new retries may take
+	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // for as long as new retries may take
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
 	return o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 }
 
-// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed,
-// retried and recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because
-// anybody who may subscribe could otherwise flood it. For further ones, SendTest returns an error of kind Exhausted with
-// [quota.RetryAfter].
+// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed, retried and
+// recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because anybody who may
+// subscribe could otherwise flood it. For further test events, SendTest returns an error of kind Exhausted with [quota.RetryAfter].
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {
@@ -263,7 +263,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),
 	}
-	if sub.Origin == subscription.MCPEvents { // its endpoints expect the event name that they subscribed to
+	if sub.Origin == subscription.MCPEvents { // these endpoints expect the event name of the subscription
 		e.Name = sub.Name
 	}
 	return e.ID, o.deliver(ctx, sub, &e, true)
@@ -413,7 +413,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(numbers) == 0 {
 		return nil
 	}
-	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // their attempts would find no delivery
+	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // the attempts of these messages would find no delivery
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}
@@ -428,8 +428,8 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "record the erased subscriptions")
 }
 
-// SweepErased deletes the items that were written for subscriptions after they were erased. If a client has created a
-// subscription with the same id again, its items stay.
+// SweepErased deletes the items that were written for subscriptions after their erasure, and returns how many pieces of data it deleted. If
+// a client has created a subscription with the same id again, the items of the new subscription stay.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list the erasures", func(it *store.Item) error {
 		var e erased

@@ -31,7 +31,7 @@ const WebhookQueue = "webhooks"
 
 const (
 	ofQueue = "~"
-	// queueLettersKept is how long the store keeps a queue's dead letter, which is as long as SQS would keep it.
+	// queueLettersKept is how long the store keeps a queue's dead letter. SQS would keep the message for the same time.
 	queueLettersKept = 14 * 24 * time.Hour
 )
 
@@ -62,7 +62,7 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	if moved {
 		if m.From == queue.Events {
 			if e, err := task.DecodeEvent(m); err == nil {
-				m.Sent = e.Published // SQS stamps a message of a FIFO queue again when it moves it
+				m.Sent = e.Published // SQS sets a new time of sending when it moves a message of a FIFO queue
 			}
 		}
 		from, reason := readOrigin(m)
@@ -83,7 +83,7 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	if err := o.Deliveries.DB.Write(ctx, ops...); err != nil {
 		return err
 	}
-	if moved { // other dead letters were counted by the code that made them
+	if moved { // the code that made the other dead letters has counted them
 		o.metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
@@ -111,7 +111,7 @@ func WorkspaceOf(l queue.DeadLetter) string {
 		return auth.DefaultWorkspace
 	}
 	name := "ws"
-	if l.Queue == queue.Inbox { // the sender names the member so
+	if l.Queue == queue.Inbox { // senders to the inbox call this member "workspace"
 		name = "workspace"
 	}
 	if workspace := memberText(body, name); auth.ValidWorkspace(workspace) {
@@ -165,8 +165,8 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id is that of a
-// delivery.
+// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id belongs to a
+// delivery's dead letter.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)
@@ -206,7 +206,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
 	err = o.Deliveries.DB.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
 	if errors.Is(err, store.ErrConflict) {
-		return false, nil // another process has sent it meanwhile
+		return false, nil // another process has sent the message meanwhile
 	}
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }

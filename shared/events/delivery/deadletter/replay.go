@@ -28,13 +28,14 @@ const (
 	replayTime = time.Minute
 )
 
-// Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's
-// patterns and have keys greater than after. Within a partition of the log, it sends the oldest events first. If an event
-// cannot be read, for example because a later release wrote it, Replay leaves it out and returns truncated. Otherwise the
-// subscription would have to wait for that release.
+// Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's patterns and
+// have keys greater than after. Within a partition of the log, it sends the oldest events first. If an event cannot be read, for example
+// because a later release wrote it, Replay leaves the event out and returns truncated. Otherwise the subscription would have to wait for
+// that release.
 //
-// If the events are so large that Replay cannot enqueue them in half of the time that ctx leaves, it leaves out the rest, like
-// events beyond [MaxReplay]. Otherwise the request would fail, and each repetition would begin with the same events.
+// If Replay cannot enqueue all events within [replayTime] or half of the time that ctx leaves, for example because they are large, it
+// leaves out the rest and returns truncated, as for events beyond [MaxReplay]. Otherwise the client's request would fail, and each
+// repetition would begin with the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -110,9 +111,9 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
-// readEvents returns the next events of a replay's time span that match the subscription. Each call reads one page of one
-// partition of the log, from the position at which the previous call ended. At the end, next is "". Events of the same
-// microsecond are returned together, because the position has no finer resolution.
+// readEvents returns the next events of a replay's time span that match the subscription. Each call reads one page of one partition of the
+// log, from the position at which the previous call ended. pattern is the key of the subscription's pattern to which that partition
+// belongs. At the end, next is "". Events of the same microsecond are returned together, because the position has no finer resolution.
 func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string
@@ -183,9 +184,10 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends the next events of a replay and then saves the replay's position. It sends the events of each second, r.Rate
-// of them, as one page task with a delay. If a worker dies in between, or two workers make the same step, some events are sent
-// twice, but none are lost. A suspended subscription gets no events, because its next refresh replays them.
+// stepEvents sends the next events of a replay and then saves the replay's position. It sends r.Rate events per second: each group of
+// r.Rate events becomes page tasks whose delay is a second longer than the previous group's. If a worker dies in between, or two workers
+// make the same step, some events are sent twice, but each is sent. A suspended subscription gets no events, because its next refresh
+// replays them.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {

@@ -94,7 +94,7 @@ type Replay struct {
 	Skipped   int          `json:"skipped"`
 	// Because maps a reason to the number of letters and events that were skipped for it.
 	Because map[string]int `json:"because,omitempty"`
-	// Before is the position at which the replay continues. Next is when the next delivery is due.
+	// Before is the position at which the replay continues. Next is when the next delivery that it schedules is due.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
 	// Claimed is the time until which other workers leave the replay to the worker that claimed it.
@@ -118,9 +118,9 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay works on it, see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. If
-	// the subscription's filters reject nearly all events, a step would otherwise read longer than its caller waits, and each worker
-	// would begin again at the same position. countTime limits [Replays.CountSelected], for which a request waits.
+	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Without
+	// the limit, if the subscription's filters reject nearly all events, a step would read longer than its caller waits, and the next
+	// worker would begin again at the same position. countTime limits [Replays.CountSelected], for which a request waits.
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step. If the worker dies, the replay pauses that long.
@@ -215,7 +215,8 @@ func (r *Replay) selection() ReplaySelect {
 	return s
 }
 
-// save writes a replay. It returns [store.ErrConflict] if the replay was changed since it was read.
+// save writes a replay together with the writes in also. It removes a finished replay from the list of running ones. It returns
+// [store.ErrConflict] if the replay was changed since it was read.
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
@@ -271,7 +272,7 @@ type Finder interface {
 func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
 	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
-		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
+		end := strings.LastIndexByte(it.Sort, '#') // the sort key is <workspace>#<id>
 		n, err := rs.run(ctx, it.Sort[:end], it.Sort[end+1:], time.Time{})
 		taken += n
 		errs = append(errs, err)
@@ -280,8 +281,9 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It begins no step
-// shortly before ctx ends, because the step could not save its position. If until is not zero, run also stops at that time.
+// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It returns the number
+// of letters and events that it sent. It begins no step shortly before ctx ends, because the step could not save its position. If until is
+// not zero, run also stops at that time.
 func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
 	r, err := rs.Find(ctx, workspace, id)
 	if err != nil {
@@ -306,14 +308,14 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 			return taken, nil
 		}
 		if !claimed && r.Claimed.After(now) {
-			return taken, nil // another worker continues it
+			return taken, nil // another worker continues the replay
 		}
 		if r.Claimed = now.Add(ReplayClaim); enough {
 			r.Claimed = time.Time{}
 		}
 		if enough || !claimed {
 			if err := rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
-				return taken, nil // another worker was first, or it was canceled
+				return taken, nil // another worker claimed the replay first, or it was canceled
 			} else if err != nil {
 				return taken, fault.Wrap(fault.Unavailable, err, "claim a replay")
 			}
@@ -324,7 +326,7 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 		}
 		n, err := rs.runStep(ctx, r, now)
 		if errors.Is(err, store.ErrConflict) {
-			return taken, nil // it was canceled, or the step took so long that another worker continues it
+			return taken, nil // the replay was canceled, or the step took so long that another worker continues the replay
 		}
 		if taken += n; err != nil {
 			return taken, err
@@ -333,7 +335,7 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 	return taken, nil
 }
 
-// Begin runs a new replay for up to [beginTime] and returns its state, so that it does not have to wait for the next
+// Begin runs a new replay for up to [beginTime] and returns the replay's state. Without it, the replay would not begin before the next
 // [Replays.Run].
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
@@ -441,8 +443,8 @@ func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Rep
 	})
 }
 
-// Unname replaces the name of the person who started a replay, for example with a pseudonym. It fails if a worker has changed
-// the replay since it was read. The caller then repeats it.
+// Unname replaces the name of the person who started a replay, for example with a pseudonym. Unname fails if a worker has changed the
+// replay since it was read. The caller then reads the replay and tries again.
 func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
 	r.By = name
 	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")

@@ -96,16 +96,16 @@ type subject struct {
 }
 
 const (
-	// settling is the time after which a switch or a suspension applies in all processes, and after which an event normally has had its
-	// first attempt.
+	// settling is the time within which a switch or a suspension takes effect in all processes, and an event normally has its first
+	// attempt.
 	settling = 5 * time.Minute
 	// An explanation reads at most recordPages pages of maxRecords records.
 	maxRecords  = 200
 	recordPages = 3
 )
 
-// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for
-// other subscriptions of which the delivery log has attempts, most of which have ended. A test event has only the second part.
+// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for other
+// subscriptions for which the delivery log has attempts. Most of these subscriptions have ended. A test event has only the second part.
 // next is empty on the last page.
 func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.readSubject(ctx, e)
@@ -154,7 +154,7 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 const endedAfter = "!"
 
 // ExplainOne returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if
-// the subscription does not exist and the delivery log has no attempts of it.
+// the subscription does not exist and the delivery log has no attempts to deliver the event to it.
 func (x *Explainer) ExplainOne(ctx context.Context, e Event, id string) (*Outcome, error) {
 	s, err := x.readSubject(ctx, e)
 	if err != nil {
@@ -176,7 +176,7 @@ func (x *Explainer) explainOne(ctx context.Context, s *subject, id string, sub *
 	return x.explain(ctx, s, id, sub, stored[id])
 }
 
-// readSubject reads the type and the records of an event.
+// readSubject reads the type of an event and its newest records in the delivery log.
 func (x *Explainer) readSubject(ctx context.Context, e Event) (*subject, error) {
 	s := &subject{Event: e, records: map[string][]records.Record{}}
 	cat, err := x.Catalogs.Catalog(ctx, e.Workspace)
@@ -247,7 +247,7 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	if err := x.explainJudged(ctx, s, &o); err != nil || o.Kind != "" {
 		return o, err
 	}
-	if x.Kept != records.None && !s.Lost { // the event's own list may lack records
+	if x.Kept != records.None && !s.Lost { // the event's list may lack records that the subscription's list has
 		tries, err := records.OfEvent(ctx, x.DB, s.Workspace, id, s.ID, s.Published)
 		if err != nil {
 			return o, err
@@ -354,7 +354,7 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 	if err != nil {
 		return err
 	}
-	if sw == nil { // it was resumed, and its messages return within minutes
+	if sw == nil { // a person has resumed the switch, and its messages return within minutes
 		o.Kind, o.Why = kindWaiting, "a pause has ended, and the delivery continues within minutes"
 		return nil
 	}
@@ -402,9 +402,10 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If explainJudged finds a reason, for
-// example a removed event type, that is the outcome. Otherwise a later attempt must have succeeded. If the delivery log keeps successes, the
-// record of that attempt is about to be written, so the outcome is "waiting" until then. If it does not, the outcome is "delivered".
+// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If explainJudged finds a reason,
+// for example a removed event type, that is the outcome. Otherwise a later attempt must have succeeded. If the delivery log keeps
+// successes, the record of that attempt is about to be written, so the outcome is "waiting" until then. If the log keeps no successes, the
+// outcome is "delivered".
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

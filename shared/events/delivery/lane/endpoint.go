@@ -27,17 +27,17 @@ type endpointState struct {
 	id     string
 	origin *originState // nil until its URL is known
 
-	fast      int     // attempts under way in the fast lane
-	fastBytes int64   // the size of their bodies
-	flows     []*flow // the attempts that wait for a slot of the fast lane
-	slow      int     // attempts under way in the slow lane
-	slowBytes int64
+	fast      int           // attempts under way in the fast lane
+	fastBytes int64         // the size of their bodies
+	flows     []*flow       // the attempts that wait for a slot of the fast lane
+	slow      int           // attempts under way in the slow lane
+	slowBytes int64         // the memory that these need
 	queued    []*slowWaiter // attempts that wait for a slot of the slow lane, the oldest first
 	hanging   int           // detached attempts
 
 	proven    bool          // it has answered an attempt with success
 	silent    bool          // an attempt since the last success was not answered in time
-	hold      time.Duration // how long first attempts last had to take the slow lane because it hung
+	hold      time.Duration // for how long the last hanging attempt sent first attempts to the slow lane
 	took      time.Duration // the duration of the last attempt
 	answers   times         // the durations of successful attempts
 	failures  int           // consecutive failures
@@ -50,7 +50,7 @@ type endpointState struct {
 // originState is the state that the endpoints of an origin share.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
-	connect   int                 // failures to connect since then
+	connect   int                 // failures to connect since the last success
 	slowUntil time.Time
 	hanging   slotCounts // detached attempts
 	doubtful  slotCounts // attempts of the slow lane to endpoints that may hang
@@ -89,7 +89,7 @@ type byteCounts struct {
 }
 
 // fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use up to three
-// quarters of it. If no bytes are used at all, any number fits.
+// quarters of the limit. If no bytes are used at all, any number fits.
 func (s *byteCounts) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -123,22 +123,22 @@ const (
 	// still is slow.
 	probeTime = 4 * time.Second
 
-	hangPause    = 10 * time.Second // after a timeout; doubled by each further one
+	hangPause    = 10 * time.Second // after a timeout; doubled by each further timeout
 	maxHangPause = time.Minute
 	busyPause    = 5 * time.Second // after 429, 502, 503 or 504 without Retry-After
 	maxBusyPause = 5 * time.Minute
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
 	maxSlowAtOnce = 32
-	// maxHanging limits the detached attempts (see [FastSlot.Detach]) to one endpoint, and maxOriginHanging those to all
+	// maxHanging limits the detached attempts (see [FastSlot.Detach]) to one endpoint, and maxOriginHanging the detached attempts to all
 	// endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
 	// maxOriginDoubtful limits the concurrent attempts of the slow lane to endpoints of one origin that may hang.
 	maxOriginDoubtful = 64
 
-	// originAfter is the number of failing endpoints after which their origin counts as failing. maxEndpoint is the number of
-	// endpoints whose state a process remembers.
+	// originAfter is the number of failing endpoints at which their origin counts as failing. maxEndpoint is the number of endpoints whose
+	// state a process remembers.
 	originAfter = 5
 	maxEndpoint = 20_000
 )
@@ -166,8 +166,8 @@ func (l *Lanes) get(id, target string) *endpointState {
 	return e
 }
 
-// forget removes endpoints that have no attempts, the healthy ones first, until fewer than three quarters of [maxEndpoint] are
-// left. It also removes origins without endpoints.
+// forget removes the states of endpoints that have no attempts, beginning with endpoints without failures, until fewer than three quarters
+// of [maxEndpoint] are left. It also removes origins without endpoints.
 func (l *Lanes) forget() {
 	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.flows)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
@@ -250,9 +250,9 @@ func (t *times) add(took time.Duration) {
 // (RFC 6298): the average time of an answer plus four times the average deviation. For example, it is 120 ms for an endpoint that answers
 // within 80 ms on average, give or take 10 ms. A page in a hurry waits no longer than that (see the package comment).
 //
-// If an attempt to the endpoint was detached because it took longer, the endpoint may have begun to hang. Until that attempt ends, the limit
-// is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time. Before the
-// endpoint's first success there is no average, and the limit is a fixed time.
+// If an attempt was detached because it took longer than this limit, the endpoint may have begun to hang. Until that attempt ends, the
+// limit is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time. Before
+// the endpoint's first success there is no average, and the limit is a fixed time.
 func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
@@ -264,10 +264,10 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// nextPause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures that
-// need no pause, because the retry schedule of each delivery is enough. underWay says that the endpoint is already paused, and that this
-// attempt began before the pause. It then failed for the same reason as the attempt that caused the pause, so it does not make the next pause
-// longer.
+// nextPause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures
+// that need no pause, because the retry schedule of each delivery is enough. After a timeout, or a busy status without Retry-After, it may
+// also lower e.limit. underWay says that the endpoint is already paused, and that this attempt began before the pause. It then failed for
+// the same reason as the attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -339,10 +339,10 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 }
 
 // Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane. Paused
-// endpoints get no attempts, because they sent Retry-After or failed repeatedly.
+// endpoints get no attempts for now, because they timed out or answered 429, 502, 503 or 504.
 type Failing struct{ Slow, Paused int }
 
-// CountFailing counts the slow and the paused endpoints.
+// CountFailing counts the slow and the paused endpoints that this process knows.
 func (l *Lanes) CountFailing() (n Failing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

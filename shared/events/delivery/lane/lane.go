@@ -48,7 +48,7 @@ type Lanes struct {
 	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
 	turn    int            // the pool that last had its turn
 	waiting map[string]int // attempts that wait in the fast lane, by principal
-	waiters int            // their total number
+	waiters int            // the number of all attempts that wait in the fast lane
 
 	slowBytes, hangingBytes byteCounts
 	detached                int
@@ -122,8 +122,8 @@ type Call struct {
 	Since     int64  // when the event was queued, in milliseconds since 1970
 }
 
-// bytesHeld returns the memory for an attempt that is detached or in the slow lane, so that no page holds its event: the
-// decoded event and the webhook's body.
+// bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. As no page holds the event then, the decoded
+// event and the webhook's body both count.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
@@ -299,7 +299,7 @@ type FastSlot struct {
 	// this long. Other pages then call [FastSlot.HasWarning], which tells them whether to wait any longer.
 	Usual  time.Duration
 	hung   bool // the endpoint did not answer the last attempt in time
-	warned bool // another process knows that
+	warned bool // a process has stored that the endpoint hangs; see [hangKey]
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
@@ -414,8 +414,8 @@ type flow struct {
 type waiter struct {
 	flow  *flow
 	call  Call
-	hurry bool // its page is in a hurry
-	probe bool
+	hurry bool          // its page is in a hurry
+	probe bool          // the attempt finds out whether the endpoint is still slow
 	ready chan struct{} // closed when the verdict is known
 	slot  *FastSlot
 	Verdict
@@ -456,8 +456,8 @@ func (l *Lanes) addToRing(f *flow) {
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the
-// principal had its turn.
+// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the principal
+// had its turn. If the principal has no other flow in the ring, removeFromRing removes the principal.
 func (l *Lanes) removeFromRing(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -493,15 +493,15 @@ func (l *Lanes) remove(w *waiter) {
 	}
 }
 
-// endWait ends the wait of an attempt.
+// endWait ends the wait of an attempt with a verdict and, if that is Granted, a slot.
 func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	l.remove(w)
 	w.slot, w.Verdict = s, v
 	close(w.ready)
 }
 
-// grantFast gives free slots of the fast lane to waiting attempts. It is called after the state of the endpoint has changed, for example
-// because an attempt has ended.
+// grantFast gives free slots of the fast lane to waiting attempts. The caller holds the lock, and has changed the state of the endpoint,
+// for example because an attempt has ended.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -549,14 +549,14 @@ func (l *Lanes) grantFrom(p *pool) bool {
 	return false
 }
 
-// endpointRates limits the attempts per second and endpoint across all processes. A write per attempt would be too
-// expensive, so each process leases several tokens of the current second with one conditional write. Unused tokens expire
-// with the second. The limit therefore holds exactly, but up to one lease per process may be wasted. We cannot use
-// x/time/rate because it limits a single process.
+// endpointRates limits the attempts per second and endpoint across all processes. Each attempt takes a token, and each second has as many
+// tokens as the limit allows attempts. A write per token would be too expensive, so each process leases several tokens of the current
+// second with one conditional write. Unused tokens expire with the second. The limit therefore holds exactly, but up to one lease per
+// process may be wasted. We cannot use x/time/rate because it limits a single process.
 //
-// A delivery that gets no token is retried in a later second, its turn. Processes lease turns in the same way as tokens, so that the
-// waiting deliveries of all processes together arrive at the rate of the limit. A turn does not guarantee a token: when it comes, the
-// attempt still has to take one.
+// A delivery that gets no token gets a turn: a later second in which it is tried again. Processes lease turns in the same way as tokens, so
+// that the waiting deliveries of all processes together arrive at the rate of the limit. In its turn, an attempt still has to take a token,
+// and may fail to get one.
 type endpointRates struct {
 	db    store.DB
 	limit int64 // per second; 0 is no limit
@@ -568,11 +568,11 @@ type endpointRates struct {
 
 // tokenLease holds the tokens and turns of one endpoint that this process has leased.
 type tokenLease struct {
-	lease *semaphore.Weighted // one write at a time
+	lease *semaphore.Weighted // held during a write of a lease, so that there is one at a time
 
 	second int64 // since 1970
 	left   int64
-	spent  bool // no process has tokens left for the second
+	spent  bool // the store has no further lease for the second
 
 	turn      int64 // the last second in which deliveries have turns
 	turnsLeft int64 // the turns in it that this process has left
@@ -606,8 +606,8 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 		return true // the context is done, so the attempt ends immediately
 	}
 	defer lease.Release(1)
-	now := r.now()                           // it may have waited for a slow store
-	if ok, known := r.take(id, now); known { // another attempt was first
+	now := r.now()                           // Acquire may have waited for a slow store
+	if ok, known := r.take(id, now); known { // another attempt has leased the tokens meanwhile
 		return ok
 	}
 	n := max(1, r.limit/leasesPerSecond)
@@ -635,7 +635,8 @@ func (r *endpointRates) get(id string) *tokenLease {
 	return t
 }
 
-// take takes a token from the current lease. known is false if there is no lease for this second, so that the caller has to get one.
+// take takes a token from the current lease. ok says whether there was a token. known is false if the process has to lease more tokens to
+// find out.
 func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -657,7 +658,7 @@ func (r *endpointRates) count(ctx context.Context, id, sort string, second time.
 	return r.db.Write(ctx, op)
 }
 
-// reserve leases a turn for a delivery and returns the time until then.
+// reserve leases a turn for a delivery and returns the time until the turn.
 func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0
@@ -666,7 +667,7 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	lease := r.get(id).lease
 	r.mu.Unlock()
 	if lease.Acquire(ctx, 1) != nil {
-		return time.Second // the write of the delivery will fail, too
+		return time.Second // the context is done, so the caller's write of the delivery will fail anyway
 	}
 	defer lease.Release(1)
 	r.mu.Lock()

@@ -12,8 +12,8 @@ import (
 // SlowSlot is the permission to make an attempt in the slow lane, for which no page task waits.
 type SlowSlot struct {
 	slot
-	doubtful bool         // the attempt may hang, so it counts as a hanging attempt for the limit of memory
-	origin   *originState // set if the slot counts for the origin's limit of doubtful attempts
+	doubtful bool         // the attempt may hang, so it uses the memory for hanging attempts
+	origin   *originState // set if the slot counts towards the origin's limit of doubtful attempts
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
@@ -49,12 +49,12 @@ func (l *Lanes) slowBytesCounter(doubtful bool) *byteCounts {
 type slowWaiter struct {
 	call  Call
 	slot  *SlowSlot
-	ready chan struct{} // closed when it has got one
+	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. If the endpoint answers quickly,
-// even with failures, ReserveSlow waits up to [slotWait] for a slot. Without this wait, the delivery would go back to the
-// queue, where it loses more time with each return.
+// ReserveSlow returns a slot of the slow lane. If the endpoint is paused or has no free slot, s is nil, and the caller tries again after
+// wait. If the endpoint answers quickly, even with failures, ReserveSlow waits up to [slotWait] for a slot. Without this wait, the delivery
+// would go back to the queue, where it loses more time with each return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -84,7 +84,7 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time
 	return w.slot, 0
 }
 
-// takeSlow returns a slot of the slow lane, or the time after which to try again. The caller holds the lock.
+// takeSlow returns a slot of the slow lane, or nil and the time after which the caller may try again. The caller holds the lock.
 func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, wait time.Duration) {
 	s = &SlowSlot{slot: slot{lanes: l, e: e, call: c}, doubtful: e.isDoubtful(now)}
 	used, others := l.slowBytesCounter(s.doubtful), e.slow+e.hanging
@@ -137,7 +137,7 @@ func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.
 	return turn, max(turn, wait)
 }
 
-// ReserveTurn reserves the next attempt that the endpoint's rate limit allows, and returns the time until then.
+// ReserveTurn reserves the next attempt that the endpoint's rate limit allows, and returns the time until that attempt.
 func (l *Lanes) ReserveTurn(ctx context.Context, endpoint string) time.Duration {
 	return l.rate.reserve(ctx, endpoint, l.now())
 }

@@ -53,14 +53,14 @@ type Gaps struct {
 	Sealer func(context.Context) (*eventlog.Sealer, error)
 }
 
-// The deliveries of a suspended subscription form a backlog and use up none of their retries (SEP-3415, webhook event
-// delivery). When a delivery becomes due, it stays in the store, and its due entry, which names the time of the next attempt, is
-// deleted. An event that was published before the suspension but dispatched after it also joins the backlog. Later events need
-// not join it, because the subscription resumes when the client refreshes it, and the refresh replays these events from the log.
+// The deliveries of a suspended subscription form a backlog, and do not use up their retries (SEP-3415, webhook event delivery). When a
+// delivery becomes due, it stays in the store, and its due entry, which names the time of the next attempt, is deleted. An event that was
+// published before the suspension but dispatched after it also joins the backlog. Later events need not join it, because the subscription
+// resumes when the client refreshes it, and the refresh replays these events from the log.
 //
-// The refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends
-// a delivery, and then reads the subscription again. So one of the two always sees what the other has written, and no delivery
-// stays behind.
+// The refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends a
+// delivery, and then reads the subscription again. So the refresh finds the suspended delivery, or the worker finds the subscription active
+// and reactivates the delivery itself. No delivery stays behind.
 
 // WillBeReplayed reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
 // because the refresh replays it from the log.
@@ -68,12 +68,12 @@ func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 	return e.Published.After(sub.Suspended.Time().Add(2 * eventlog.MaxSkew))
 }
 
-// SuspendDelivery puts a delivery into the backlog. e is the event of a new delivery, and nil for a delivery that is stored
-// already.
+// SuspendDelivery puts a delivery into the backlog. If the subscription has become active meanwhile, it reactivates the delivery. e is the
+// event of a new delivery, and nil for a delivery that is stored already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	written, err := m.Deliveries.Suspend(ctx, del, e)
 	if err != nil || !written {
-		return err // another worker continues it, or it has ended
+		return err // another worker continues the delivery, or it has ended
 	}
 	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -88,7 +88,7 @@ func (m *Manager) reactivate(ctx context.Context, del *state.Delivery) error {
 	return err
 }
 
-// ReactivateAll reactivates all suspended deliveries of a subscription.
+// ReactivateAll schedules the next attempts of all suspended deliveries of a subscription, unless the subscription is still suspended.
 func (m *Manager) ReactivateAll(ctx context.Context, workspace string, r task.Reactivation) error {
 	record, err := m.Subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -181,13 +181,13 @@ func hasAccessRule(e *catalog.Entry) bool {
 const (
 	// gapEvery is the minimum time between two gap notices of a subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a notice is retried, even after its schedule is over. An endpoint that fails for that long is
+	// gapFor is how long a notice is retried, even after its schedule is over. A subscription whose attempts all fail for that long is
 	// disabled.
 	gapFor = DisableAfter
 	// gapRetry is the longest time between two retries after the schedule.
 	gapRetry = time.Hour
-	// suspensionGap is the key of a suspension's notice among the subscription's deliveries. It differs from all others,
-	// because they are hashes.
+	// suspensionGap is the key of a suspension's notice among the subscription's deliveries. It differs from the keys of all events,
+	// because these are hashes.
 	suspensionGap = "~gap"
 )
 
@@ -214,6 +214,8 @@ func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
+// tryGap writes a gap notice unless the last one covers the delivery. done is false if another process has written a notice at the same
+// time, so that the caller tries again.
 func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
 	last, version, covers, err := m.lastGap(ctx, del)
 	if err != nil || covers {
@@ -319,18 +321,18 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	return err
 }
 
-// PrepareGap decides what to do with a gap notice that is due. If send is true, it is sent now. Otherwise it is postponed
-// until later or, if later is zero, dropped.
+// PrepareGap decides what to do with a gap notice that is due. If send is true, the caller sends the notice now. Otherwise the caller
+// postpones it until later or, if later is zero, drops it.
 func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
 	if record == nil || record.Plain || m.Gaps == nil {
 		return false, later, nil
 	}
-	del.Control.Target = record.Target // its secret may have been rotated
+	del.Control.Target = record.Target // the target's secret may have been rotated
 	if del.Control.Gap == state.GapAbandoned || len(del.Control.Body) > 0 {
 		return true, later, nil
 	}
 	if record.State != subscription.Suspended {
-		return false, later, nil // it is active again, and the refresh reported the gap
+		return false, later, nil // the subscription is active again, and the refresh reported the gap
 	}
 	if end := record.Suspended.Time().Add(m.Gaps.Log.MinRetention()); m.Deliveries.Now().Before(end) {
 		return false, end, nil // the notice was written for an earlier suspension

@@ -44,7 +44,7 @@ type Terminator struct {
 	Log   *slog.Logger
 
 	rechecking  sync.Mutex
-	rechecked   map[string]string // fingerprints of catalogs, by workspace
+	rechecked   map[string]string // fingerprints of the catalogs that need no further recheck, by workspace
 	interrupted string            // the workspace at which the last recheck ran out of time
 }
 
@@ -59,8 +59,8 @@ func (t *Terminator) now() time.Time { return periodic.Clock(t.Now)() }
 
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
-// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. One transaction
-// deletes the subscription and stores its termination notice, so that a crash cannot lose the notice.
+// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. One transaction ends the
+// subscription and stores its termination notice, so that a crash cannot lose the notice.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *state.Delivery
@@ -157,7 +157,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 		if !errors.As(err, &then) {
 			return err
 		}
-		if gone, err := t.hasNoKey(ctx, sub); gone || err != nil { // it ends whatever the catalog says
+		if gone, err := t.hasNoKey(ctx, sub); gone || err != nil { // the subscription ends whatever the catalog says
 			return err
 		}
 		if used != nil {
@@ -201,7 +201,8 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	return out, nil
 }
 
-// withChanges appends the changes of the event type to the reason, for example that a filter was removed.
+// withChanges appends the breaking changes of an event type, for example that a filter was removed, to a reason that says that this type's
+// schema has changed. It returns other reasons unchanged.
 func withChanges(reason string, changes []catalog.Change) string {
 	var what []string
 	for _, c := range changes {
@@ -250,9 +251,9 @@ func EndingsError(endings []Ending) error {
 // settleAfter is the time between the first and the second recheck of a changed catalog.
 const settleAfter = 20 * time.Second
 
-// Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. A
-// workspace that fails does not stop the others. There may be more workspaces and subscriptions than one recheck has time
-// for, so the next one continues where the last one was interrupted, and begins with the workspaces that had no turn.
+// Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. A workspace that
+// fails does not stop the others. There may be more workspaces and subscriptions than one recheck has time for, so each recheck begins with
+// the workspaces that the previous one did not reach, and continues an interrupted workspace at its position.
 func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 	t.rechecking.Lock()
 	defer t.rechecking.Unlock()
@@ -306,7 +307,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
-	// Continue an interrupted recheck only if this is still the same one, the first or the second, of the same catalog.
+	// Continue at the position of an interrupted recheck only if that was the same recheck, the first or the second, of the same catalog.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -342,7 +343,8 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of one scope from a position on, and saves the position after each page.
+// recheckScope checks the subscriptions of one scope from a position on, and terminates subscriptions that may not continue. After each
+// page it saves the position, together with the other fields of last, the stored state.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

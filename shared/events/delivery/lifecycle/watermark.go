@@ -23,10 +23,10 @@ import (
 // misses no event. Two kinds of deliveries are not settled:
 //
 //   - Deliveries without a first attempt. They are part of a page, a queue message that asks to send events to a range of
-//     subscribers. The store has items only for deliveries that failed, so Watermark estimates. Dispatch regularly
-//     records that it makes progress (see [Progress]). Watermark assumes that all pages that were queued at least
-//     [dwell] before the last such record have been attempted. There are two exceptions, which have items in the store: pages
-//     that dispatch received late, and pages that wait because a person has paused their events (see [PausedPages]).
+//     subscribers. The store has items only for deliveries that failed, so Watermark has to estimate which pages were
+//     attempted. Dispatch regularly records that it makes progress (see [Progress]). Watermark assumes that all pages that were
+//     queued at least [dwell] before the last such record have been attempted. There are two exceptions, which have items in the
+//     store: pages that dispatch received late, and pages that wait because a person has paused their events (see [PausedPages]).
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.
 //
 // Positions are keys of the event log. An event's key is at least its publication time minus the tolerated clock skew.
@@ -45,7 +45,7 @@ const (
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the largest number of stored deliveries that SettledPosition reads.
+	// maxOpen is the largest number of stored deliveries that SettledPosition reads. If there are more, the position is unknown.
 	maxOpen = 1000
 )
 
@@ -72,8 +72,8 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are
-// settled, and reports whether there are open deliveries.
+// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled,
+// or 0 if that is unknown, and reports whether there are open deliveries.
 func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
@@ -88,7 +88,7 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 		for i := range page.Items {
 			del, err := state.Decode(&page.Items[i])
 			if err != nil {
-				return 0, true, nil // it may be of any event
+				return 0, true, nil // the delivery may be for any event
 			}
 			if del.State == state.Dead || del.Control != nil {
 				continue
@@ -105,9 +105,9 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. A
-// successful delivery to the subscription after the last progress record also shows progress. But it may have been the retry of
-// an event that was up to [dwell] old, so attemptedUntil goes back twice that time from it.
+// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. A successful
+// delivery to the subscription after the last progress record also shows progress. But that delivery may have been the retry of an event
+// that was up to [dwell] old, so attemptedUntil goes back twice that time from the delivery.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
@@ -129,8 +129,8 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages lowers a position so that it lies before all late or paused pages that a partition lists. It returns 0 if that
-// position is unknown.
+// beforePages lowers a position so that it lies before all late or paused pages that a partition lists. It returns 0 if it cannot decode
+// the position of the earliest page.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // a page of the query may have only expired items
@@ -138,7 +138,7 @@ func (w *Watermark) beforePages(ctx context.Context, partition string, at int64)
 		if err != nil {
 			return 0, fault.Wrap(fault.Unavailable, err, "read which pages are late")
 		}
-		if len(late.Items) > 0 { // the first is the earliest
+		if len(late.Items) > 0 { // the first item has the earliest position
 			first := late.Items[0].Sort
 			key, err := strconv.ParseInt(first[:min(16, len(first))], 10, 64)
 			if err != nil {
@@ -153,8 +153,8 @@ func (w *Watermark) beforePages(ctx context.Context, partition string, at int64)
 	}
 }
 
-// Progress records that this process has attempted all pages it received. [Watermark] needs these records, because a first attempt leaves no
-// trace in the store before it ends. The zero value is ready to use.
+// Progress records, at most once a minute, that this process has attempted the pages that it received. [Watermark] needs these records,
+// because a first attempt leaves no trace in the store before it ends. The zero value is ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time

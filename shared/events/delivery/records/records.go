@@ -49,21 +49,21 @@ type Record struct {
 	Origin       string              `json:"or,omitempty"`
 	// Next is when the next attempt is due, or zero after the last attempt.
 	Next time.Time `json:"next,omitzero"`
-	// Dead says that this attempt was the last, and the delivery is a dead letter.
+	// Dead is set if the delivery became a dead letter after this attempt.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
 	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). Only the subscription's own list has it,
 	// and only with --keep-responses.
 	Response string `json:"resp,omitempty"`
-	// Omitted is the number of records that are missing from the list right before this one, because of [Log.Limit].
+	// Omitted is the number of records that this process left out of the shared lists right before this one, because of [Log.Limit].
 	Omitted int64 `json:"om,omitempty"`
 }
 
 // recordVersion is the format version of the records that this release writes. Version 1 had no Subscription.
 const recordVersion = 2
 
-// encode returns the record as JSON, with the members that the tags of [Record] define. encoding/json would take almost a tenth of the CPU
-// time of an event with a hundred subscribers.
+// encode returns the record as JSON, with the members that the tags of [Record] define. It does not use encoding/json, which would take
+// almost a tenth of the CPU time of an event with a hundred subscribers.
 func (r *Record) encode() []byte {
 	b := make([]byte, 0, 512)
 	text := func(member, value string) {
@@ -110,8 +110,8 @@ func (r *Record) encode() []byte {
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
-	failuresFree bool // Limit applies only to successes
-	Omitted      *atomic.Int64
+	failuresFree bool          // Limit applies only to successes
+	Omitted      *atomic.Int64 // records left out of the shared lists since the last copied record
 }
 
 const (
@@ -130,8 +130,7 @@ func NewLog(db store.DB, keep Keep) Log {
 	return l
 }
 
-// allowCopies reports whether the limit permits copies of an attempt's record in the other lists. If not, it counts the record as
-// omitted.
+// allowCopies reports whether the limit permits copies of an attempt's record in the shared lists. If not, it counts the record as omitted.
 func (l Log) allowCopies(made state.Result) bool {
 	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
 		return true
@@ -140,8 +139,8 @@ func (l Log) allowCopies(made state.Result) bool {
 	return false
 }
 
-// Add appends the writes of an attempt's record to notes, unless the [Keep] setting leaves the attempt out. response is "" or the
-// beginning of a failed response.
+// Add appends the store operations that write the record of an attempt to notes, unless the [Keep] setting leaves the attempt out. made is
+// the attempt's result, and response is "" or the beginning of a failed response.
 func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, response string) []store.Op {
 	switch {
 	case l.Keep == None:
@@ -218,9 +217,9 @@ type Query struct {
 	Span
 }
 
-// List returns the records that match a query and precede the given key, newest first. At the end, next is "". List reads at most
-// limit records with one store query, on the most selective field, and filters them by the other fields. So a page may have fewer
-// records than the limit, or none, although more pages follow.
+// List returns the records that match a query and precede the given key, newest first. At the end, next is "". List reads at most limit
+// records with one store query, on the most selective field, and filters them by the other fields. So a page may have fewer records than
+// the limit, or be empty, although more pages follow.
 func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -237,7 +236,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
 		}
-		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // a record of version 1 does not name it
+		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // records of version 1 do not name the subscription
 		return r, ask.matches(r), nil
 	})
 }
@@ -245,8 +244,8 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 // maxLook limits the records that [OfEvent] reads.
 const maxLook = 200
 
-// OfEvent returns the records of an event in a subscription's list, newest first. It reads only the first [maxLook] records since a
-// time. If that is the time of publication, these usually include all records of the event.
+// OfEvent returns the records of an event in a subscription's list, newest first. It reads only the oldest [maxLook] records of the list
+// since the given time. If that is the event's time of publication, these records usually include all records of the event.
 func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, since time.Time) (list []Record, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: BySubscription(workspace, sub), Limit: maxLook}
 	q.Within(since, time.Time{})
@@ -264,8 +263,9 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// ListNewest reads one page of items, newest first. It returns the entries of a span for which read returns true. It logs an item that
-// cannot be decoded and leaves it out, so that it does not hide the others. next is "" at the end.
+// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list. what names the
+// operation in errors. It logs an item that cannot be decoded and leaves it out, so that it does not hide the others. next is "" at the
+// end.
 func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
@@ -299,7 +299,7 @@ func (ask Query) matches(r Record) bool {
 // Keep is the --delivery-log setting.
 type Keep string
 
-// The settings: a record of every attempt, of failed ones only, or of none.
+// The settings: a record of each attempt, a record of each failed attempt, or no records.
 const (
 	All      Keep = "all"
 	Failures Keep = "failures"
@@ -322,7 +322,8 @@ func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, a
 // minStep is the minimum number of entries that [MergeLists] asks for in one query.
 const minStep = 4
 
-// MergeLists returns the newest entries of all lists as one page. Entries with the same key are on the same page.
+// MergeLists returns the newest entries of several subscriptions' lists as one page. list reads from one of these lists, and keyOf returns
+// an entry's sort key. Entries with the same key are on the same page.
 //
 // It first reads a few entries of each list, and notes the position at which each list continues. Unread entries of a list are
 // older than its position, so only entries that are newer than all positions can be returned. If these are too few, MergeLists

@@ -177,8 +177,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and sends the subscriber a gap notice. It is for an event that the
-// endpoint did not refuse. The subscriber may not know that it has missed this event.
+// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and sends the subscriber a gap notice. It is for an event that the endpoint
+// has not refused, so the subscriber may not know that it has missed the event.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -195,12 +195,13 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 	return written, err
 }
 
-// statuses decides when to write a subscription's status: after a failure, on the first success after a failure, and otherwise once
-// a minute.
+// statuses decides when to write a subscription's status: after each failure, after the first success that follows a failure, and otherwise
+// at most once a minute.
 //
-// One event with very many subscribers would still cause a write for each of them. So after [statusBudget] of the once-a-minute
-// writes in a minute, only one in [statusShare] of them is made. A status that is not written may be outdated until some more
-// events were delivered: its last delivery is too old, or it still has a failure that another dispatcher recorded.
+// An event with very many subscribers would still cause a write for each of them. So in each minute, only [statusBudget] of the
+// once-a-minute writes are certain. After that, one in [statusShare] of them is made, chosen at random. A status that is not written may
+// stay outdated until a few more events are delivered: its last delivery is too old, or it still has a failure that another dispatcher
+// recorded.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
@@ -223,7 +224,7 @@ const (
 	maxStatuses  = 100_000
 )
 
-// afterSuccess returns the status after a success, and reports whether to write it. The success of a retry is always written.
+// afterSuccess returns the status after a success, and reports whether to write it. After the success of a retry it is always written.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,7 +310,7 @@ const (
 // tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with unwritten attempts, and the current one; oldest first
-	began   time.Time     // when written was last 0
+	began   time.Time     // when written was last reset to 0
 	written int           // written successes
 	dirty   int           // unwritten successes
 	asked   time.Time     // when the attempts of all processes were last added up
@@ -340,7 +341,7 @@ func rateKey(workspace, id string, minute int64, self string) store.Key {
 
 func (r *rates) get(workspace, id string, now time.Time) *tally {
 	if r.self == "" || len(r.subs) >= maxTallys {
-		r.self, r.subs = rand.Text()[:10], map[string]*tally{} // the old items keep their counts
+		r.self, r.subs = rand.Text()[:10], map[string]*tally{} // the items under the old name keep their counts
 	}
 	key := workspace + "#" + id
 	t := r.subs[key]
@@ -351,8 +352,9 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, it returns all counts that
-// are not written yet. After a success it returns them only if there are enough, because a write per success would be expensive.
+// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, it returns all counts that are not
+// written yet. After a success it returns them only if the number of successes has doubled since the last write, because a write per
+// success would be expensive.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -376,7 +378,7 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 		return nil
 	}
 	for _, m := range t.minutes {
-		value, _ := json.Marshal(m) // two numbers
+		value, _ := json.Marshal(m) // numbers always encode
 		due = append(due, store.Put(store.Item{
 			Key: rateKey(workspace, id, m.Minute, r.self), Value: value,
 			Expires: time.Unix(m.Minute*60, 0).Add(rateWindow + 2*time.Minute),
@@ -401,7 +403,7 @@ func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string
 	first := max(now.Add(-rateWindow).Unix(), int64(resumed))/60 + 1
 	own := map[string]bool{}
 	ok, failed := 0, 0
-	for _, m := range t.minutes { // the items of these minutes may be older
+	for _, m := range t.minutes { // the stored items of these minutes may lack the latest attempts
 		if own[rateKey(workspace, id, m.Minute, r.self).Sort] = true; m.Minute >= first {
 			ok, failed = ok+m.OK, failed+m.Failed
 		}

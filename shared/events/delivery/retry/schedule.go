@@ -27,7 +27,7 @@ type Job struct {
 	Queue queue.Sender
 	// EventLog is the log whose broken items [Job.DeadLetterLogItems] reports.
 	EventLog *eventlog.Log
-	// SaveEvery is the SaveEvery of [minutes.Position].
+	// SaveEvery is how old the job's stored position may become before the job saves it again; see [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
 	// Log logs items that cannot be decoded. Nil means [slog.Default].
@@ -37,7 +37,7 @@ type Job struct {
 var (
 	// readUntilKey is the key of the item that stores up to which minute the job has read the due table.
 	readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-	// aheadKey is the item that stores how far [Job.continueSearch] has searched since the clock was set back.
+	// aheadKey is the key of the item that stores how far [Job.continueSearch] has searched since the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
@@ -53,8 +53,8 @@ const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
-// Run moves the deliveries that are due before the next round, and returns how many. It deletes a due entry after it has sent the
-// entry's message. If it crashes in between, the message is sent twice, and the second one is dropped as stale.
+// Run moves the deliveries that are due before the next round, and returns their number. It deletes a due entry after it has sent the
+// entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
@@ -70,7 +70,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves the due entries of a minute for which only returns true. If only is nil, it moves all of them.
+// moveMinute moves a minute's due entries to the slow queue. If only is not nil, it moves just the entries for which only returns true.
 func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -81,8 +81,8 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(s
 	return moved, errors.Join(errs...)
 }
 
-// move moves the due entries of a partition to the slow queue if they are due before the next round and only, if not nil,
-// returns true for them.
+// move moves a partition's due entries to the slow queue, with a delay for entries that are not due yet. If only is not nil, it moves just
+// the entries for which only returns true.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -141,15 +141,15 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 // are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
 // for an hour. So after such a change, Run searches once through all minutes that may have such entries.
 
-// search is the value of the item at [aheadKey]. The search continues at the minute that is the item's version. It ends at Until,
-// the last minute for which a process could have written an entry while the clock was ahead.
+// search is the value of the item at [aheadKey]. The item's version is the minute at which the search continues. It ends at Until, the last
+// minute for which a process could have written an entry while the clock was ahead.
 type search struct {
 	V     int   `json:"v"`
-	Was   int64 `json:"was"` // seconds since 1970
+	Was   int64 `json:"was"` // the minute that the job had reached when the clock was set back, in seconds since 1970
 	Until int64 `json:"until"`
 }
 
-// beginSearch begins a search after the clock was set back: in the last round it showed was, which is later than now.
+// beginSearch begins a search after the clock was set back. was is the minute that the job had reached, which is later than now.
 func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {
@@ -160,9 +160,9 @@ func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 		var before search
 		if err := json.Unmarshal(it.Value, &before); err == nil {
 			if before.Was == next.Was {
-				return nil // the last round began this search, and then could not save its position
+				return nil // the last round began this search, and then could not save the job's position
 			}
-			next.Until = max(next.Until, before.Until) // it was set back twice
+			next.Until = max(next.Until, before.Until) // the clock was set back twice
 		}
 	}
 	value, _ := json.Marshal(next)
@@ -172,7 +172,8 @@ func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// continueSearch continues the search that [Job.beginSearch] began.
+// continueSearch continues the search that [Job.beginSearch] began, if there is one. It moves the entries that were written while the clock
+// was ahead.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil || it == nil {

@@ -53,8 +53,8 @@ type Delivery struct {
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
-	State        string              `json:"st"` // one of the state constants
-	First        time.Time           `json:"t1"`
+	State        string              `json:"st"`           // one of the state constants
+	First        time.Time           `json:"t1"`           // when the schedule begins; a wait for a switch or the rate limit moves it
 	Published    time.Time           `json:"pub,omitzero"` // when the event was published; the subscription's watermark stays before it
 	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
 	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
@@ -62,18 +62,18 @@ type Delivery struct {
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // as in [task.Single]
-	Waits    int       `json:"w,omitempty"` // how often it had to wait for its endpoint in the due table
+	Waits    int       `json:"w,omitempty"` // how often it waited in the due table without an attempt
 	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
 	// after them.
 	Base int `json:"base,omitempty"`
 	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so that
 	// each renewal changes the key.
 	Renewals int `json:"rn,omitempty"`
-	// Died is when the delivery was given up. The keys of its dead letter contain this time. It is zero if an earlier version of the
+	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
 	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
-	// Again is set if a person had the event delivered again. The event's gap was announced before, so another failure does not
-	// announce it.
+	// Again is set if a person had the event delivered again. The gap of the event was announced when it failed before, so another failure
+	// does not announce it again.
 	Again bool `json:"again,omitempty"`
 	// Late is set if the delivery is late on purpose, because its event is replayed, or because a switch or its suspended subscription
 	// held it. The metric of the lag leaves out its first attempt.
@@ -110,7 +110,7 @@ type Result struct {
 const (
 	// KeptFor is how long dead letters and records stay.
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is how long after a retry its due entry sends the retry's message again, in case the first message was lost.
+	// Backup is how long after a retry is due its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute
 	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
 	// delivery. If the message arrived before the delivery is written, it would be dropped. A write normally takes far less
@@ -162,7 +162,7 @@ func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Bac
 		for i := range page.Items {
 			del, err := Decode(&page.Items[i])
 			if err != nil || del.State == Dead || del.Control != nil {
-				continue // it is not for a subscriber, or cannot be read
+				continue // it cannot be read, is not sent any more, or carries no event
 			}
 			b.Count++
 			if b.Oldest.IsZero() || del.Published.Before(b.Oldest) {
@@ -251,7 +251,7 @@ func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 }
 
 func (del *Delivery) Item() store.Item {
-	value, _ := json.Marshal(del) // times, strings and numbers
+	value, _ := json.Marshal(del) // times, strings and numbers always encode
 	expires := del.First.Add(RetriedFor)
 	if !del.PausedAt.IsZero() {
 		expires = del.PausedAt.Add(switches.Kept + RetriedFor)
@@ -419,7 +419,8 @@ type control struct {
 	Gap gap `json:"g,omitempty"`
 }
 
-// NewNotice returns the delivery of a control message of the given type, still without its body.
+// NewNotice returns the delivery of a control message, still without its body. kind is the type of the message, for example gap, name the
+// subscription's event type, and first the time at which the retry schedule begins.
 func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *Delivery {
 	return &Delivery{
 		V: task.Version, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
@@ -518,8 +519,9 @@ type newBody struct {
 	err     error // may be read when done is closed
 }
 
-// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It
-// waits while another delivery stores the same event.
+// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It waits
+// while another delivery stores the same event. If the process knows an event of another publication under the delivery's key, claimBody
+// gives the delivery a key that includes the time of publication.
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
@@ -577,8 +579,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 	return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
 }
 
-// putBody writes the item of an event and returns the stored body. It writes nothing if the stored item has an event of another
-// publication or expires late enough. The result is zero if another process changed the item meanwhile.
+// putBody writes the item of an event and returns the stored body. It writes nothing if the stored item has an event of another publication
+// or expires late enough. The result is the zero storedBody if another process changed the item meanwhile.
 func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
 	written := storedBody{published: published, expires: it.Expires}
 	items, err := ds.DB.Get(ctx, it.Key) // first, because the event is usually stored

@@ -93,8 +93,8 @@ const (
 // isWritten reports whether a write succeeded, so that its worker continues the delivery.
 func isWritten(r result, err error) (bool, error) { return r == written, err }
 
-// IsUnderWay reports whether a stored delivery in this state still has to be sent. In the only other state, Dead, a new
-// delivery of the same event takes its place and continues its history.
+// IsUnderWay reports whether a stored delivery in this state still has to be sent. Only a dead delivery does not have to be sent. A new
+// delivery of the same event replaces the dead one and keeps its attempts.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
 // Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a message
@@ -157,8 +157,8 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 	return written, nil
 }
 
-// Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the
-// switch, the message goes back to its queue. e is nil for a notice.
+// Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the switch, the
+// message goes back to its queue. e is nil for a control message.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (bool, error) {
 	return isWritten(ds.write(ctx, del, change{
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
@@ -199,8 +199,8 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	}))
 }
 
-// DeletionNotes returns the notes that delete a delivery because it succeeded or has no receiver anymore. If the delivery has
-// changed since it was read, [WriteNotes] does not delete it.
+// DeletionNotes returns the store operations that delete a delivery because it succeeded or has no receiver any more. The caller passes
+// them to [WriteNotes], which keeps the delivery if it has changed since it was read.
 func (del *Delivery) DeletionNotes() []store.Op {
 	if del.Version == 0 {
 		return nil
@@ -211,8 +211,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 	}
 }
 
-// change is one step of a delivery, with the writes that belong to it. [Deliveries.write] calls the functions again for each try,
-// because a delivery that replaces a dead one gets more attempts.
+// change is one step of a delivery, with the writes that belong to it. [Deliveries.write] calls the functions again for each try, because a
+// delivery that replaces a dead one also gets the attempts of the dead one.
 type change struct {
 	step Step
 	what string // the attempted operation, for errors
@@ -260,14 +260,14 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 			return r, err
 		}
 		if conditional {
-			return taken, nil // one of its own conditions failed
+			return taken, nil // a condition of c.also may have failed, and would fail again
 		}
 	}
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step, together with the event if body is not nil. It reports whether c.also had conditions,
-// because a conflict may then be due to them.
+// put writes the transaction of a step, together with the event if body is not nil. It reports whether the writes of c.also have
+// conditions, because a conflict may then be due to these.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c change, body *newBody) (conditional bool, err error) {
 	stored := false
 	if body != nil {
@@ -311,7 +311,8 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c chang
 	return conditional, nil
 }
 
-// resolveConflict finds out why a delivery could not be written, and whether the worker may try again.
+// resolveConflict finds out why a delivery could not be written, and whether the worker may try again. fresh says that the worker created
+// the delivery and did not read it from the store.
 func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
@@ -347,31 +348,30 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 	return tryAgain, nil
 }
 
-// sameAttempt reports whether the stored delivery has no more attempts than the worker knew. It may still have changed, for
-// example because its event was requested again. The worker then makes its step nevertheless. Its message may have been the
-// delivery's only one, so otherwise the delivery would wait for the due entry. For a notice the result is false, because the
-// notice may have other content by now.
+// sameAttempt reports whether the stored delivery has no more attempts than the worker knew. It may still have changed, for example because
+// its event was requested again. The worker then makes its step nevertheless. Its message may have been the delivery's only one, so
+// otherwise the delivery would wait for the due entry. For a control message the result is false, because the message may have other
+// content by now.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
-// renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an
-// older cursor. The stored delivery then also serves as the new one. But a worker may be about to delete it, because an attempt
-// has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a worker that read the
-// item before can no longer delete it or give it up. That worker's message may have been the only trace of the delivery,
-// because the due table and switches delete their entries when they send a message. So renew also writes a due entry, which
-// delivers the event once more. If there is one that is due later, it keeps its time, so that frequent requests do not postpone
-// the delivery.
+// renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an older
+// cursor. The stored delivery then also serves as the new one, whose step is s. But a worker may be about to delete it, because an attempt
+// has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a worker that read the item before
+// can no longer delete it or give it up. That worker's message may have been the only trace of the delivery, because the due table and
+// switches delete their entries when they send a message. So renew also writes a due entry, which delivers the event once more. If the
+// delivery already has a due entry with a later time, the new entry gets the same time, so that frequent requests do not postpone the
+// delivery.
 //
 // The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry
 // has a different key, in a minute that the job still visits. For example, an entry that is already due moves to the current
 // minute.
 //
-// If the stored delivery is suspended, it has no message. If the new delivery would be attempted (StepSchedule), renew
-// schedules the stored one immediately. Otherwise it keeps waiting for the subscriber's refresh. A paused delivery waits for
-// its switch if the new one would be paused, too. Its waiting message also gets another key, because the switch may be sending
-// the message.
+// If the stored delivery is suspended, it has no message. If the new delivery would be attempted (StepSchedule), renew schedules the stored
+// one immediately. Otherwise it keeps waiting for the subscriber's refresh. A paused delivery continues to wait for its switch if the new
+// one would be paused, too. Its waiting message also gets another key, because the switch may be sending the message.
 //
 // If the delivery has changed once more, renew returns tryAgain.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {
@@ -423,7 +423,8 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (res
 	return taken, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
-// TakePlaceOf replaces a dead delivery with this new one, which keeps the attempts of both. Its schedule starts from the beginning.
+// TakePlaceOf makes this new delivery replace a dead one when the new one is written. The new one gets the attempts of both, but its
+// schedule starts from the beginning.
 func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	made := del.Attempts[del.Base:]
 	del.Base = len(dead.Attempts)
@@ -434,7 +435,7 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	}
 }
 
-// otherPublication reports whether these are the publication times of two different events, which may have the same id.
+// otherPublication reports whether a and b are the publication times of two different events. Such events may have the same id.
 func otherPublication(a, b time.Time) bool { return a.UnixMicro() != b.UnixMicro() }
 
 // SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. If a newer program wrote the item,

@@ -71,7 +71,8 @@ type Single struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
-	// Key is the event's [event.Event.Key]. It is empty for a notice.
+	// Key identifies the delivery among the subscription's deliveries. It is normally the event's [event.Event.Key]. If it is empty, as for
+	// most control messages, Event identifies the delivery.
 	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
@@ -93,8 +94,8 @@ func (t Page) Outgoing() queue.Outgoing {
 	return queue.Outgoing{Body: t.Encode(), Value: t, Group: t.Group(), Delay: t.Delay}
 }
 
-// Group returns the message group of the task. This is the pattern or, if the task is for one endpoint or subscription only,
-// that endpoint or subscription, so that its many tasks do not delay the tasks of others.
+// Group returns the message group of the task. This is the pattern or, if the task is for one endpoint or subscription only, that endpoint
+// or subscription. So many tasks for one endpoint do not delay the pattern's other tasks.
 func (t Page) Group() string {
 	if t.Endpoint != "" {
 		return t.Endpoint
@@ -115,7 +116,7 @@ func (t Page) Encode() []byte {
 func Encode(task any) []byte {
 	b, err := json.Marshal(task)
 	if err != nil {
-		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it was received
+		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // all raw JSON in a task was parsed when it was received
 	}
 	return b
 }
@@ -140,7 +141,7 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 // DecodePage decodes a page task of the deliveries queue.
 func DecodePage(m queue.Message) (Page, error) {
 	if t, ok := m.Value.(Page); ok {
-		t.Endpoint, t.Delay = "", 0 // these are not encoded
+		t.Endpoint, t.Delay = "", 0 // as in a decoded body, which lacks them
 		return t, nil
 	}
 	return Decode(m.Body, func(t Page) int { return t.V })
@@ -154,9 +155,9 @@ func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 // days.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
-// Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue
-// dead-letters it after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was sent. If so,
-// the caller must accept the message.
+// Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue dead-letters it
+// after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was sent. If so, the caller must accept
+// the original message, so that the queue deletes it.
 //
 // On a FIFO queue, the copy goes to the end of its group. So the message loses its place, but the later messages of the group no
 // longer wait for it.
@@ -166,7 +167,7 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	}
 	out := queue.Outgoing{Body: m.Body, Group: m.Group}
 	if q.FIFO() {
-		out.Dedup = "newer-" + m.ID // a process that dies before the queue deletes the message leads to a second copy
+		out.Dedup = "newer-" + m.ID // drops a second copy if the process dies before the original is deleted
 	}
 	if err := s.Send(ctx, q, out); err != nil {
 		log.ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
@@ -178,7 +179,7 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 // Sizes of page tasks. Dispatch splits a task with many subscribers, and splits the parts again if necessary, so that the tasks
 // form a tree.
 const (
-	// PageTarget is the average number of subscribers in a task, if their pattern needs more than one.
+	// PageTarget is the average number of subscribers in a task, if the pattern's subscribers need more than one task.
 	PageTarget = 20
 	// PageSplit is the approximate number of subscribers above which a task is split before it sends anything.
 	PageSplit = 40
@@ -188,8 +189,8 @@ const (
 	taskBytes = 200 << 10
 )
 
-// split cuts a range that holds about count subscribers into parts of about [PageTarget] subscribers. If that would be more than
-// [branches] parts, it cuts the range into that many larger ones, which are split again.
+// split cuts a range that holds about count subscribers into parts of about [PageTarget] subscribers. If that would be more than [branches]
+// parts, it cuts the range into that many larger ones, which dispatch splits again. A range with up to 25 subscribers stays whole.
 func split(r subscription.Range, count int) []subscription.Range {
 	n := min((count+PageTarget-1)/PageTarget, branches)
 	if count <= 25 || n < 2 {
@@ -259,7 +260,7 @@ func digest(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// IsPermanent reports whether repeating a step would always fail, because the event itself cannot be handled.
+// IsPermanent reports whether a step that failed with err would fail again each time, because the event itself cannot be handled.
 func IsPermanent(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.TooLarge, fault.NotFound:
@@ -268,7 +269,8 @@ func IsPermanent(err error) bool {
 	return false
 }
 
-// DecodeEvent decodes a message of the events queue. If a newer program wrote it, the error is not [IsPermanent].
+// DecodeEvent decodes a message of the events queue. If a newer program wrote the message, the error is not [IsPermanent], so that the
+// message stays in the queue.
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
 	if e, ok := m.Value.(event.Event); ok {
 		return e, nil
