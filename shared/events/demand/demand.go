@@ -60,10 +60,10 @@ type Registry struct {
 	// events, but may miss the first ones. 0 means 3 s.
 	Start time.Duration
 	// Key returns a key of the deployment, with which the tokens of callers are encrypted. It may be nil in processes that
-	// handle none.
+	// handle no such tokens.
 	Key func(ctx context.Context) ([]byte, error)
 
-	renewed bounded.Map[renewal, time.Time] // when this process renewed a demand
+	renewed bounded.Map[renewal, time.Time] // when this process last renewed a demand
 
 	mu    sync.Mutex
 	awake chan struct{} // closed at the next demand
@@ -151,7 +151,7 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 		}
 	}
 	var before State
-	if replaced { // its error belongs to the previous token
+	if replaced { // an error in the current state belongs to the previous token
 		if before, err = r.LoadState(ctx, workspace, uri); err != nil {
 			return err
 		}
@@ -173,7 +173,8 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 	}
 }
 
-// checkLimit returns an error if the principal has too many demands at the backend for another one.
+// checkLimit returns an error if the principal already has [maxWanted] demands at the backend. key is the key of its next
+// demand.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
 	q, n := queryOf(key.Partition, prefix), 0
@@ -204,14 +205,14 @@ func queryOf(partition, caller string) store.Query {
 	return store.Query{Table: store.Sessions, Partition: partition, After: caller + "#", Until: caller + "#~"}
 }
 
-// uriOf returns the URI of a demand. The rest of its value is the token.
+// uriOf returns the URI of a demand. In the demand's value, a line break and the encrypted token may follow the URI.
 func uriOf(it *store.Item) string {
 	uri, _, _ := strings.Cut(string(it.Value), "\n")
 	return uri
 }
 
-// await waits until the relay has subscribed, or until it records an error. It ignores an error that the state before already
-// had.
+// await waits until the relay has subscribed, or until it records an error. It ignores an error that is already in the state
+// before. After the time [Registry.Start] it stops waiting and returns nil.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -267,7 +268,7 @@ func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State)
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, store.Put(it)), "record the state of a subscription at a backend")
 }
 
-// Forget removes the state and the cursor of a subscription that has ended.
+// Forget removes the state, the cursor and the restart request of a subscription that has ended.
 func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Delete(stateKey(workspace, uri, "state")), store.Delete(stateKey(workspace, uri, "cursor")),
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
@@ -327,7 +328,7 @@ type Cursor struct {
 // maxCursor is the maximum size of a backend's cursor in bytes.
 const maxCursor = 64 << 10
 
-// Load implements the interface.
+// Load returns the cursor. It returns "" before the first [Cursor.Save].
 func (c Cursor) Load(ctx context.Context, _ string) (string, error) {
 	it, err := store.One(ctx, c.DB, stateKey(c.Workspace, c.URI, "cursor"), "read the cursor of a backend")
 	if it == nil {
@@ -336,7 +337,7 @@ func (c Cursor) Load(ctx context.Context, _ string) (string, error) {
 	return string(it.Value), err
 }
 
-// Save implements the interface.
+// Save stores the cursor.
 func (c Cursor) Save(ctx context.Context, _, cursor string) error {
 	if len(cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(cursor), maxCursor)
@@ -355,7 +356,7 @@ const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
 
-// WasSeen reports whether an event was published before.
+// WasSeen reports whether an event or gap was published within the time seenFor. id is the id passed to [Registry.MarkSeen].
 func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool, error) {
 	it, err := store.One(ctx, r.DB, seenKey(workspace, uri, id), "look up an event of a backend")
 	return it != nil, err
@@ -367,7 +368,7 @@ func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) erro
 	return markSeen(ctx, r.DB, workspace, uri, id)
 }
 
-// MarkSeenUnhurried does the same as [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
+// MarkSeenUnhurried remembers an event like [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
 func (r *Registry) MarkSeenUnhurried(ctx context.Context, workspace, uri, id string) error {
 	return markSeen(ctx, store.Unhurried(r.DB), workspace, uri, id)
 }
@@ -522,8 +523,9 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 	return h.deriveSecret(ctx, id, hook.Days[0])
 }
 
-// RecordAccepted records that the backend has accepted a registration or refresh. It reports whether the subscription is new at the
-// backend, so that events may be missing.
+// RecordAccepted records that the backend has accepted a registration or refresh. subscription is the backend's id of the
+// subscription, and until is the end of its lifetime, or zero if the lifetime is unlimited. fresh reports whether the
+// subscription is new at the backend, so that events may be missing.
 func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)
@@ -575,7 +577,7 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
+// ListRestarts returns up to 100 of the restarts that were requested for a backend's subscriptions. The relay removes each with
 // [Registry.FinishRestart].
 func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	page, err := r.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\"", Limit: 100})
@@ -591,7 +593,7 @@ func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) 
 	return all, nil
 }
 
-// FinishRestart removes a request. If the request has a cursor, it becomes the cursor of the subscription.
+// FinishRestart removes the request for a restart. If the request has a cursor, it becomes the cursor of the subscription.
 func (r *Registry) FinishRestart(ctx context.Context, workspace string, restart Restart) error {
 	ops := []store.Op{store.Delete(restartKey(workspace, restart.URI))}
 	if restart.Cursor != "" {

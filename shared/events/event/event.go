@@ -39,8 +39,8 @@ const MaxDepth = jsonpointer.MaxDepth
 type Event struct {
 	// Workspace is the workspace that the event belongs to.
 	Workspace string
-	// ID is unique among the events of its URI. It matches [A-Za-z0-9_-]{1,128} and is the webhook-id of every
-	// delivery, so it must not contain a dot.
+	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}. It is the webhook-id of every
+	// delivery, and it must not contain a dot, because a webhook signature joins the id, the time and the body with dots.
 	ID string
 	// URI is the canonical event:// URI.
 	URI string
@@ -54,8 +54,8 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
-	// Gap is set if this is not an event but marks a gap: the backend has lost some events of the URI here. Subscribers are notified
-	// of the gap. There is no payload.
+	// Gap says that this is not an event but a notice that the backend has lost some events of the URI. Subscribers get the
+	// notice in order with the events. It has no payload.
 	Gap bool
 }
 
@@ -71,7 +71,7 @@ func ValidID(id string) bool {
 	return 1 <= len(id) && len(id) <= 128
 }
 
-// NewID returns a new id. Ids are sortable by time.
+// NewID returns a new id. The ids sort in the order of the times at which they were made.
 func NewID() string { return idPrefix + uuid.Must(uuid.NewV7()).String() }
 
 // TimeOfID returns the time, to the millisecond, at which [NewID] made an id. It returns false for any other id.
@@ -89,10 +89,10 @@ const idPrefix = "evt_"
 // controlPrefix is the prefix of the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
 const controlPrefix = "msg_"
 
-// ForeignID returns the event id for an id that a publisher chose. The publisher's id is unique only together with the CloudEvents
-// source. If the id is valid, it is returned unchanged. Otherwise the result is "ce_" and the base64url SHA-256 of source and id,
-// so that the same pair always gives the same event id. An id that begins with "msg_" is hashed too, because receivers would
-// mistake the webhook for a control message.
+// ForeignID returns the event id for an id that a publisher chose. It returns a valid id unchanged. Otherwise the result is
+// "ce_" and the base64url SHA-256 of source and id, so that the same pair always gives the same event id. The hash includes the
+// CloudEvents source, because CloudEvents ids are unique only within their source. ForeignID also hashes an id that begins with
+// "msg_", because receivers would mistake the webhook for a control message.
 func ForeignID(source, id string) string {
 	if ValidID(id) && !strings.HasPrefix(id, controlPrefix) {
 		return id
@@ -112,12 +112,12 @@ func (e Event) Key() string {
 // messageVersion is the version of the encoding in [Event.AppendJSON].
 const messageVersion = 1
 
-// gapVersion is the version of a message with [Event.Gap]. It is newer than messageVersion, because earlier releases cannot
-// read gaps. This release reads both versions.
+// gapVersion is the version of a message with [Event.Gap]. It is newer than messageVersion, so that earlier releases, which do
+// not know gaps, leave the message in the queue. This release reads both versions.
 const gapVersion = 2
 
-// AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload
-// unchanged, because publish has already compacted it.
+// AppendJSON appends the event to b, in the encoding of queue messages and of the log. It appends the payload unchanged,
+// because publish has already compacted it.
 func (e Event) AppendJSON(b []byte) []byte {
 	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
 	b = append(b, `{"v":`...)
@@ -133,7 +133,7 @@ func (e Event) AppendJSON(b []byte) []byte {
 	b = strconv.AppendInt(append(b, `,"t":`...), e.Time.UnixMicro(), 10) // microseconds since 1970
 	b = strconv.AppendInt(append(b, `,"pub":`...), e.Published.UnixMicro(), 10)
 	if _, offset := e.Time.Zone(); offset != 0 {
-		b = strconv.AppendInt(append(b, `,"tz":`...), int64(offset), 10) // seconds east of UTC of Time
+		b = strconv.AppendInt(append(b, `,"tz":`...), int64(offset), 10) // offset of Time in seconds east of UTC
 	}
 	if e.Trace.Parent != "" {
 		b = jsonrpc.AppendString(append(b, `,"tp":`...), e.Trace.Parent)
@@ -148,15 +148,15 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. Of the texts, only the
-// trace state can have characters that JSON escapes.
+// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. It counts the
+// trace state twice, because that is the only text with characters that JSON escapes.
 func (e *Event) MaxSize() int {
-	const names = 192 // of the members, with numbers and punctuation
+	const names = 192 // for member names, numbers and punctuation
 	return names + len(e.Workspace) + len(e.ID) + len(e.URI) + len(e.Name) + len(e.Trace.Parent) + 2*len(e.Trace.State) + len(e.Data)
 }
 
-// AppendMember adds a member, an array of events, to the JSON object at the end of b. This is faster than encoding/json for large
-// events, because it does not validate them again.
+// AppendMember adds a member to the JSON object in b, which must have a member already. The value of the new member is an array
+// of events. For large events, encoding/json would be slower, because it would validate them again.
 func AppendMember(b []byte, name string, events []Event) []byte {
 	b = append(jsonrpc.AppendString(append(b[:len(b)-1], ','), name), ":["...)
 	for i, e := range events {
@@ -183,7 +183,7 @@ func Decode(b []byte) (e Event, err error) {
 // UnmarshalJSON implements [json.Unmarshaler]. encoding/json has already checked that b is valid JSON.
 func (e *Event) UnmarshalJSON(b []byte) error { return e.decode(b) }
 
-// decode decodes valid JSON.
+// decode decodes an event from b, which must be valid JSON. It changes e only if it succeeds.
 func (e *Event) decode(b []byte) error {
 	var version, at, published, offset int64
 	var out Event
@@ -220,7 +220,7 @@ func (e *Event) decode(b []byte) error {
 		}
 	}
 	switch {
-	case version > messageVersion && !(out.Gap && version == gapVersion): // fail in a way that is retried, so that a newer program can read it
+	case version > messageVersion && !(out.Gap && version == gapVersion): // a temporary error, so that a newer release can read it
 		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
 	case version < 1:
 		return fault.New(fault.Invalid, "decode event: unknown version")
@@ -246,9 +246,9 @@ const maxTime = 64
 
 var errTime = errors.New("not a date-time of RFC 3339")
 
-// ParseTime parses a date-time of RFC 3339. T and Z may be in lower case (section 5.6). Unlike [time.Parse], it accepts lower case, and
-// refuses a comma before the fraction, hours with one digit and offsets such as +24:00. It also refuses a time whose year has more or fewer
-// than four digits in UTC, because encoding/json and the receivers of webhooks refuse such a time.
+// ParseTime parses a date-time of RFC 3339. Unlike [time.Parse], it accepts t and z in lower case (section 5.6), and refuses a
+// comma before the fraction, hours with one digit and offsets such as +24:00. It also refuses a time whose year has more or
+// fewer than four digits in UTC, because encoding/json and the receivers of webhooks refuse such a time.
 func ParseTime(text string) (time.Time, error) {
 	if len(text) < len("2006-01-02T15:04:05Z") || len(text) > maxTime || text[len("2006-01-02T15")] != ':' || strings.Contains(text, ",") {
 		return time.Time{}, errTime

@@ -54,10 +54,10 @@ type uriBatch struct {
 	messages       []queue.Message // of the events
 
 	webhookKeys []string // patterns with subscribers
-	inBandKeys  []string // patterns with readers
+	inBandKeys  []string // patterns that streams or polls read
 	appended    eventlog.Appended
 
-	refused map[string]error // why the log refuses events, by message
+	refused map[string]error // why the log refuses events, by message id
 	err     error            // of the whole group
 }
 
@@ -77,8 +77,9 @@ func (b *uriBatch) isNew() bool {
 
 // Handle fans out a batch of events. It is the [queue.Handler] of the events queue.
 //
-// It dead-letters an event that can never be handled, so that the event does not block its group. A temporary error fails
-// only the group in which it happened.
+// It dead-letters an event that can never be handled, so that the event does not block the later ones of its FIFO group. A
+// temporary error in one group (see uriBatch) fails only the messages of that group, whose ids Handle returns. An error in a
+// step that all groups share fails the whole batch.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	groups, errs, spans := f.group(ctx, batch)
 	defer func() {
@@ -115,8 +116,8 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 //   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of its
 //     log entry also writes its message.
 //
-// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log, and so does the first
-// reader of a parent or wildcard before it takes its position; see [eventlog.Log.AwaitBatches].
+// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log. The first reader of a
+// parent or wildcard also waits, before it takes its position; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	subscribers, err := f.match(ctx, groups)
@@ -146,8 +147,8 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 //
 // It looks for subscribers after it has appended, because otherwise a subscription that is made from a cursor meanwhile could
 // miss an event. In this order, either deliver finds the subscription, or the subscription's replay reads the log later and
-// finds the event. If streams or polls read a pattern, deliver also appends to the pattern's partitions. A replay reads these,
-// too, so deliver looks for subscribers again after that.
+// finds the event. If streams or polls read a pattern, deliver also appends to the pattern's partitions. A replay reads those
+// partitions too, so deliver then looks for subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -174,8 +175,8 @@ func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// forwardTasks is like sendTasks, but the first attempts begin before the tasks are written, if the queue is in this process.
-// After a crash at that time, the event is still on the events queue and leads to the same tasks again.
+// forwardTasks queues page tasks like sendTasks, but if the queue is in this process, the first attempts begin before the tasks
+// are written. After a crash at that time, the event is still on the events queue and leads to the same tasks again.
 func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
@@ -183,9 +184,9 @@ func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent, and returns the other messages that have an error. If a message stays
-// on the queue, the queue redelivers all later messages of its FIFO group. So settle does not dead-letter these yet, but returns
-// them, too.
+// settle dead-letters the messages whose error is permanent, and returns the ids of the other messages that have an error. errs
+// has the errors by message id. If a message stays on the queue, the queue redelivers all later messages of its FIFO group. So
+// if one of these has a permanent error, settle does not dead-letter it yet, but returns its id too.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -223,7 +224,7 @@ func spanError(err error) string {
 	return fault.KindOf(err).String()
 }
 
-// pageTasks returns the tasks of all groups that did not fail.
+// pageTasks returns the page tasks of all groups that did not fail. subscribers has the number of subscribers of each pattern.
 func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue.Outgoing) {
 	for _, g := range groups {
 		g.try(func() error {
@@ -243,8 +244,9 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 // group sorts a batch by workspace and URI. It also returns the errors of the messages that cannot be handled, and the spans of the others
 // that have a trace, both by message id.
 //
-// A message of a newer version stays on the queue until [task.Renew] replaces it, and so do all later messages of its FIFO group.
-// The queue redelivers them with it, so handling them now would repeat their webhooks at each receive.
+// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The later messages of its FIFO group
+// stay too. The queue redelivers them together with that message, so handling them now would repeat their webhooks at each
+// receive.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -354,7 +356,7 @@ func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 
 // each runs a step for the groups that have not failed, several groups concurrently.
 func each(groups []*uriBatch, step func(*uriBatch) error) {
-	if len(groups) == 1 { // ordinary under little load
+	if len(groups) == 1 { // the usual case under little load
 		groups[0].try(func() error { return step(groups[0]) })
 		return
 	}
@@ -423,9 +425,10 @@ const recordTime = time.Second
 // patternID identifies a pattern: a URI, parent or wildcard to which clients subscribe. key is as in [match.Pattern].
 type patternID struct{ workspace, key string }
 
-// match finds the patterns in use that each group's events match, and their numbers of subscribers. Its first read gets the
-// patterns' shapes ([match.Shape]) in use and the subscribers of the URI itself. It needs a second read only if parents or
-// wildcards have subscribers or are read by streams.
+// match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the
+// number of subscribers of each pattern with webhooks. Its first read gets the patterns' shapes ([match.Shape]) in use and the
+// subscribers of the URI itself. It needs a second read only if parents or wildcards have subscribers, or if streams or polls
+// read them.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
@@ -496,8 +499,8 @@ type reads struct {
 	items   map[store.Key]*store.Item
 }
 
-// want adds keys to the next read. If the store would refuse one of them, want adds none and returns an error, because that key
-// would fail the read for all groups.
+// want adds keys to the next read. If a key is not valid, want adds no keys and returns an error, because the store would
+// refuse the whole read, and so all groups would fail.
 func (r *reads) want(keys ...store.Key) error {
 	for _, k := range keys {
 		if err := k.Check(); err != nil {

@@ -17,12 +17,12 @@ import (
 // exact is a log whose store stamps keys in the order of commits, such as SQLite. A reader that has seen a key has seen every
 // smaller one, so the store's end is a valid position in all partitions, whatever the clock says.
 //
-// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So a
-// reader of several of these partitions has read either all copies or none, at any position.
+// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So
+// readers find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
 // append writes the events and their copies in the pattern partitions in one transaction. A transaction has room for about a
-// hundred copies, and no URI has so many patterns in use.
+// hundred copies. append ignores any further patterns, but no URI has so many in use.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -69,7 +69,7 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 	return done, err
 }
 
-// putSegment returns 0, because the store stamps the key at the commit.
+// putSegment writes a segment and its copies in one commit. It returns 0, because the store stamps the key at the commit.
 //
 // Keys only grow. So after the clock was set back, the store stamps keys that are later than the clock's time. Such a segment expires later
 // than usual by this difference, because the clock may be corrected. It expires one retention later at most, because the clock may instead
@@ -98,7 +98,8 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 // URI. Together they give the segment's key.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment.
+// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, because the index
+// items get its stamp.
 func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
@@ -193,8 +194,8 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// putSegment writes a segment. If that was slow, it writes the segment again with a new key, because a reader may have passed the first
-// one.
+// putSegment writes a segment. If that was slow, it writes the segment again with a new key, because a reader may already have
+// passed the first key.
 func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.newItem(p, seg)
 	if err != nil {
@@ -234,8 +235,9 @@ func (s stamped) mayUse(stamp int64) bool {
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them to their
-// own partition, or empty. Only a log with stamped keys needs it, because otherwise [Log.Append] writes the copies.
+// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending the events to
+// their own partition, or empty. unordered says whether their event type is unordered. Only a log with stamped keys needs
+// AppendPatterns, because otherwise [Log.Append] writes the copies.
 //
 // The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the events
 // of a URI in the same order, even if the clocks of two writers differ.
@@ -265,8 +267,8 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 // maxPatterns is how many pattern keys putPatterns writes concurrently.
 const maxPatterns = 8
 
-// putPatterns appends events to one shard of each pattern key. stamps has the events' keys in their own partition, by event id. It
-// is empty for an unordered event type.
+// putPatterns appends the events in part to shard i of each pattern key. stamps has the events' keys in their own partition, by
+// event id. It is empty for an unordered event type.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)

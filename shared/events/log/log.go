@@ -4,8 +4,8 @@
 // The log has two kinds of partitions for events and one for notices:
 //
 //	own      one per event URI. It has one writer at a time, because the events
-//	         queue never gives events of the same URI to two batches of fanout at
-//	         once. Keys grow in commit order. On DynamoDB, a URI of an unordered
+//	         queue never gives events of the same URI to two concurrent batches
+//	         of fanout. Keys grow in commit order. On DynamoDB, a URI of an unordered
 //	         event type is spread over shards instead, and has several writers.
 //	pattern  several per parent (such as event://github) or wildcard (such as
 //	         event://github/*) that clients read. The copies of the matching events
@@ -13,13 +13,15 @@
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
-// A key is a time in microseconds since 1970. It is chosen by the store or by the writers, so there are two kinds of logs:
+// The key of an entry is a time in microseconds since 1970. Either the store or the writer chooses it, so there are two kinds
+// of logs:
 //
 //	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
 //	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
-//	         so readers look back; see [Window].
+//	         so readers read the last few seconds again; see [Window].
 //
-// [Log.TotalOrder] tells them apart. Only appending is so different that each kind has an implementation of its own; see [appender].
+// [Log.TotalOrder] tells the two kinds apart. Only appending differs so much that each kind has its own implementation; see
+// [appender].
 //
 // Webhooks are not sent from the log: fanout queues tasks for them. Continue in shared/events/stream for the readers and in
 // shared/events/fanout for the writer.
@@ -47,11 +49,12 @@ import (
 
 // Bounds of clocks and appends.
 const (
-	// Window is how far back a reader looks in a partition with several writers. It covers an append of up to
-	// [SlowAppend] by a writer whose clock is [MaxSkew] slow, a reader whose clock is [MaxSkew] fast, and a reserve.
+	// Window is the time before its position that a reader of a partition with several writers reads again, because a smaller
+	// key may be committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew]
+	// slow, and a reader whose clock is [MaxSkew] fast. One second is a reserve.
 	Window = 5 * time.Second
-	// SlowAppend is the longest time from the stamp of an append to its commit. A slower append is repeated with a
-	// new key.
+	// SlowAppend is the longest time that an append may take from the choice of its key to its commit. A slower append is
+	// repeated with a new key.
 	SlowAppend = 2 * time.Second
 	// MaxSkew is how far a clock may be from the true time.
 	MaxSkew = time.Second
@@ -61,7 +64,7 @@ const (
 	Shards = 8
 )
 
-// Entry is an event, or a notice of a topic, in the log.
+// Entry is an event, a notice of a topic, or a loss ([Entry.Lost]) in the log.
 type Entry struct {
 	// Key is the position of the entry, in microseconds since 1970. Entries of different partitions may have the same key.
 	Key int64
@@ -86,8 +89,8 @@ func eventEntry(key int64, e *event.Event) Entry {
 	return Entry{Key: key, Event: e, id: id}
 }
 
-// ID identifies the entry. An event has the same ID in every partition. Two events with the same id and URI have
-// different IDs if they were published at different times.
+// ID returns an identifier by which readers recognize an entry that they read twice. An event has the same ID in every
+// partition. Two events with the same id and URI have different IDs if they were published at different times.
 func (e Entry) ID() string {
 	if e.Event != nil || e.Lost {
 		return e.id
@@ -107,12 +110,13 @@ type Log struct {
 
 	// Slow counts appends that took longer than [SlowAppend].
 	Slow atomic.Int64
-	// Skewed counts keys and messages whose time is more than twice [MaxSkew] in the future of this process.
+	// Skewed counts keys and messages whose time is more than twice [MaxSkew] ahead of this process's clock.
 	Skewed atomic.Int64
-	// Late counts entries that a reader found for the first time further back than slow appends and skew can explain.
+	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] can explain. Readers still found them,
+	// thanks to the reserve in [Window].
 	Late atomic.Int64
-	// Broken counts items that cannot be decoded. Readers get an entry with [Entry.Lost] for such an item, but they stop before an
-	// item of a later release.
+	// Broken counts items that cannot be decoded. For such an item, readers get an entry with [Entry.Lost]. If a later release
+	// wrote the item, they stop before it instead.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // items that are counted and logged already
@@ -140,9 +144,10 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position from which a reader reads a partition. at is the position of its cursor c in the partition. The reader
-// does not start before floor, because the log no longer has older entries or the reader does not want them. truncated reports
-// whether the reader misses events because of that.
+// StartPosition returns the position from which a reader reads a partition, where at is the position of the reader's cursor c
+// in that partition. The reader does not start before floor, because the log no longer has older entries or the reader does not
+// want them. truncated reports whether the reader may miss events because of that. A cursor that was given after floor misses
+// no events, even if at is older, because the log was quiet until then.
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -169,8 +174,8 @@ func (l *Log) Position() int64 { return l.endBefore(2*MaxSkew + time.Microsecond
 // SettledPosition returns a position up to which no further key will be committed to any partition.
 func (l *Log) SettledPosition() int64 { return l.endBefore(Window) }
 
-// EndOf returns [Log.Position] for one event URI. The result is not before the last entry of the URI, even if the clock
-// was set back since.
+// EndOf returns the position at the end of one URI's events. It is [Log.Position], or the key of the URI's last entry if that
+// is later, for example because the clock was set back.
 func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	at := l.Position()
 	if l.TotalOrder() {
@@ -188,7 +193,7 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far before its position a reader must read p again. It is 0 if keys of p grow in the order of
+// LookBack returns how far before its position a reader must read p again. It is 0 if the keys of p grow in the order of
 // commits.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
@@ -197,9 +202,9 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. While no events are
-// published, the end of the log does not move. Without Given, a cursor at this end would therefore seem to become too old. The
-// result is 0 if positions are times themselves.
+// GivenAt returns the [Cursor.Given] for a cursor that was at the end of the log at the time at. If the store stamps keys, the
+// end of the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to
+// become too old. If writers stamp keys, the end moves with the clock, and the result is 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -207,12 +212,13 @@ func (l *Log) GivenAt(at int64) int64 {
 	return 0
 }
 
-// TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an event have
-// the same key. It does if the store stamps keys. Package stream needs it to choose how a feed merges partitions.
+// TotalOrder reports whether the store stamps keys. If it does, the keys of all partitions grow in the order of commits, and
+// all copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.DB.Stamps() }
 
-// PartitionsOf returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered and
-// [Log.Spreads] is true. Even then it also returns the own partition, which has the events from before the type became unordered.
+// PartitionsOf returns the partitions that hold the events of one URI. Normally that is only its own partition. If the event
+// type is unordered and [Log.Spreads] is true, these are the shards of the URI and its own partition, which has the events from
+// before the type became unordered.
 func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	own := OwnPartition(workspace, uri)
 	if !unordered || !l.Spreads() {
@@ -226,9 +232,9 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 // keys has only one writer anyway.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
-// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
-// caller is the only writer of the URI. If a batch was interrupted and arrives again, Append does not write the events that
-// it wrote a moment ago to the own partition again.
+// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The caller is the
+// only writer of the URI. If a batch was interrupted and arrives again, Append skips the events that the own partition already
+// has, unless they may have been committed too late for readers.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
@@ -238,9 +244,9 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append]. The events may be of an unordered type. They must not be in the log yet, for example
-// because no handler has received their messages before. If this process is the log's only writer and has appended to the URI's partition
-// before, AppendNew need not read the end of the partition.
+// AppendNew appends events like [Log.Append]. The events may be of an unordered type. They must not be in the log yet, for
+// example because no handler has received their messages before. AppendNew need not read the end of the partition if this
+// process is the log's only writer and has appended to the partition before.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
 	if !known {
@@ -269,8 +275,8 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
-	// putSegment writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
-	// than floor.
+	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store stamps
+	// keys, it returns 0, and it also writes the segment to the partitions in copies, in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
 }
 
@@ -281,7 +287,8 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock increments [Log.Skewed] if this process's clock is far behind a time that another process has already stamped.
+// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] behind past, a time that another
+// clock has already reached. An example is the time at which a message was sent.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -326,7 +333,7 @@ func TopicPartition(workspace, topic string) Partition {
 	return Partition{name: "n#" + workspace + "#" + topic}
 }
 
-// Name returns the name of the partition in the store, and for a [store.Watcher].
+// Name returns the partition's name in the store. A [store.Watcher] needs it.
 func (p Partition) Name() string { return p.name }
 
 // stampSize is the number of digits of a stamp in a sort key.
@@ -358,8 +365,9 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the first position from which a cursor finds all events of the pattern. It is before Since, because a
-// client that gets its cursor at this moment may get a position that is up to [Window] earlier.
+// FirstPosition returns the earliest position of cursors that were given after Since. It is before Since, because the position
+// of a cursor may be up to [Window] before the time at which it was given, and clocks differ. A reader with an earlier cursor
+// may miss events.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -369,9 +377,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that the partitions of a pattern are written until the given time, and for at least one retention
-// from now. It returns the interest, whose Since tells from which position they are written. The caller must first record that
-// the pattern's shape is in use.
+// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one
+// retention from now. It returns the interest, whose Since tells from which position fanout writes to them. The caller must
+// first record that the pattern's shape is in use, because fanout reads an interest only if its pattern has a shape in use.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -427,8 +435,8 @@ func ReadInterest(it *store.Item) Interest {
 }
 
 // LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of
-// payloads. wants reports whether a sub-resource is wanted and whether it is unordered. Of the first [maxKnown] sub-resources,
-// LatestBelow reads the [maxChildren] that [Log.RecordChild] recorded last.
+// payloads. wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. Of the
+// first [maxKnown] sub-resources, LatestBelow reads the [maxChildren] that [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}
@@ -493,8 +501,8 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it after an append
-// with [Appended.Unrecorded], and ignores a failure.
+// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it if an
+// append returns [Appended.Unrecorded], and ignores a failure.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	ops := l.parentOps(workspace, uri)
 	if len(ops) == 0 {

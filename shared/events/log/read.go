@@ -20,25 +20,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Read returns a page of the entries of p with keys greater than after, oldest first. The read is strongly
-// consistent. If more is true, the next page begins after next. If the first item is of a later release, Read fails with
-// [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
+// Read returns a page of the entries of p with keys greater than after, oldest first. limit is the approximate number of items
+// to read. The read is strongly consistent. If more is true, the next page begins after next. If a later release wrote the
+// first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
 //
 // If more is false, the caller has every entry that was committed up to next before Read was called.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
-// ReadUntil is like [Log.Read], but it reads only up to the position end if positions are exact. The caller got end from
+// ReadUntil reads like [Log.Read], but only up to the position end if the store stamps keys. The caller got end from
 // [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
-// moment although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers drop events
-// that they have seen.
+// moment although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize
+// the events that they have seen.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
 
-// ReadPast is like [Log.Read], but an item of a later release is an entry with [Entry.Lost]. It is for readers that cannot wait
-// for that release.
+// ReadPast reads like [Log.Read], but returns an entry with [Entry.Lost] for an item that a later release wrote. It is for
+// readers that cannot wait for that release.
 func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, l.DB.End(), limit, true)
 }
@@ -118,7 +118,8 @@ func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) 
 // they read.
 const LatestBytes = 1 << 20
 
-// Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.
+// Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads. unordered says
+// whether the URI's event type is unordered.
 func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
 	var found []positionedEvent
 	for _, p := range l.PartitionsOf(workspace, uri, unordered) {
@@ -157,8 +158,8 @@ type positionedEvent struct {
 	event    event.Event
 }
 
-// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It always returns at least
-// one. It sets the other elements to zero, so that the garbage collector can free their payloads.
+// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It returns the first event
+// even if that is larger. It sets the other elements to zero, so that the garbage collector can free their payloads.
 func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
@@ -214,8 +215,9 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, floor is a
-// key: no item with this or a later key is missing. Otherwise floor is empty.
+// newestItems returns up to n items of each partition, newest first, that were written between since and until and precede the
+// sort key before. If a partition has more, floor is a sort key, and only items before floor may be missing. Otherwise floor is
+// empty.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -245,7 +247,7 @@ func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sor
 // that item.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
-	n, _ = strconv.Atoi(number) // 0 if it is made up
+	n, _ = strconv.Atoi(number) // 0 if a caller made the position up
 	return sort, n
 }
 
@@ -266,9 +268,9 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 	return events, nil
 }
 
-// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most
-// n items for each partition. An id of [event.NewID] contains the time at which it was made, and the query begins at that
-// time. For any other id, Find reads the newest items.
+// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most n
+// items for each partition. An id of [event.NewID] contains the time at which it was made, and the query begins at that time.
+// For any other id, Find looks only at the newest n items.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.TimeOfID(id)
 	if !ok {
@@ -336,7 +338,7 @@ const MaxSent = 64
 // the workspace. Every instance refuses forged tokens and tokens of other workspaces.
 type Sealer struct {
 	key     []byte
-	hashers sync.Pool // of HMACs with the key
+	hashers sync.Pool // reusable HMACs with the key
 }
 
 // NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
@@ -468,7 +470,7 @@ func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashParti
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
-// Hash returns the keyed hash by which a cursor names an entry.
+// Hash returns the keyed hash by which a cursor names the entry with the given [Entry.ID].
 func (s *Sealer) Hash(id string) uint64 {
 	return binary.BigEndian.Uint64(s.sum("sent\x00", []byte(id)))
 }

@@ -23,14 +23,14 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the batch's events that are in earlier segments, and BeforeAt their publication times in microseconds
-	// since 1970. So if the batch is repeated, its last segment tells which events were written. Segments of earlier releases have no
-	// times.
+	// Before has the ids of the batch's events that are in earlier segments, and BeforeAt their publication times in
+	// microseconds since 1970. If fanout gets the batch again, the last segment therefore tells which events were written.
+	// Segments of earlier releases have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
-	life  time.Duration // 0 is the retention plus an hour
-	stamp int64         // of the last event in its own partition; 0 is unknown
+	life  time.Duration // how long the log keeps the segment; 0 is the retention plus an hour
+	stamp int64         // for a copy: the last event's key in the URI's own partition; 0 is unknown
 	with  []store.Op    // to be written in the same commit, if the store stamps keys
 }
 
@@ -107,7 +107,7 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the readable entries of an item. It returns no entries for an item of a later release.
+// events returns the entries of an item without losses ([Entry.Lost]). It returns no entries for an item of a later release.
 func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	entries, _ := l.decode(ctx, item)
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
@@ -144,9 +144,9 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of an item's n entries, and the distance from each entry's key to the next. In a partition with several
-// writers, all entries of an item have the same key, so the distance is 0. Otherwise the keys of two items could interleave, and readers,
-// which read item by item, would get them out of order.
+// keysOf returns the key of the first of an item's n entries, and the distance from each entry's key to the next. last is the
+// key of the item. In a partition with several writers, all entries of an item have the same key, so the distance is 0.
+// Otherwise the keys of two items could interleave, and readers, which read item by item, would get them out of order.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -211,8 +211,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit with the items that readers could not decode. If visit fails for an item, the next call visits it
-// again. The record of an item stays as long as readers may find the item, so that they do not record it again.
+// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It
+// stops at an error of visit. The record of an item stays as long as readers may find the item, so that they do not record it
+// again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -234,7 +235,8 @@ func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) er
 	})
 }
 
-// countBroken counts an item that cannot be read, and reports whether it is the first time.
+// countBroken counts an item that cannot be decoded, unless this process has counted it before. It reports whether it has
+// counted the item now.
 func (l *Log) countBroken(item store.Item) bool {
 	if _, known := l.broken.Get(item.Key); known {
 		return false
@@ -252,18 +254,19 @@ type Appended struct {
 	// After is a position in the log before all the appended events.
 	After int64
 
-	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
+	stamps map[string]int64 // the events' keys in their own partition, by event id; not valid if the store stamps keys
 }
 
 // logEnd describes the end of a partition to which a batch of events is being appended.
 type logEnd struct {
 	key      int64         // of the last entry, or the time of the last append; 0 for an empty partition
 	position int64         // before all events of the batch
-	written  []event.Event // the events of the batch that the last segment names already
+	written  []event.Event // the events of the batch that the last segment contains or names in Before
 	fresh    []event.Event // the events of the batch that are still to be written
 }
 
-// appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already names.
+// appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already contains or
+// names.
 func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
 	end, err := l.readEnd(ctx, p, uri, events)
 	if err != nil {
@@ -297,16 +300,16 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 		}
 		return found
 	})
-	if len(end.written) > 0 { // the earlier segments of the batch are shortly before this one
+	if len(end.written) > 0 { // earlier segments of the batch are less than a minute before this one
 		end.position = min(end.position, end.key-time.Minute.Microseconds())
 	}
 	return end, nil
 }
 
-// isRepeatable is called when a batch arrives again, and the last segment (with the key end) already has some of its events. It
-// reports whether these events can stay there. If writers stamp keys, that holds only for a recent segment. An older one may
-// have been committed so late that readers had already passed its key, and its writer may have died before it could write the
-// segment again with a new key.
+// isRepeatable reports whether a batch that arrives again can leave its events in the last segment, whose key is end. If the
+// store stamps keys, it always can. If writers stamp keys, the segment must be recent. An older one may have been committed so
+// late that readers had already passed its key, and its writer may have died before it could write the segment again with a new
+// key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
@@ -317,10 +320,10 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
 	again := len(written) > 0   // the batch was interrupted at an unknown point
-	for i, e := range written { // for an event of an earlier segment the key is not exact, but has the same order
+	for i, e := range written { // keys of earlier segments are not known; these have the same order
 		done.stamps[e.ID] = end.key - int64(len(written)-1-i)
 	}
-	const timeSize = 17 // of a publication time in a list, until the year 2286
+	const timeSize = 17 // digits of a publication time and a comma, until the year 2286
 	room := maxSegment
 	for _, list := range [][]event.Event{written, end.fresh} {
 		for _, e := range list {
@@ -384,14 +387,14 @@ func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.R
 	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
 }
 
-// NotifyAs is [Log.Notify] for a notice that several processes may append. Readers treat notices with the same id
-// within a few seconds as one.
+// NotifyAs appends a notice like [Log.Notify], but with an id that the caller chooses, so that several processes may append the
+// same notice. Readers treat notices with the same id within a few seconds as one.
 func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
 
-// NotifyFor is [Log.Notify] for a notice that is of no use after a while. Readers no longer get it after life, or
-// after the retention if that is shorter.
+// NotifyFor appends a notice like [Log.Notify] that is useful only for a while. Readers no longer get it after the time life,
+// or after the retention if that is shorter.
 func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, nonce(), notice, life)
 }
@@ -416,7 +419,8 @@ type batches struct {
 	running map[chan struct{}]bool
 }
 
-// BeginBatch notes that a batch of events begins to look for subscribers. The caller calls end when the log has the events.
+// BeginBatch notes that fanout begins to look for the subscribers of a batch of events. The caller calls end when the log has
+// the events.
 func (l *Log) BeginBatch() (end func()) {
 	done := make(chan struct{})
 	l.batches.mu.Lock()

@@ -21,7 +21,8 @@ import (
 const envelope = 2
 
 // decode parses a JSON body with one event or an array of events. Each event is in our own form or, if it has the
-// member "specversion", a structured CloudEvent. If workspaces is true, an event may name its workspace. Faults are
+// member "specversion", a structured CloudEvent. If workspaces is true, an event may have the
+// members workspace and resend, which only the inbox allows. Faults are
 // of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r faultList
@@ -53,7 +54,7 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 	return in, nil
 }
 
-// firstByte returns the first byte of a JSON value, or 0.
+// firstByte returns the first byte that is not white space, or 0 if b has only white space.
 func firstByte(b []byte) byte {
 	for _, c := range b {
 		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
@@ -63,7 +64,7 @@ func firstByte(b []byte) byte {
 	return 0
 }
 
-// parseEvent parses one event of the request. at is its JSON Pointer.
+// parseEvent parses one event of the request. at is its JSON Pointer, and workspaces is the parameter of [decode].
 func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{at: at, DataAt: at + "/data"}
 	if firstByte(raw) != '{' {
@@ -283,8 +284,8 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// addCloudEvent checks the attributes of ce and copies them to the input. If typed is true, a content type other than JSON is
-// a fault.
+// addCloudEvent checks the attributes of ce and copies them to the input. If typed is true, a content type other than JSON is a
+// fault. typed is false for an event without a body, whose content type does not matter.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
 		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")

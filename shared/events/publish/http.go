@@ -239,7 +239,8 @@ func (r *faultList) addUnknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// addSchemaFaults adds the faults of a schema check. If below is true, their pointers are relative to pointer.
+// addSchemaFaults adds the faults of a schema check. If below is true, their pointers are relative to pointer. Otherwise
+// pointer is that of a URI, and addSchemaFaults adds a single fault there.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {

@@ -132,7 +132,7 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 		if in[i].Trace.Parent == "" {
 			in[i].Trace = sent
 		}
-		// The queue may deliver the message twice. Derive the id and the time from the message, so that the result is
+		// The queue may deliver the message twice. Derive the id and the time from the message, so that both deliveries give
 		// the same event.
 		if in[i].ID == "" {
 			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
@@ -165,8 +165,8 @@ func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans 
 	return out, nil
 }
 
-// dependsOnCatalog reports whether a newer catalog might accept the event that this one refused with err, because an event
-// type or a schema has been added or changed.
+// dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with err, because an
+// event type or a schema has been added or changed.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -191,7 +191,8 @@ func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input
 	return err
 }
 
-// InboxPublisher is a [ServerPublisher] for a process that can reach only the inbox queue. [Inbox] then checks and publishes the event.
+// InboxPublisher publishes events like [ServerPublisher], for a process that can reach only the inbox queue. [Inbox] then
+// checks and publishes the event.
 type InboxPublisher struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.

@@ -66,10 +66,10 @@ type Input struct {
 	Workspace string
 	// Resend is used by the inbox only. It identifies a dead letter that is being sent back to its queue. The queue
 	// may have accepted the event in the last five minutes and would drop it as a repetition, so Resend becomes part
-	// of its deduplication id.
+	// of the event's deduplication id.
 	Resend string
 
-	// OfBackend permits an event of a backend's event type. Only the relay sets it.
+	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
 	OfBackend bool
 
 	// URIAt and DataAt are JSON Pointers to the URI and the payload in the request, for use in faults. An empty URIAt means the
@@ -119,11 +119,11 @@ func (s *Service) WithoutQuota() *Service {
 func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 
 // Accept checks the events and, if all are valid, puts them on the events queue in the order of in. It returns when
-// they are durable. If it returns an error, none of the events is accepted, unless the error is of kind
-// fault.Unavailable. The kinds are
+// they are durable. After an error, no event was accepted, unless the error is of kind fault.Unavailable. The
+// kinds are
 //
 //   - fault.Forbidden: the principal lacks the scope events:publish
-//   - fault.Invalid: something is malformed
+//   - fault.Invalid: an event is malformed
 //   - fault.TooLarge: a payload is larger than [event.MaxPayload], or there are more than [maxEvents] events
 //   - fault.NotFound: a URI matches no event type
 //   - fault.Unprocessable: a payload does not match its schema
@@ -131,7 +131,8 @@ func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 //   - fault.Unavailable: the queue did not accept all events. It may have accepted some.
 //     Events with an id can be published again without being delivered twice.
 //
-// If several apply, the error has the first kind in this list. Its data, a [Refusal], contains all faults.
+// If several apply, the error has the first kind in this list. If events are faulty, its data is a [Refusal], which lists
+// up to [maxFaults] faults.
 func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]Accepted, error) {
 	if err := p.Require(auth.ScopePublish); err != nil {
 		return nil, err
@@ -362,10 +363,10 @@ const fewMembers = 16
 // object is an object or array whose end [findDuplicate] has not reached yet.
 type object struct {
 	array bool
-	index int    // index of the current element of an array
-	name  []byte // name of the current member of an object, unescaped
-	begin int    // index of its first name in the list of all open objects' names
-	many  map[string]bool
+	index int             // index of the current element of an array
+	name  []byte          // name of the current member of an object, unescaped
+	begin int             // index of its first name in the list of all open objects' names
+	many  map[string]bool // the names so far, once there are fewMembers; nil before
 }
 
 // findDuplicate finds a member name that occurs twice in an object, in one pass over valid JSON, and returns a JSON
@@ -408,7 +409,7 @@ func findDuplicate(data []byte) (pointer string, found bool) {
 	return "", false
 }
 
-// has reports whether the object's current name occurred before in the object.
+// has reports whether the object's current name occurred before in the object. names has the names of all open objects.
 func (o *object) has(names [][]byte) bool {
 	mine := names[o.begin:]
 	if len(mine) < fewMembers {

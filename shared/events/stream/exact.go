@@ -65,8 +65,8 @@ func (m *exactMerge) mayFollow(key int64) bool {
 
 // readTo returns the position up to which all entries of the source were read. end is a position that the log has already
 // reached. If the feed has read the partition's last write, the partition has no further entry up to end. Then readTo returns
-// end, and stores it in s.past. If it did not, the position would fall back after the next write, because the store tells the
-// feed only the position of the last write.
+// end, and stores it in s.past. Without the stored position, the result would fall back after the next write, because the store
+// tells the feed only the position of the last write.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -167,7 +167,7 @@ func (s *source) returnedUntil(end int64) int64 {
 
 func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	m.drain()                  // the next poll returns the error
-	end := m.at.log.Position() // before returnedUntil reads the last writes
+	end := m.at.log.Position() // before returnedUntil asks for the last writes
 	at := int64(-1)
 	for _, s := range m.at.sources {
 		if m.at.sole && s.topic {
@@ -185,7 +185,7 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	case at >= end:
 		c.Given = m.at.log.Time().UnixMicro()
 	case at >= m.at.begun:
-		c.Given = m.at.given // everything after the position is later than that
+		c.Given = m.at.given // every entry after the position was written after this time
 	}
 	return c, false
 }
@@ -383,10 +383,10 @@ type source struct {
 	growing bool // keys grow in commit order
 	start   int64
 	floor   int64  // every entry with a key up to it was returned
-	past    int64  // how far the feed itself has read
+	past    int64  // how far the feed has read the log; with exactMerge, the log and the tail
 	bound   int64  // the floor must not pass it until the past was read; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
-	place   uint64 // names the partition of a concrete URI in a cursor
+	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
 	// stuck says that the next item was written by a later release, which this one cannot decode. The source stops before the
 	// item, so that a client that resumes at an instance of the later release gets all entries. The other sources continue.
 	stuck bool
@@ -399,7 +399,8 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBehind returns the source that has the most of its past left to read, or nil if all sources have read theirs.
+// furthestBehind returns the source with the earliest position of the sources that still read their past, or nil if all sources
+// have read theirs.
 func (at *position) furthestBehind() (behind *source) {
 	if len(at.behind) == 0 {
 		return nil
@@ -432,8 +433,8 @@ type handedOut struct {
 	placed bool // cursors can have a separate position for its partition; see [eventlog.Place]
 }
 
-// maxRecent bounds the memory of a feed. The second copy of an entry comes at most [eventlog.Window] and one page after the
-// first. If more than maxRecent entries come between them, the feed may return both.
+// maxRecent bounds the memory of a feed. The second copy of an entry arrives at most [eventlog.Window] and one page after the
+// first. If more than maxRecent entries arrive between the two copies, the feed may return both.
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {

@@ -28,10 +28,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An event takes this way from the log to a stream: tail.run reads it, and tail.distribute puts it into the inbox of every
+// An event gets from the log to a stream as follows: tail.run reads it, and tail.distribute puts it into the inbox of every
 // feed. [Feed.Poll] takes it from the inbox and returns it as a [Delivery], as soon as the feed's merge says that it is next.
 
-// tail reads one partition as it grows, for all feeds of the process that want it. It ends with its last feed.
+// tail reads one partition as it grows, for all feeds of the process that want it. It ends when its last feed leaves.
 type tail struct {
 	tails  *Tails
 	part   eventlog.Partition
@@ -50,7 +50,7 @@ type tail struct {
 
 	lookBack time.Duration // see [eventlog.Log.LookBack]
 
-	// Only run uses the rest.
+	// Only run uses the following fields.
 	window      window
 	lastEntry   time.Time
 	lastRenewal time.Time
@@ -101,7 +101,7 @@ func (t *tail) run(ctx context.Context) {
 			unread = true
 		case <-timer.C:
 		}
-		select { // after a pause of the whole process, both may be ready
+		select { // the timer may have won although the store has reported a write, e.g. after a pause of the process
 		case <-t.changed:
 			unread = true
 		default:
@@ -109,8 +109,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. Then run waits until the store reports a write,
-// but at most for the returned time. again says that run must then read again even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. began is the current time. wait limits how long run
+// then waits for a write. again says that run must read again after that time even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
@@ -135,14 +135,14 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	t.tails.Log.Late.Add(late)
 	t.distribute(&batch{part: t.part, entries: entries, floor: floor})
 	if t.changed != nil {
-		return watched, false // if the store is watched, feeds know their position without a floor
+		return watched, false // feeds learn from the store's last write how far they have read
 	}
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew reads the partition from the start of the tail's window and returns the entries that the feeds do not have yet. At
-// an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before
-// that item.
+// readNew reads the partition from the start of the tail's window. It returns the entries that the feeds do not have yet, and
+// the position last up to which it has read. At an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys
+// grow in commit order, the entries before that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -172,9 +172,10 @@ type window struct {
 	previous time.Time        // the start of the last read
 }
 
-// advance moves the window after a read. floor is the position up to which the feeds now have all entries. late is the number
-// of entries that were committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] can explain. Readers found them only
-// thanks to the reserve in [eventlog.Window].
+// advance moves the window after a read. The read began at the time began and returned the new entries up to the position last.
+// settled is [eventlog.Log.SettledPosition] from before the read. floor is the position up to which the feeds now have all
+// entries. late is the number of entries that were committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] can
+// explain. Readers found them only thanks to the reserve in [eventlog.Window].
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -271,9 +272,9 @@ type Feed struct {
 	at    position
 	merge merge
 
-	passed bool // entries of the past were dropped since the last delivery
+	passed bool // entries of a past (see [merge]) were dropped since the last delivery
 	sent   recent
-	resume map[uint64]struct{} // hashes in the request's cursor whose entries the feed has not read yet
+	resume map[uint64]struct{} // hashes in the request's cursor, until the feed has read their entries
 }
 
 // merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. Its
@@ -322,7 +323,7 @@ const (
 	pageEffort = effort / 25
 )
 
-// Ready returns a channel that gets a value when [Feed.Poll] had no delivery and may have one now.
+// Ready returns a channel that gets a value when [Feed.Poll] has returned no delivery and may have one now.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
 // Poll returns the next delivery. ok is false if there is none now. ok is also false after Poll has dropped many entries, so
@@ -352,7 +353,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 }
 
 // readPast reads the next page of a source's past. If the next item was written by a later release, it marks the source as
-// stuck.
+// stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()
@@ -423,7 +424,7 @@ func (f *Feed) Cursor() string {
 	for _, id := range f.sent.idsAfter(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.at.behind) > 0 || f.merge.hasPending() { // some entries of the old cursor may not have been found yet
+	if len(f.at.behind) > 0 || f.merge.hasPending() { // entries that the request's cursor names may still have to be read
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -443,8 +444,8 @@ const (
 	// busyPoll and idlePoll are the times between polls of a store that cannot be watched. A tail uses busyPoll until it has
 	// found no new entry for the time quiet, and then idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched is the time between polls of a store that reports writes by itself. These polls only move the cursors of
-	// streams without new entries.
+	// watched limits how long a tail waits for a write if the store reports writes. Then the tail checks whether renewals are
+	// due. After the same time, a tail that has stopped before an item of a later release tries again to read the item.
 	watched = 10 * time.Second
 	// renewEvery is how often the record that a client reads a pattern is renewed (see [eventlog.Interest]), unless an eighth of the
 	// retention is shorter.

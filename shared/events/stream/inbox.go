@@ -9,29 +9,29 @@ import (
 // inbox holds the tails' batches that wait for the reader of a feed. If too many entries wait because the reader is slow, it
 // ends the feed.
 type inbox struct {
-	most load // the maximum that may wait
+	most load // the maximum load that may wait
 	// wake receives a value when there may be an entry to return, and when the feed has ended.
 	wake chan struct{}
 
 	mu      sync.Mutex
 	batches []*batch
 	waiting load // of the batches
-	taken   load // live entries that the merge has taken and the feed has not returned
+	taken   load // entries of tails that the merge has taken and the feed has not returned
 	// catchingUp is true while the feed still returns entries that are older than the tails' entries. Meanwhile, the tails' entries have to
 	// wait however fast the reader is, so they do not end the feed, however many there are.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
 	later      map[string]bool // partitions whose tails have stopped before an item that a later release wrote
-	held       bool            // every batch wakes the reader, because an entry waits for the other sources
+	held       bool            // every batch wakes the reader, even one without entries; see hold
 	err        error           // the error that ended the feed, or nil
 }
 
-// offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of
-// its partition.
+// offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of its
+// partition, the position up to which the tail has read.
 //
-// If too many entries wait, offer normally ends the feed, because its reader is slow. But while the feed still reads its
-// past, entries have to wait however fast the reader is. In that case offer drops the batch and all further batches of the
-// same partition, and the feed reads their entries from the log later.
+// If too many entries wait, offer normally ends the feed, because its reader is slow. But while the feed still reads older
+// entries from the log, the new entries have to wait however fast the reader is. In that case offer drops the batch and all
+// further batches of the same partition, and the feed reads their entries from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -48,7 +48,7 @@ func (in *inbox) offer(b *batch) {
 		in.signal()
 	}
 	switch {
-	case in.missed[name]: // the batch's floor would pass the dropped batch
+	case in.missed[name]: // drop this batch too, because its floor is beyond the dropped entries
 	case len(b.entries) == 0:
 		in.addFloor(b)
 	case !in.waiting.plus(in.taken).reaches(in.most):
@@ -63,7 +63,7 @@ func (in *inbox) offer(b *batch) {
 	}
 }
 
-// addFloor adds a batch without entries. It replaces an earlier one of the same partition. The caller holds in.mu.
+// addFloor adds a batch without entries. It replaces an earlier such batch of the same partition. The caller holds in.mu.
 func (in *inbox) addFloor(b *batch) {
 	n := len(in.batches)
 	for i := n - 1; i >= 0 && len(in.batches[i].entries) == 0; i-- {
@@ -95,7 +95,7 @@ func (a arrivals) isEmpty() bool {
 	return len(a.batches) == 0 && len(a.missed) == 0 && len(a.later) == 0
 }
 
-// take empties the inbox.
+// take empties the inbox and returns its content.
 func (in *inbox) take() arrivals {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -141,9 +141,9 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken tells the inbox which entries the merge holds: taken is the load of the entries from tails, and hasPast reports
-// whether there are entries of the past. readsPast reports whether sources still read their past. The inbox needs this to know
-// whether the feed is catching up, and how many entries wait in total.
+// setTaken tells the inbox which entries the merge has taken, so that the inbox knows how many entries wait in total and
+// whether the feed is catching up. taken is the load of the entries from tails. hasPast reports whether the merge has older
+// entries, which the feed read from the log itself. readsPast reports whether sources still have such entries to read.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -151,7 +151,7 @@ func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.catchingUp = readsPast || in.catchingUp && (hasPast || taken.reaches(in.most.half()))
 }
 
-// startCatchUp records that a source begins to read its past.
+// startCatchUp records that a source begins to read older entries from the log.
 func (in *inbox) startCatchUp() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -187,7 +187,7 @@ func (in *inbox) signal() {
 	}
 }
 
-// endError returns the error that ended the feed.
+// endError returns the error that ended the feed, or nil if the feed has not ended.
 func (in *inbox) endError() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -234,5 +234,5 @@ func (l load) minus(other load) load { return load{l.entries - other.entries, l.
 
 func (l load) half() load { return load{l.entries / 2, l.bytes / 2} }
 
-// reaches reports whether the entries or the bytes reach a limit.
+// reaches reports whether the number of entries or of bytes reaches its limit.
 func (l load) reaches(limit load) bool { return l.entries >= limit.entries || l.bytes >= limit.bytes }

@@ -28,8 +28,8 @@ type Request struct {
 	Topics []string
 	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position from which a feed without a cursor returns notices (see [eventlog.Log.Position]); 0 is the
-	// end of the log.
+	// TopicsAfter is the position from which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log.
+	// If there is a cursor and Sole is false, the notices begin after the cursor instead.
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
@@ -137,8 +137,8 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-// renewDemand returns a renewal that tells the relay that the events of a backend are still wanted. For other events it is
-// zero.
+// renewDemand returns a renewal that tells the relay that a backend's events are still wanted. If the events do not come from a
+// backend, it returns the zero renewal.
 func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
@@ -163,7 +163,7 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 // Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
-// Follow adds a topic to the feed. The topic's notices begin after a position, as in [Request.TopicsAfter].
+// Follow adds a topic to the feed. The topic's notices begin after a position (see [eventlog.Log.Position]).
 func (f *Feed) Follow(topic string, after int64) {
 	f.join(&source{part: eventlog.TopicPartition(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }
@@ -192,7 +192,7 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 	return ts.Log.StartPosition(c, ts.Sealer.PositionIn(c, p), floor)
 }
 
-// changeLag is the maximum time after which a reader has learned of a changed catalog that fanout already uses.
+// changeLag limits how long a reader may use the previous catalog after fanout has begun to use a changed one.
 const changeLag = 2 * time.Minute
 
 // PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
@@ -234,7 +234,7 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 func TopicSession(id string) string { return "session-" + id }
 
 // AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
-// the new settings.
+// the new settings. It is part of the notice's id, so that readers treat the announcements of several processes as one.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // cannot fail for a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)

@@ -17,12 +17,12 @@ import (
 // PollRequest selects the events of a poll, and where it starts.
 type PollRequest struct {
 	Workspace string
-	Principal string // as in [Request]
+	Principal string // the reader; it matters only for events of backends
 	Pattern   match.Pattern
 	// Cursor resumes after an earlier poll, stream or webhook of the same pattern. If it is empty, the poll begins at the end of
 	// the log.
 	Cursor string
-	// MaxAge is as in [Request].
+	// MaxAge limits the age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
 	// Wants reports whether the poll returns an event; nil returns all.
 	Wants func(*event.Event) bool
@@ -40,7 +40,7 @@ type Page struct {
 	Truncated bool
 	// More reports that there are more events now.
 	More bool
-	// Quiet is the time since a poll in this sequence last returned events.
+	// Quiet is the time since this poll, or an earlier one from whose cursor it continues, last returned events.
 	Quiet time.Duration
 }
 
@@ -51,12 +51,12 @@ const (
 )
 
 // maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because its
-// cursor must name each of them by a hash. The cursor has room for [eventlog.MaxSent] hashes. It keeps one of them free for
-// each shard, because a returned entry there may have the same key as the first entry that waits for the next poll.
+// cursor must name each of them by a hash. The cursor has room for [eventlog.MaxSent] hashes. maxOpen leaves one of them free
+// for each shard, because a returned entry there may have the same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once. It needs no tail and keeps no state. For a concrete URI, it normally reads the log
-// once, and for a wildcard once per partition.
+// once, and for a parent or wildcard once per partition.
 //
 // Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
 // position must not pass an event that is committed to a partition after Poll has read it. So before the first read, Poll asks
@@ -111,7 +111,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	}
 	p.join()
 	if len(c.Places) > 0 && len(parts) > 1 {
-		for _, s := range p.readers { // an earlier poll stopped in some of them
+		for _, s := range p.readers { // an earlier poll stopped in some partitions before an item of a later release
 			start, truncated := ts.startPosition(c, s.part, r.MaxAge)
 			if start < p.start {
 				s.start, s.pos, s.apart = start, start, true
@@ -143,17 +143,17 @@ type poll struct {
 	readers []*pollReader
 	events  []*event.Event
 	bytes   int
-	seen    map[string]bool // entries by their ids
+	seen    map[string]bool // the ids of the entries that belong to the page or to resume
 	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor
 	// names them by their hashes. An entry has only its hash until this poll has read it.
 	resume        map[uint64]sentEntry
-	sent          []sentEntry // by this poll, unless positions are exact
-	open          int         // how many hashes the next cursor may have to name
+	sent          []sentEntry // the entries that this poll returns, unless positions are exact
+	open          int         // how many entries the next cursor may have to name
 	examined      int
 	examinedBytes int
 	last          int64 // the greatest key examined
-	lastTraffic   int64
-	more, held    bool
+	lastTraffic   int64 // when a poll last returned events; see [eventlog.Cursor.Last]
+	more, held    bool  // held says that an entry waits because the cursor has no room for its hash
 }
 
 type sentEntry struct {
@@ -241,8 +241,8 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page with entries in the order of their keys, until it is full, there are no more entries, or the poll has
-// examined [maxExamined] of them.
+// read fills the page with entries in the order of their keys, until it is full, there are no more entries, or the poll reaches
+// [maxExamined] or [maxExaminedBytes].
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err
@@ -299,8 +299,8 @@ func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take handles an entry: it adds it to the page, or drops it if it does not belong there. It returns false if the page has no
-// room, and then the entry stays for the next poll.
+// take adds an entry to the page, or drops it if it does not belong there. It returns false if the page or the cursor has no
+// room for the entry, which then stays for the next poll.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
@@ -371,7 +371,7 @@ func (p *poll) nextCursor() eventlog.Cursor {
 	}
 	given := p.began.UnixMicro()
 	if rest {
-		given = p.given // everything after the position is later than that
+		given = p.given // every entry after the position was written after the request's cursor was given
 	}
 	c.Given = p.tails.Log.GivenAt(given)
 	for _, s := range p.sent {

@@ -1,7 +1,7 @@
 // Package lease limits the open streams of clients, for each principal and for the whole deployment.
 //
 // A new stream beyond a limit ends its principal's oldest stream. Otherwise a client could lock itself out, because the server may not
-// notice that the client has left its earlier streams. If the fleet has no room, a principal without streams is refused.
+// notice that the client has left its earlier streams. If the fleet is full, a principal without streams is refused.
 //
 // [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop at any
 // time. There, a stream learns at its next check that another stream has replaced it. If a stream is replaced, Local and Shared call
@@ -42,7 +42,7 @@ type Shared struct {
 	DB store.DB
 	// Max returns how many streams a principal may have open.
 	Max Max
-	// Fleet is how many streams all principals may have open; 0 is no limit.
+	// Fleet is how many streams all principals together may have open; 0 is no limit.
 	Fleet int64
 	// Life is how long a stream may be open.
 	Life time.Duration
@@ -67,7 +67,8 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition returns a key in the partition of a principal's leases. If a lease is deleted, its stream ends at its next check.
+// Partition returns a key in the partition of a principal's leases. A caller can end a stream by deleting its lease: the stream
+// ends at its next check.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }
@@ -107,7 +108,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// nextLease returns the lease with the current time, in milliseconds since 1970, as its version.
+// nextLease returns the lease with the time of this renewal, in milliseconds since 1970, as its version.
 func (s *Shared) nextLease(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
@@ -120,7 +121,8 @@ func (s *Shared) isOverdue(it store.Item) bool {
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// placeLease writes a lease and deletes the principal's leases beyond the quota most. If replaces is true, it deletes at least one.
+// placeLease writes a lease and deletes the principal's leases beyond the quota most, first the overdue ones and then the
+// oldest. If replaces is true, it deletes at least one of the principal's other leases.
 func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
@@ -154,8 +156,8 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 // of Fleet is half of this reserve.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace, enter
-// adds it beyond the limit and returns true for replaces.
+// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace,
+// enter adds it beyond the limit and returns true for replaces. leave removes the stream from the counter.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -200,8 +202,8 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
 
-// hasStream reports whether a principal has a stream that another could replace. A page without leases does not mean that there are
-// none, because the oldest ones may have expired and not be deleted yet.
+// hasStream reports whether a principal has a stream that another could replace. An empty page may not be the last one, because
+// the oldest leases may have expired and not be deleted yet.
 func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
 	q := store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition}
 	for {
@@ -213,8 +215,8 @@ func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) 
 	}
 }
 
-// watch renews a lease regularly, and calls superseded if the lease was deleted. If the store fails, the stream continues and watch
-// tries again.
+// watch renews a lease regularly until stop is called. If the lease was deleted, it calls superseded. If the store fails, the
+// stream continues and watch tries again.
 func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -246,8 +248,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters
-// also expire.
+// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and
+// counters also expire. what names the item in the log.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
@@ -273,7 +275,7 @@ func NewLocal(most Max) *Local {
 	return &Local{max: most, open: map[string]*list.List{}}
 }
 
-// Take takes a lease for a stream. If the principal has too many streams, it ends the oldest. It returns no error.
+// Take takes a lease for a stream. If the principal has too many streams, it ends the oldest. The error is always nil.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
