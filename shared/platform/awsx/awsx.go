@@ -112,9 +112,9 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// KindOf returns the kind of an AWS client's error. It is [fault.Unavailable] if a retry may help: the service did not answer, it
-// failed, or the SDK itself would retry. A request that the service rejects is [fault.Internal], because we check input before it
-// reaches a client.
+// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may
+// help: the service did not answer, the service failed, or the SDK itself would retry. A request that the service rejects is
+// [fault.Internal], because we check input before it reaches a client.
 func KindOf(err error) fault.Kind {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return fault.KindOf(err)
@@ -152,11 +152,12 @@ const (
 // NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
 // request waits at the service, see [longestWait].
 //
-// It also works around a race in the SDK. When the response's header arrives, the SDK closes the request's body, and the body's WriteTo
-// then returns [io.EOF] as an error. If net/http is still checking whether the body has ended, because the response took only
-// microseconds, it takes this for a broken body and drops the connection with the response. The SDK repeats the request. With an
-// emulator on this machine and the race detector this happened to 9 of 3,000 requests, and messages of a repeated receive stay
-// invisible. Our wrapper has no WriteTo, so net/http calls Read, and a closed body just ends.
+// It also works around a race in the SDK. When the response's header arrives, the SDK closes the request's body, and the body's
+// WriteTo then returns [io.EOF] as an error. If the response took only microseconds, net/http may still be checking whether the
+// body has ended. It then takes the error for a broken body and drops the connection with the response, so the SDK repeats the
+// request. With a local emulator and the race detector this happened to 9 of 3,000 requests. If the request was a receive, its
+// messages stay invisible until their visibility timeout. Our wrapper has no WriteTo, so net/http calls Read, and a closed body
+// just ends.
 func NewHTTPClient(limit time.Duration) aws.HTTPClient {
 	return client{limit: limit, HTTPClient: awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).

@@ -9,8 +9,8 @@ const reserve = 64
 // maxOutgoing limits the connections to endpoints if the limit on open files is very high.
 const maxOutgoing = 4096
 
-// MaxIncoming returns the number of client connections that a server may accept. [MaxOutgoing] connections may take up to half of the
-// descriptors, and clients get the rest.
+// MaxIncoming returns the number of client connections that a server may accept. The connections of [MaxOutgoing] may take up
+// to half of the usable descriptors, and clients get the rest.
 func MaxIncoming() int { return incomingOf(limit()) }
 
 // MaxOutgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the usable descriptors, at most

@@ -1,9 +1,9 @@
 // Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each map kinds to their own codes in one
 // table.
 //
-// A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object. [KindOf]
-// returns the kind of the first error in the chain that has one. An error without a kind is [Internal]. Its text is for the log,
-// never for a client.
+// A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object.
+// [KindOf] returns the kind of the first error in the chain that has one. An error without a kind counts as [Internal], so its
+// text goes to the log and never to a client.
 package fault
 
 import (
@@ -16,11 +16,11 @@ import (
 	"strings"
 )
 
-// Kind classifies an error by the caller's options: correct the request, authenticate, wait, or report a defect.
+// Kind classifies an error by the caller's possible reactions: correct the request, authenticate, wait, or report a defect.
 type Kind uint8
 
 const (
-	// Internal is a failure of this program. The text stays in the log.
+	// Internal is a failure of this program. The error's text stays in the log.
 	Internal Kind = iota
 	// Invalid is input that cannot be accepted as it is.
 	Invalid
@@ -34,11 +34,11 @@ const (
 	Exhausted
 	// Unavailable is a dependency that failed or did not answer. A retry may help.
 	Unavailable
-	// Conflict is a write whose condition no longer held.
+	// Conflict is a write that was refused because its condition did not hold.
 	Conflict
 	// TooLarge is input larger than a limit.
 	TooLarge
-	// Unprocessable is well-formed input that breaks a schema.
+	// Unprocessable is well-formed input that does not match a schema.
 	Unprocessable
 	// Unsupported is a request for something that this deployment does not offer.
 	Unsupported
@@ -81,13 +81,13 @@ func (e *Error) Is(target error) bool {
 	return ok && k == e.Kind
 }
 
-// New returns an error of a kind.
+// New returns an error of kind k without a cause.
 func New(k Kind, format string, args ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap adds the attempted operation to err. The result has the kind of err, or k if err has no kind. Wrap returns nil if err is
-// nil.
+// Wrap adds the attempted operation to err. The result has the kind of err, or k if err is [Internal] or has no kind. Wrap
+// returns nil if err is nil.
 func Wrap(k Kind, err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -98,7 +98,7 @@ func Wrap(k Kind, err error, format string, args ...any) error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...), Err: err}
 }
 
-// With returns a copy of e with other data.
+// With returns a copy of e with the given data.
 func (e *Error) With(data any) *Error {
 	c := *e
 	c.Data = data
@@ -131,19 +131,19 @@ func DataOf(err error) any {
 	return nil
 }
 
-// Limit is the data of an error about a reached limit.
+// Limit is the data of an error about a reached limit: the limit's name and its value.
 type Limit struct {
 	Limit string  `json:"limit"`
 	Max   float64 `json:"max"`
 }
 
-// LimitName lets [LimitOf] find the name in a Limit and in data that embeds one.
+// LimitName returns the limit's name. [LimitOf] calls it on a Limit, or on data that embeds a Limit.
 func (l Limit) LimitName() string { return l.Limit }
 
-// AtLimit returns a copy of e that names the reached limit.
+// AtLimit returns a copy of e whose data is the reached limit: its name, and its value most.
 func (e *Error) AtLimit(name string, most float64) *Error { return e.With(Limit{name, most}) }
 
-// LimitOf returns the name of the limit that caused err, or "".
+// LimitOf returns the name of the limit that caused err, or "" if no limit did.
 func LimitOf(err error) string {
 	if l, ok := DataOf(err).(interface{ LimitName() string }); ok {
 		return l.LimitName()
@@ -151,8 +151,9 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public returns the text of err that a caller may see. It joins the messages in the chain, up to the first error that is [Internal] or is
-// not an [Error]. For a failed dependency ([Unavailable]) it returns a fixed text, because those messages describe internal steps.
+// Public returns the text of err that a caller may see. If err is [Internal] or [Unavailable] with a cause, that is a fixed
+// text, because the messages of such errors describe internal steps. Otherwise Public joins the messages of all [Error]s in the
+// chain, up to the first [Internal] one.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	switch {
@@ -173,21 +174,21 @@ func Public(err error) string {
 	return msg
 }
 
-// Recovered turns a panic into an error. Goroutines defer it, because a panic in one of them would otherwise end the process and the work
-// of all others.
+// Recovered stores a panic as an error in *err. Goroutines defer it, because a panic that is not recovered would end the
+// process.
 func Recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = FromPanic(p)
 	}
 }
 
-// FromPanic returns an error with the value of a recovered panic and the stack.
+// FromPanic returns an error with the value p of a recovered panic and the stack trace.
 func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
-// PrintData prints the data of an error whose text the command line has already shown. Each fault of a schema gets a line, for
-// example "/number: must be integer, not string". Other data is printed as JSON.
+// PrintData prints the data of an error. shown is the error's text, which the command line has already printed. Each schema
+// fault gets a line, for example "/number: must be integer, not string". Other data is printed as JSON.
 //
-// PrintData prints nothing that would only repeat the shown text: faults of a file, which the text lists with their lines, and a
+// PrintData skips data that would only repeat the shown text: the faults of a file, because the text lists them all, and a
 // single fault that the text contains.
 func PrintData(w io.Writer, data any, shown string) {
 	b, err := json.Marshal(data)
@@ -205,7 +206,7 @@ func PrintData(w io.Writer, data any, shown string) {
 		return
 	}
 	if faults[0].Line != nil {
-		return // faults of a file
+		return // the faults of a file, which shown lists already
 	}
 	for _, f := range faults {
 		if f.Pointer == nil || f.Message == nil {

@@ -1,5 +1,5 @@
-// Package loglines writes several log lines together, after a delay. Writing a line immediately takes several times as much processor time, and
-// the request that caused the line would have to wait for that.
+// Package loglines writes several log lines together, after a delay. Writing each line immediately takes several times as much
+// processor time, and the request that caused the line would have to wait for it.
 package loglines
 
 import (
@@ -18,8 +18,8 @@ type Writer struct {
 
 	mu      sync.Mutex
 	waiting []line
-	spare   []line     // replaces waiting
-	writing sync.Mutex // keeps the order of the lines
+	spare   []line     // an empty slice that Flush swaps with waiting, to reuse its memory
+	writing sync.Mutex // held while lines are written, to keep their order
 }
 
 // line is a record with the context of its request, because a handler may read values from it, for example a trace id.
@@ -28,7 +28,7 @@ type line struct {
 	record slog.Record
 }
 
-// maxLines limits how many lines wait.
+// maxLines is the number of waiting lines at which Add writes them without waiting for the delay.
 const maxLines = 1000
 
 // Add writes a record within the delay.
@@ -65,7 +65,7 @@ func (w *Writer) Flush() {
 }
 
 func (w *Writer) write(l line) {
-	_ = w.Handler.Handle(context.WithoutCancel(l.ctx), l.record) // as slog.Logger does
+	_ = w.Handler.Handle(context.WithoutCancel(l.ctx), l.record) // slog.Logger also ignores the error
 }
 
 // maxName is the length in bytes to which [Clip] shortens a name.

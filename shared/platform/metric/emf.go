@@ -22,7 +22,7 @@ const (
 	EMFEvery = 10 * time.Second
 	// maxValues is the maximum number of values per metric and line that the format allows.
 	maxValues = 100
-	// dimensionStack is the dimension of all metrics.
+	// dimensionStack is the dimension that every metric has.
 	dimensionStack = "stack"
 )
 
@@ -107,7 +107,8 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// pointsOf returns the values of a metric. The key is the point's attributes, see [attributesOf]. Counters that did not grow are left out.
+// pointsOf returns the values of a metric. Each key has the attributes of a point, see [attributesOf]. Counters that did not
+// grow since the last write are left out.
 func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {
@@ -172,8 +173,9 @@ type emfLine struct {
 	metrics   map[string][]float64
 }
 
-// next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an attribute the line
-// also declares the dimensions without it, so that CloudWatch has the total too, on which an alarm can be set.
+// next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an
+// attribute, the line also declares the dimension "stack" alone, so that CloudWatch adds up a total over all values of the
+// attribute. An alarm can be set on that total.
 func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}

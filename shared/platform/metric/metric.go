@@ -37,9 +37,10 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch
-// adds n to the metric, split by the dimensions. These must have few values, because CloudWatch bills each combination as a
-// metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top level of a line.
+// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch adds
+// n to the metric, split by the dimensions. The dimensions must have few different values, because CloudWatch bills each
+// combination of values as a metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top
+// level of a line.
 func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	by := make([]string, len(dimensions))
 	for i, d := range dimensions {
@@ -165,8 +166,8 @@ type Set struct {
 	histograms map[string]otel.Float64Histogram
 	meter      otel.Meter
 
-	options sync.Map // "attribute=value" to []otel.AddOption, so that counting does not allocate
-	calls   sync.Map // the backend and the outcome of a call to its otel.RecordOption
+	options sync.Map // from "attribute=value" to []otel.AddOption, so that counting does not allocate
+	calls   sync.Map // from a call's backend and outcome to its otel.RecordOption
 }
 
 // NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add the others with
@@ -194,7 +195,8 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics if there is none, because names are constants of this package.
+// definition returns the row of a metric in [Table]. It panics if there is no such row. That would be a mistake in this
+// package, because all names are constants of this package.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -207,8 +209,9 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to its end. If first
-// is set, the lag counts as the lag of a first attempt. The category is the kind of failure, or empty after a success.
+// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to the end of
+// the POST. If first is set, the lag counts as the lag of a first attempt. The category is the kind of failure, or empty after
+// a success.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -250,7 +253,7 @@ func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reas
 // PollAnswered counts an answer to events/poll.
 func (s *Set) PollAnswered() { s.add(Polls, 1, "", "") }
 
-// BackendCalled counts a request to a backend.
+// BackendCalled counts a request to a backend. failed says that the backend did not answer or answered with an error.
 func (s *Set) BackendCalled(backend string, failed bool) {
 	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
@@ -358,7 +361,7 @@ type Tally struct {
 	counts map[string]*tallied
 }
 
-// tallied is the count for one combination of dimension values.
+// tallied is the count for one combination of dimension values: all occurrences, and how many of them were logged.
 type tallied struct {
 	by          []slog.Attr
 	all, logged int64

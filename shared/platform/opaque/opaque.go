@@ -1,5 +1,5 @@
-// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters and tasks. It also derives ciphers
-// for tokens and stored values.
+// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters and tasks.
+// It also makes ciphers for tokens and stored values.
 package opaque
 
 import (
@@ -10,8 +10,8 @@ import (
 
 var errToken = errors.New("opaque: not unpadded base64url")
 
-// Decode decodes a token. It rejects every text that [Encode] does not return. For example, encoding/base64 would ignore line breaks, and
-// accept a changed token as the original one.
+// Decode decodes a token. It rejects every text that [Encode] cannot return. For example, encoding/base64 ignores line breaks,
+// so it would accept a changed token as the original one.
 func Decode(token string) ([]byte, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
 	if err != nil || strings.ContainsAny(token, "\r\n") {

@@ -1,6 +1,6 @@
-// Package periodic runs jobs every minute, for example to send due retries or to remove expired subscriptions. Jobs run
+// Package periodic runs jobs at regular intervals, for example to send due retries or to remove expired subscriptions. Jobs run
 // concurrently, each with its own time limit, so a slow job does not delay the others. [Sleep], [Clock], [Earlier] and [Later]
-// help them to wait, to use a test's clock and to compare times.
+// help jobs to wait, to use a test's clock and to compare times.
 package periodic
 
 import (
@@ -33,7 +33,8 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every repeats each job independently until ctx ends, and then waits for the running ones. A panic only ends its own job's round.
+// Every repeats each job independently until ctx ends, and then waits for the running jobs. The interval is also the time limit
+// of a round. A panic only ends its own job's round.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {

@@ -14,7 +14,7 @@ import (
 // interval is the time between two updates of a bar.
 const interval = 100 * time.Millisecond
 
-// Count shows a bar for done() of total items until stop is called. It calls done regularly.
+// Count shows a progress bar until stop is called. It regularly calls done, which returns how many of the total items are done.
 func Count(w io.Writer, label string, total int64, done func() int64) (stop func()) {
 	if w == nil {
 		return func() {}

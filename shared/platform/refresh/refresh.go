@@ -36,20 +36,21 @@ const (
 	Latest Freshness = true
 )
 
-// Options configure a [Value]. The zero value loads for each call, and shares a running load.
+// Options configure a [Value]. With the zero value, each call gets the result of a load that began after the call, and calls
+// that wait for the same load share it.
 type Options struct {
 	// Name names the value in the error of a caller that stops waiting, e.g. "the private keyset".
 	Name string
 	// Fresh is the age up to which a value is returned without a load. A value's age counts from the start of its load.
 	Fresh time.Duration
-	// Shared is the age up to which callers get the old value while a load runs, instead of waiting for it.
+	// Shared is the age up to which callers get the old value while a load runs, instead of waiting for that load.
 	Shared time.Duration
 	// Stale is the age up to which callers get the old value if a load fails.
 	Stale time.Duration
-	// Backoff is the pause after a failed load. Callers get the old value or the load's error meanwhile.
+	// Backoff is the pause after a failed load, in which no load starts. Callers get the old value meanwhile.
 	Backoff time.Duration
-	// EmptyBackoff replaces Backoff for callers that have no old value to use, because none was loaded or it is older than
-	// Stale.
+	// EmptyBackoff replaces Backoff for callers that cannot use the old value, because it was never loaded or is too old. They
+	// get the load's error meanwhile.
 	EmptyBackoff time.Duration
 	// Proportional makes the pause after a failed load at least as long as that load took. Otherwise a source that hangs would
 	// hold up every caller.
@@ -71,7 +72,7 @@ type Value[T any] struct {
 	mu      sync.Mutex
 	value   T
 	loaded  time.Time // start of the load that returned value; zero without a value
-	expired bool      // by Expire
+	expired bool      // Expire was called after that load began
 	running *run[T]   // nil while no load runs
 	failed  failure   // the last load, if it failed
 }
@@ -119,17 +120,17 @@ func (v *Value[T]) Peek() (T, time.Time) {
 	return v.value, v.loaded
 }
 
-// IsPausing reports whether a caller that cannot use the old value would currently get an error without a new load, because the
-// last one failed recently.
+// IsPausing reports whether the last load failed so recently that a caller that cannot use the old value would get that load's
+// error instead of starting a new load.
 func (v *Value[T]) IsPausing() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.isPausing(v.options.Now(), false)
 }
 
-// Expire makes the next call load the value again, if matches returns true for the current one. The next call does not use a
-// load that is already running, because that may have read the outdated value. If the load fails, [Value.Get] still returns the
-// old value.
+// Expire makes the next call load the value again, if matches returns true for the current value. The next call does not use a
+// load that is already running, because that load may have read the outdated value. If the new load fails, [Value.Get] still
+// returns the old value until it is older than Stale.
 func (v *Value[T]) Expire(matches func(T) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -159,7 +160,7 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 		switch {
 		case r.began.Before(called):
 			// This load began before the call, so its result may be too old. It may also have failed only because the process
-			// was frozen. So look again, and start another load if necessary.
+			// was frozen. So check the value again, and start another load if necessary.
 		case r.err == nil:
 			return r.value, nil
 		default:
@@ -170,9 +171,9 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load to wait for, or the value or error if there is no need to wait. called is the time of the caller's call, and
-// waited says that the caller has already waited for a load that began before that. The first such caller starts a new load. If the new
-// load fails, the other callers get its error instead of starting one each.
+// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. called is the time of the
+// call to Get or Within. waited says that the caller has already waited for a load that began before that time. The first of
+// these callers starts a new load. If it fails, the others get its error or the old value, instead of starting a load each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

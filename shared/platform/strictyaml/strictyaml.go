@@ -99,7 +99,7 @@ func (f *File) Add(line int, format string, args ...any) {
 	f.faults = append(f.faults, Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
-// Count returns the number of faults so far. If it is the same before and after a part is read, the part has no faults.
+// Count returns the number of faults so far. If reading a part of the file does not change the number, the part has no faults.
 func (f *File) Count() int { return len(f.faults) + f.more }
 
 // Err returns nil if the file has no faults. Otherwise the error is of kind [fault.Invalid] and has a line for each fault, in the
@@ -246,8 +246,8 @@ func (f *File) Items(n *Node, what string, limit int) []*Node {
 	return out
 }
 
-// Text reads a text and reports whether the node is one. Numbers, truth values and null are faults, because their text may not be
-// what the author meant. For example, the version 1.10 without quotes is the number 1.1.
+// Text reads a text. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are faults,
+// because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
 func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {

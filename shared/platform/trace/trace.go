@@ -54,7 +54,7 @@ func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	}, span: span}
 }
 
-// Continue starts a span like [Tracer.Start], but only within an existing trace.
+// Continue starts a span like [Tracer.Start], but only within an existing trace. If c is zero, it returns the zero Span.
 func (t *Tracer) Continue(c Context, name string, kind Kind) Span {
 	if c.Parent == "" {
 		return Span{}
@@ -99,7 +99,7 @@ func Event(workspace, id, name string) []attribute.KeyValue {
 // Spans is a group of spans that end together. The zero value is ready to use.
 type Spans []Span
 
-// Add adds a span and returns its context.
+// Add adds a span, if it is recorded, and returns its context.
 func (all *Spans) Add(s Span) Context {
 	if s.Recording() {
 		*all = append(*all, s)
@@ -201,8 +201,8 @@ func formatParent(c otel.SpanContextConfig) string {
 	return "00-" + c.TraceID.String() + "-" + c.SpanID.String() + "-" + c.TraceFlags.String()
 }
 
-// shorten drops members of a tracestate until it fits into [maxState]. It drops members longer than [largeEntry] first, and then from the
-// end (section 3.3.1.5).
+// shorten drops members of a tracestate until it fits into [maxState]. It drops members longer than [largeEntry] first, and
+// then the last members (W3C Trace Context, section 3.3.1.5).
 func shorten(state string) string {
 	for len(state) > maxState {
 		members := strings.Split(state, ",")
@@ -225,7 +225,7 @@ func (c Context) toRemote() otel.SpanContext {
 
 type contextKey struct{}
 
-// With returns a copy of ctx that carries c, unless c is zero.
+// With returns a copy of ctx that carries c, or ctx itself if c is zero.
 func With(ctx context.Context, c Context) context.Context {
 	if c.Parent == "" {
 		return ctx
@@ -233,7 +233,7 @@ func With(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// From returns the context that [With] added.
+// From returns the trace context that [With] added to ctx, or the zero Context.
 func From(ctx context.Context) Context {
 	c, _ := ctx.Value(contextKey{}).(Context)
 	return c

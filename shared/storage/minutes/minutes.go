@@ -19,9 +19,9 @@ type Position struct {
 	Key store.Key
 	// CatchUp limits how far back a walk starts after a long pause, for example because the server was off.
 	CatchUp time.Duration
-	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A larger
-	// value means fewer writes on an idle server. In return, each walk revisits that many minutes, and a clock that was set back
-	// by less may go unnoticed.
+	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A
+	// larger value means fewer writes on an idle server. In return, each walk revisits the minutes since the last save, and a
+	// clock that was set back by less than SaveEvery may go unnoticed.
 	SaveEvery time.Duration
 	// Ahead, if not nil, is called before a walk if the clock was set back, that is, if the saved position is more than
 	// [Tolerance] in the future. It gets that position.
@@ -106,7 +106,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save advances the position. It reports false if another walk advanced it.
+// save stores the minute to as the position. had points to the position that this walk has read or saved last, or to 0 without
+// one. save reports false if another walk has changed the stored position since.
 func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
 	if to == *had {
 		return true, nil

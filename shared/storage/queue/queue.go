@@ -1,9 +1,9 @@
 // Package queue carries messages, encoded as JSON, between the stages of event processing, such as publish, fanout and dispatch. A
 // handler receives them in batches, and the queue redelivers each message until the handler has accepted it.
 //
-// A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call
-// it, with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest.
-// Only the package that sends a message knows what it means.
+// A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call it,
+// with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite both pass the test suite
+// queue/queuetest. Queues do not interpret the bodies of messages.
 package queue
 
 import (
@@ -27,15 +27,15 @@ import (
 // Name names a queue of the system.
 type Name string
 
-// The queues. A standard or FIFO queue is a queue of this type in SQS: FIFO queues keep the order within a group. The sender of
-// a message to a fair queue sets a group, and the queue shares its consumers among the groups.
+// The queues. Standard and FIFO are the types of queues in SQS. A FIFO queue keeps the order of messages within a group. On a
+// fair queue messages have groups too, and the queue shares its consumers among the groups.
 const (
 	// Inbox receives events from senders that write to the queue instead of calling POST /events, for example Amazon
 	// EventBridge. Package publish validates them. Standard.
 	Inbox Name = "inbox"
 	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
 	Events Name = "events"
-	// Deliveries carries page tasks to dispatch: an event with a page of its subscribers. Standard.
+	// Deliveries carries page tasks to dispatch. A page task is an event with one page of its subscribers. Standard.
 	Deliveries Name = "deliveries"
 	// Slow carries single deliveries: retries, and deliveries to slow endpoints. Standard, fair.
 	Slow Name = "slow"
@@ -64,8 +64,8 @@ type Outgoing struct {
 	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids. Only the adapter for SQS checks the
 	// characters, and it escapes U+FFFE and U+FFFF in JSON.
 	Body []byte
-	// Value is the value that Body encodes, or nil. A queue in one process may pass it to the handler, which then need not decode Body.
-	// Sender and handler must not change Body or Value after the message was sent.
+	// Value is the value that Body encodes, or nil. A queue whose handlers run in the same process may pass Value to the
+	// handler, which then need not decode Body. Sender and handler must not change Body or Value after the message was sent.
 	Value any
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
@@ -122,8 +122,8 @@ type Message struct {
 	Outgoing
 	// Received is how often the message was delivered to a handler, including this time. After a crash, it may be too low.
 	Received int
-	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so it may be
-	// false for such a message too.
+	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so
+	// First may also be false for a message that no handler has received.
 	First bool
 	// Sent is when the queue accepted the message.
 	Sent time.Time
@@ -143,13 +143,13 @@ type Sender interface {
 
 // Forwarder is a [Sender] whose consumers are in the same process.
 //
-// Forward sends messages whose handlers may start before anything is written. The writes of the handlers are committed
-// together with their messages or later.
+// Forward sends messages whose handlers may start before the messages are written. A handler's own writes are committed
+// together with its message or later.
 //
 // On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
-// them nevertheless. On a standard queue, messages that are accepted within milliseconds are never written, and Forward
-// returns when each message is durable or accepted. So the caller must be able to create them again until then, for example
-// from the message that caused them.
+// them nevertheless. On a standard queue, messages that are accepted within milliseconds are never written, and Forward returns
+// when each message is durable or accepted. So the caller must be able to create the messages again until Forward returns, for
+// example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
@@ -200,13 +200,13 @@ type Consumer interface {
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
-// MaxReceives is the number of failures after which a message becomes a dead letter. It is the most that SQS allows. With
-// [Backoff] so many failures take ten days; SQS deletes a message after 14.
+// MaxReceives is the number of failures after which a message becomes a dead letter. SQS allows no larger number. With the
+// pauses of [Backoff], that many failures take about ten days. SQS deletes a message after 14 days.
 const MaxReceives = 1000
 
-// Backoff returns how long a failed message waits after so many receives: one second, doubled with each receive, up to five
-// minutes. A message that has failed for almost two days waits 25 minutes each time. All times vary by up to a fifth, so
-// that messages that failed together are not redelivered together.
+// Backoff returns how long a failed message waits after it was received so many times: one second at first, doubled with each
+// receive, up to five minutes. After 500 receives, which take almost two days, it waits 25 minutes each time. All times vary
+// randomly by up to a fifth, so that messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
 	if received > MaxReceives/2 {
@@ -247,7 +247,7 @@ type DeadLetter struct {
 	// Sent is when the queue accepted the message, and Dead is when it was dead-lettered.
 	Sent time.Time `json:"sent"`
 	Dead time.Time `json:"dead,omitzero"`
-	// Body is the body of the message in this Encoding; [DeadLetter.Content] decodes it.
+	// Body is the body of the message. [DeadLetter.Content] decodes it according to Encoding, which is empty for plain text.
 	Body     string `json:"body"`
 	Encoding string `json:"encoding,omitempty"`
 	// Truncated says that Body is only the beginning of Size bytes.

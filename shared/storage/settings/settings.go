@@ -5,7 +5,7 @@
 //
 //	parse     catalog.ParseFile, config.ParseFile
 //	check     apply.Target, with the checks of catalog, config and the packages that own their sections
-//	write     [Write], all files or none
+//	write     [Write], in one transaction unless there are many files
 //	refresh   [Cache], behind catalog.Stored and config.Stored
 //	announce  [Announce], to clients
 //
@@ -96,13 +96,14 @@ func (e Edit) Version() int64 {
 	return e.Old.Version
 }
 
-// Changes reports whether the new text differs from the old one.
+// Changes reports whether the edit creates the document or changes its text.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document. It compresses all texts first, and then writes them in one transaction, all or none. Edits
-// beyond a limit of [store.DB.Write], for example more than 25 catalogs or 4 MB of compressed text, take several transactions. An error may
-// then leave some of the edits written. The error is of kind fault.TooLarge if a text does not fit into an item, and of kind fault.Conflict
-// if another writer has changed a document since the caller read Edit.Old.
+// Write writes the edits that change a document. It compresses all texts first, so that a text that is too large prevents every
+// write, and then writes them in one transaction. Edits beyond a limit of [store.DB.Write], for example more than 25 catalogs
+// or 4 MB of compressed text, take several transactions, so an error may leave some of the edits written. The error is of kind
+// fault.TooLarge if a text does not fit into an item, and of kind fault.Conflict if another writer has changed a document since
+// the caller read Edit.Old.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -189,7 +190,7 @@ func unpack(packed []byte) ([]byte, error) {
 	return src, nil
 }
 
-// MaxAge is how long a [Cache] may serve an old version after a write. Then every process uses the new one.
+// MaxAge is how long a [Cache] may serve an old version after a write. After that time, every process uses the new version.
 const MaxAge = 5 * time.Second
 
 const (
@@ -216,12 +217,12 @@ type Cache[T any] struct {
 
 	mu       sync.Mutex
 	held     map[string]*refresh.Value[*parsed[T]]
-	notified bool // of all writes
+	notified bool // Invalidate was called, so the cache learns of every write
 }
 
 // parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go
-// compiles package refresh only once for all pointer types, but again for each other type. The Lambda functions would become
-// too large.
+// compiles package refresh only once for all pointer types, but again for each other type. With other types the Lambda
+// functions would become too large.
 type parsed[T any] struct {
 	value   T
 	version int64
@@ -243,8 +244,8 @@ func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), no
 	}
 }
 
-// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write. From
-// then on the cache reads a document once and keeps it until the next call.
+// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write.
+// After the first call, the cache reads a document only once and keeps it until the next call of Invalidate.
 func (c *Cache[T]) Invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -349,8 +350,9 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 }
 
 // A change of a document is announced to clients only when every process uses the document, so that a client that asks for a
-// list after the announcement gets the new one at any instance. Until then an item in the store says that the announcement is
-// due. It is written with the document, so that no crash loses it.
+// list after the announcement gets the new list from every instance. Until then, an item in the store records that the
+// announcement is due. The item is written in the same transaction as the document, so that a crash cannot lose the
+// announcement.
 
 // Kind is the kind of a changed document.
 type Kind string

@@ -75,8 +75,8 @@ type Item struct {
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied. It has no kind, so that a caller can
-// give it one with [fault.Wrap].
+// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied. ErrConflict has no kind,
+// so that a caller can choose one with [fault.Wrap].
 var ErrConflict = errors.New("store: condition not met")
 
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
@@ -90,8 +90,9 @@ type DB interface {
 	// there may still be more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
-	// Write applies up to [MaxTransaction] operations with values of up to [MaxWrite] bytes, all or none, each item at most once. It
-	// returns [ErrConflict] when a condition does not hold.
+	// Write applies all operations or no operation. If a condition does not hold, it applies no operation and returns
+	// [ErrConflict]. There may be up to [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite]
+	// bytes in total.
 	Write(ctx context.Context, ops ...Op) error
 
 	// WriteAll applies any number of unconditional puts and deletes, in any order. It is not atomic: after an error, some of
@@ -117,7 +118,7 @@ type DB interface {
 // AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds
 // since 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps
 // and gets the last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse
-// it.
+// puts at AtCommit.
 const AtCommit = "\x00commit"
 
 // SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. Both then get the same stamp. They must be in
@@ -128,7 +129,8 @@ const SameStamp = -1
 type Watcher interface {
 	// Watch returns a channel that receives after commits to the partition of table [Log]. It may receive once for several
 	// commits, because the writer never waits for the reader. written returns the greatest stamp of such a commit since the
-	// watch began, or 0 before the first. It includes every commit up to [DB.End]. stop ends the watch.
+	// watch began, or 0 before the first. If a caller reads [DB.End] first and then calls written, it misses no commit up to
+	// that end. stop ends the watch.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -304,7 +306,8 @@ func Each(ctx context.Context, db DB, partition Key, what string, visit func(*It
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf visits the items of a query like [Each], page by page.
+// EachOf visits the items of a query like [Each], page by page. The query must not be in reverse order, because EachOf
+// continues after the last key.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)

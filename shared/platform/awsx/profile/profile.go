@@ -12,7 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Load returns the configuration of [awsx.Load]. If the environment is incomplete, it uses all configuration sources of the SDK.
+// Load returns the configuration of [awsx.Load]. If that fails, for example because the environment has no credentials, it uses
+// all configuration sources of the SDK.
 func Load(ctx context.Context) (aws.Config, error) {
 	if cfg, err := awsx.Load(); err == nil {
 		return cfg, nil

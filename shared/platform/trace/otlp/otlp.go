@@ -1,7 +1,7 @@
-// Package otlp is the exporter of spans and metrics to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
+// Package otlp exports spans and metrics to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
 //
-// OpenTelemetry's own exporters write protobuf, which would make the Lambda functions larger than our limit, see
-// docs/internals/decisions.md. Its SDK does the sampling, batching and aggregation.
+// OpenTelemetry's own exporters write protobuf, which would make the Lambda functions larger than our limit (see
+// docs/internals/decisions.md). OpenTelemetry's SDK still does the sampling, batching and aggregation.
 package otlp
 
 import (
@@ -28,34 +28,36 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// path is where the collector receives spans, and PathMetrics is where it receives metrics. As with the variable
-// OTEL_EXPORTER_OTLP_ENDPOINT of OpenTelemetry, both follow the path of the collector's URL.
+// path and PathMetrics are the paths at which the collector receives spans and metrics. They are appended to the collector's
+// URL, as OpenTelemetry does with OTEL_EXPORTER_OTLP_ENDPOINT.
 const (
 	path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
 )
 
-// MetricNotSent counts batches of spans that could not be sent. MetricMetricsNotSent does so for batches of metrics.
+// MetricNotSent counts batches of spans that could not be sent, and MetricMetricsNotSent counts such batches of metrics.
 const (
 	MetricNotSent        = "SpansNotSent"
 	MetricMetricsNotSent = "MetricsNotSent"
 )
 
 const (
-	// sendTime limits a request.
+	// sendTime is the timeout of a request, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent. Further spans are dropped. The queue has room for all spans
-	// of a busy server until the next batch is sent, which is at most one second later.
+	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. Further spans are
+	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second
+	// later.
 	queued, batch = 16_384, 2048
 )
 
 // Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" and "/v1/metrics". If HTTP is nil, a client with a timeout sends the requests.
+	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" or "/v1/metrics". HTTP sends the requests; nil
+	// is a client with a timeout of 5 s.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the share of the traces started by this process that is exported, from 0 to 1. A trace from another system is
-	// exported if that system sampled it.
+	// Ratio is the share, from 0 to 1, of this process's own traces that the exporter sends. A trace that another system
+	// started is sent if that system sampled it.
 	Ratio float64
 	// Version is the version of the product.
 	Version string
@@ -131,7 +133,7 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := c.options.HTTP.Do(r)
 	if err != nil {
-		return errUnreachable // err may contain the URL with a secret, and the log counts lines by reason
+		return errUnreachable // err may contain a secret in the URL, and would give each failure a count of its own
 	}
 	defer func() { _ = resp.Body.Close() }()
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
@@ -199,10 +201,11 @@ type value struct {
 	Double *float64 `json:"doubleValue,omitempty"`
 }
 
-// statusError is STATUS_CODE_ERROR.
+// statusError is OTLP's number for STATUS_CODE_ERROR.
 const statusError = 2
 
-// requestOf returns the request that sends the spans. All come from one provider, so the first span's resource and scope hold for all.
+// requestOf returns the request that sends the spans. All spans come from one provider, so they share the resource and the
+// scope of the first span.
 func requestOf(spans []sdk.ReadOnlySpan) request {
 	out := make([]span, len(spans))
 	for i, s := range spans {
@@ -248,9 +251,9 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 	return out
 }
 
-// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack" tells
-// deployments with the same collector apart. The instance id is different in each process, because the collector must not mix the gauges of
-// two processes.
+// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack"
+// distinguishes deployments that use the same collector. The instance id is different in each process, because the collector
+// must not mix the gauges of two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
@@ -307,7 +310,7 @@ func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
 				i.Gauge = &data{DataPoints: numbers(d.DataPoints)}
 			case metricdata.Histogram[float64]:
 				i.Histogram = &data{DataPoints: histograms(d.DataPoints), AggregationTemporality: temporalities[d.Temporality]}
-			default: // metric.Table has no others
+			default: // metric.Table has no metrics of other types
 				continue
 			}
 			out.Metrics = append(out.Metrics, i)

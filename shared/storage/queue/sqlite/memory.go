@@ -27,13 +27,13 @@ type memoryQueue struct {
 
 	mu       sync.Mutex // not held during SQL
 	window   window
-	waiting  []chan struct{} // workers, the last one first
+	waiting  []chan struct{} // the channels of idle workers; the last one is woken first
 	backoffs backoffHeap
 	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
 	settled    handlerResults
-	submitted  bool      // a job that writes settled
-	resubmitAt time.Time // after a job that failed; otherwise zero
+	submitted  bool      // a job that will write settled is in the engine
+	resubmitAt time.Time // when to repeat such a job that failed; otherwise zero
 
 	wake   chan struct{} // for the pump
 	wakeAt time.Time     // when the pump wakes by itself; zero while it works
@@ -111,7 +111,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 }
 
 // publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window.
-// Delayed rows stay in the file, so publish only counts them; due is when the first of them is due.
+// Delayed rows stay in the file, so publish gets only their number, delayed, and the time due at which the first of them is
+// due.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -151,7 +152,7 @@ func (mq *memoryQueue) wakeReader() {
 // wakePump makes the pump run at the given time at the latest.
 func (mq *memoryQueue) wakePump(at time.Time) {
 	if mq.wakeAt.IsZero() || !at.Before(mq.wakeAt) {
-		return // it is working and looks again before it sleeps, or wakes early enough
+		return // the pump is working and checks the queue again before it sleeps, or it wakes early enough
 	}
 	mq.wakeAt = time.Time{}
 	select {
@@ -169,11 +170,11 @@ type message struct {
 	sent     int64  // microseconds since 1970
 	received int
 	tried    bool // a handler of this process has received it, even if that does not count in received
-	handled  int  // bytes of its body that count as in a handler
+	handled  int  // size of its body while a handler has the message, see [ready.take]
 
 	place      place // changed by [window.move] only
 	row        row
-	forwarding *forwarding // of a forwarded message
+	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }
 
 // place is where a message of a queue is. Every message is in exactly one place.
@@ -217,8 +218,8 @@ const (
 	rowFailed
 )
 
-// backoff is an entry in the heap of back-offs: a failed message of a standard queue, or a group of a FIFO queue whose first
-// count messages are blocked. It ends at the time until.
+// backoff is an entry in the heap of back-offs. On a standard queue, it is for the failed message msg. On a FIFO queue, it is
+// for a group, of which the first messages are blocked (count is their number). The back-off ends at the time until.
 type backoff struct {
 	until time.Time
 	msg   *message

@@ -66,7 +66,7 @@ func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	return true
 }
 
-// nextPause returns how long the pump may sleep.
+// nextPause returns how long the pump may sleep. failed says that its last round failed and must be repeated soon.
 func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -96,7 +96,8 @@ func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	return next.Sub(now)
 }
 
-// endBackoffs makes failed messages ready whose back-off has passed.
+// endBackoffs makes failed messages ready whose back-off has passed. It also repeats a failed write of handler results when it
+// is due.
 func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -295,11 +296,11 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is set if the messages may be from an earlier process; see [memoryQueue.inherited]. Their receive counts must
-	// then be written before the handler gets them.
+	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count must then
+	// be written before the handler gets the message.
 	counted bool
-	// exhausted is set for a batch with a single message that was received too often, by processes that ended before its
-	// handler returned.
+	// exhausted is set for a batch with a single message that was already received as often as allowed. The handler does not
+	// get it. This happens if processes ended before the handler returned.
 	exhausted bool
 }
 
@@ -351,18 +352,19 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 		mq.waiting = slices.Delete(mq.waiting, i, i+1)
 		return
 	}
-	mq.wakeWorker() // it was woken and takes nothing, so wake another
+	mq.wakeWorker() // this worker was woken but takes no message, so wake another one
 }
 
-// always reports true for each message, and never reports false. [memoryQueue.handle] returns always if all messages of a
-// batch failed, and never if all succeeded.
+// always returns true for every message. It is the result of [memoryQueue.handle] for a batch that failed as a whole. The next
+// function, never, is the result for a batch that succeeded as a whole.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }
 
 func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
-// handle calls h and returns a function that reports whether a message failed.
+// handle calls h with the batch and returns a function that reports whether a message of the batch failed. limit is the
+// visibility timeout.
 func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
 	switch {
 	case len(b.msgs) == 0:

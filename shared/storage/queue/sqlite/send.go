@@ -72,10 +72,10 @@ type sending struct {
 
 	ready   []*message
 	delayed int
-	due     int64 // when the first delayed message is due
+	due     int64 // when the first of the delayed messages is due
 	at      time.Time
-	fresh   []digest // deduplication ids
-	// repeated is a running forward of a message that has the same deduplication id as one of msgs. If it is set, the job has
+	fresh   []digest // deduplication ids that the queue has not accepted before
+	// repeated is the job that forwards a message with the same deduplication id as one of msgs. If it is set, this job has
 	// written nothing.
 	repeated *forwarding
 }
@@ -163,7 +163,7 @@ func digestOf(id string) digest {
 type dedup struct {
 	table   string
 	insert  string
-	lastRow int64 // used by the engine's writer only
+	lastRow int64 // no row has a larger id; used by the engine's writer only
 
 	mu          sync.Mutex
 	generations []generation // oldest first
@@ -175,6 +175,7 @@ type dedup struct {
 	forwarding map[digest]*forwarding
 }
 
+// generation has the deduplication ids that were accepted within [dedupSpan] after start, with their times.
 type generation struct {
 	start time.Time
 	ids   map[digest]int64 // seconds since 1970
@@ -246,8 +247,8 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
-// rewind is called after the clock was set back. It makes each id count for at most five minutes from now. Otherwise the queue
-// would remember an id until the clock has caught up, and would drop a new message with this id.
+// rewind makes each id count for at most five minutes from now, after the clock was set back. Otherwise the queue would
+// remember an id until the clock has caught up, and would drop a new message with this id.
 func (d *dedup) rewind(now time.Time) {
 	for i := range d.generations {
 		g := &d.generations[i]
@@ -275,8 +276,8 @@ func (d *dedup) accepted(id digest, now time.Time) bool {
 	return false
 }
 
-// reserve notes the deduplication ids of messages to forward. If the queue has one of them already, that message may be a
-// repetition. So reserve then notes none of the ids and returns false.
+// reserve records the deduplication ids of the messages that f forwards, so that a send with one of these ids waits for f. If
+// the queue already has one of the ids, the new message may be a repetition. Then reserve records no id and returns false.
 func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -417,7 +418,7 @@ type forwarding struct {
 	msgs  []*message
 	ids   []digest // deduplication ids
 	at    time.Time
-	open  atomic.Int64 // for how much the sender waits: messages, and the job of a FIFO queue
+	open  atomic.Int64 // how many messages the sender still waits for; on a FIFO queue, plus one for the job
 	err   error
 	done  chan struct{}
 }
@@ -427,8 +428,8 @@ var _ queue.Forwarder = (*Queues)(nil)
 // Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if memory has no room for the messages, or if
 // earlier messages are still only in the file.
 //
-// On a FIFO queue it also calls Send if the messages would only wait, because no worker is idle or because other messages of
-// their group are ready, and if a message may repeat another one.
+// On a FIFO queue it also calls Send in two other cases: if the messages would have to wait for a worker or for earlier
+// messages of their group, and if a message may be a repetition.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -507,8 +508,8 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	return f, nil
 }
 
-// closeOne is called when the sender no longer has to wait for a message, or for the job of a FIFO queue. The last of these
-// calls releases the sender.
+// closeOne records that the sender no longer has to wait for a message, or for the job of a FIFO queue. The last of these calls
+// releases the sender.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)

@@ -154,9 +154,9 @@ func (r *handlerResults) append(other *handlerResults) {
 	other.accepted, other.dead, other.receives = other.accepted[:0], other.dead[:0], other.receives[:0]
 }
 
-// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before that
-// only means that the next process delivers the messages again. If a message failed, this failure is then not counted. A
-// message that ends every process still becomes a dead letter; see [memoryQueue.inherited].
+// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before the next
+// commit only means that the next process delivers the messages again. The failure of a message is then not counted. A message
+// that ends every process still becomes a dead letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
@@ -170,8 +170,8 @@ func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling is an [engine.Job] that writes the handler results of a queue. It includes the results that arrive until the job is
-// applied.
+// settling is an [engine.Job] that writes the handler results of a queue, including results that arrive until the job is
+// applied. It has the results taken and, after Apply, the new messages of the dead-letter queue (dead).
 type settling struct {
 	queue *memoryQueue
 	taken handlerResults
@@ -323,7 +323,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// findDelayed reads up to [discardRows] delayed rows after an id and returns the ids of the rows whose body matches.
+// findDelayed reads up to [discardRows] delayed rows after an id and returns the ids of the rows whose body matches. If more is
+// true, there may be further rows after the id last.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s, err := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	if err != nil {

@@ -1,17 +1,17 @@
 // Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and runs their handlers in this
 // process.
 //
-// A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all other
-// writes (package engine). Delivering a message needs no SQL, because each queue has a [window] of messages in memory. Every
-// message is in one [place]:
+// A message has a row in the file from before Send returns until the first commit after its handler has accepted it. Sends
+// share their commits with all other writes (package engine). Delivering a message needs no SQL, because each queue has a
+// [window] of messages in memory. Every message is in one [place]:
 //
 //	Send ─▶ file or delayed ─▶ ready ─▶ in flight ─┬─▶ accepted: the next commit deletes its row
 //	                             ▲                 ├─▶ dead: the next commit moves it to the dead letters
 //	                             └─────────────────┴─▶ back-off, or blocked in a FIFO queue
 //
 // Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers those
-// messages again. It does not know which of them ended the process, so it counts a receive of each in the file before it calls
-// the handler.
+// messages again. Any of them may have caused the crash, so the next process counts a receive of each message in the file
+// before it calls the handler.
 //
 // The queues behave like SQS queues with an event source mapping, as queue/queuetest defines. Message bodies are opaque here.
 package sqlite
@@ -47,13 +47,13 @@ type Queues struct {
 	opts   Options
 	queues map[queue.Name]*memoryQueue
 
-	open    context.Context // until Close
+	open    context.Context // ends at Close
 	end     context.CancelFunc
 	once    sync.Once
 	running sync.WaitGroup // pumps
 
 	mu        sync.Mutex
-	consumers map[chan struct{}]bool // each is closed when it has ended
+	consumers map[chan struct{}]bool // a channel per consumer, which is closed when the consumer has ended
 }
 
 var (

@@ -12,7 +12,7 @@ const (
 	// memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// One group may use 1/spillShare of the free room, i.e. an eighth. See [window.groupLimit].
+	// spillShare limits a group to 1/spillShare, i.e. an eighth, of the free room; see [window.groupLimit].
 	spillShare = 8
 	// spillIDs limits how many ids one read searches for rows of a spilled group (see [spill]), because most rows with these
 	// ids may belong to other groups.
@@ -21,27 +21,27 @@ const (
 
 // window holds the messages of a queue that are in memory and knows which rows of the file are not.
 //
-// It moves over the rows in the order of their ids. The rows up to loaded are, or were, in memory. The rows after it, up to
-// newest, arrived while memory had no room, and [window.nextFetch] says when to read them. Three kinds of rows need more than
-// these two ids:
+// It moves over the rows in the order of their ids. The rows up to the id loaded are, or were, in memory. The rows after
+// loaded, up to the id newest, arrived while memory had no room, and [window.nextFetch] says when to read them. Three kinds of
+// rows need more than these two ids:
 //
 //   - Delayed rows are not in the window. They become ordinary rows when they are due.
-//   - Forwarded messages, and delayed ones that became due, may be in memory before the window comes to their rows. It
-//     skips these early rows.
-//   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it
-//     in the file. So a group may use an eighth of the room that is free in one half of the memory. With n such groups this
-//     half is full to n/(n+8), for example half full with eight groups. So there is always room for the first messages of
-//     another group. The other rows of such a group are spilled: the window passes over them, and reads them when few
-//     messages of the group are left in memory.
+//   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded.
+//     When the window comes to these early rows, it skips them.
+//   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it in
+//     the file. So a group may use an eighth of the free room in one half of the memory. With n such groups, n/(n+8) of this
+//     half are full, for example one half with eight groups. So there is always room for the first messages of another group.
+//     The remaining rows of a large group are spilled, that is, left in the file: the window moves past them, and reads them
+//     when few messages of the group are left in memory.
 type window struct {
 	maxMessages, maxBytes int
 
 	ready           ready
 	counts          [places]int
-	messages, bytes int // in the places of [place.inWindow], and the size of their bodies
+	messages, bytes int // messages in the places of [place.inWindow], and the total size of their bodies
 
 	loaded, newest int64
-	early          map[int64]string // ids of rows after loaded, with their groups
+	early          map[int64]string // the early rows after loaded: their ids, with their groups
 	spills         map[string]*spill
 }
 
@@ -53,7 +53,8 @@ type spill struct {
 	// ones (see [window]).
 	from  int64
 	early map[int64]bool
-	// late are the ids, smaller than from, of rows that were delayed and have become due since the rows around them were read.
+	// late are the ids of spilled rows before from. These rows were still delayed when the rows around them were read, and have
+	// become due since.
 	late []int64
 }
 
@@ -100,8 +101,8 @@ func (w *window) fits(messages, bytes int) bool {
 // free returns how many messages can be added.
 func (w *window) free() int { return w.maxMessages - w.messages }
 
-// hasRoom reports whether to read rows from the file. It is true when half of the memory is free, or when no message in memory
-// can be delivered.
+// hasRoom reports whether to read rows from the file. It is true when half of the memory is free. If no message in memory is
+// ready, room for one message is enough.
 func (w *window) hasRoom() bool {
 	if w.ready.count == 0 {
 		return w.free() > 0
@@ -143,7 +144,7 @@ func (w *window) append(m *message) {
 // addDue makes a message ready whose delay has ended. Its row may be anywhere in the window or after it.
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
-		w.spill(m, w.loaded+1) // rows before that may be in memory
+		w.spill(m, w.loaded+1) // the rows up to loaded may be in memory
 		return
 	}
 	w.addEarly(m)
@@ -168,8 +169,9 @@ func (w *window) pass(m *message) {
 	}
 }
 
-// mustSpill reports whether a message of the group stays in the file. Messages without a group and the first message of a
-// group are never spilled.
+// mustSpill reports whether a new message of the group must stay in the file, because earlier messages of the group were
+// spilled, or because its ready messages have reached [window.groupLimit]. Messages without a group are never spilled, and the
+// limit does not apply to a group without ready messages.
 func (w *window) mustSpill(group string) bool {
 	if w.spills[group] != nil {
 		return true
@@ -208,7 +210,7 @@ func (w *window) spill(m *message, from int64) {
 type fetch struct {
 	spill       *spill // nil: the rows after the window
 	from, to    int64
-	late        []int64 // instead of from and to
+	late        []int64 // if not empty, only these ids are read, and not the range
 	rows, bytes int
 }
 
@@ -386,8 +388,8 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// group holds the ready messages of one group, in their order. A group with ready messages is in [ready.ring], from which
-// workers take, unless it is locked, or bounded because too many of its messages are in handlers.
+// group holds the ready messages of one group, in their order. Workers take messages from the groups in [ready.ring]. A group
+// with ready messages is in the ring unless it is locked or bounded.
 type group struct {
 	name    string
 	ready   deque[*message]
@@ -395,7 +397,7 @@ type group struct {
 	handled int  // of the bodies of messages in handlers
 	busy    int  // messages of a standard queue in handlers
 	locked  bool // in a FIFO queue, by a batch or a back-off
-	bounded bool // in a standard queue, until one of its messages leaves its handler
+	bounded bool // in a standard queue: handlers have too many of its messages or bytes, until one leaves
 }
 
 func (g *group) pop() *message {
@@ -439,9 +441,9 @@ func (r *ready) available() bool { return r.ring.len() > 0 }
 
 // take removes up to n messages for a handler. The handler has them until [ready.release].
 //
-// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most perGroup messages
-// of a group at a time. On both, the bodies of all messages that handlers have at a time are limited to the given number of
-// bytes. 0 means no limit.
+// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most perGroup messages of
+// a group at a time. On both, the bodies of all messages that handlers have at a time are limited to the given number of bytes,
+// of which one group of a standard queue gets at most half. 0 means no limit.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(n, perGroup, bytes int) (batch []*message) {

@@ -202,7 +202,7 @@ const (
 // Drain uses short polls, so it may miss a message, which the next call then finds. A failed message does not hold up the
 // others. But after a batch in which every message fails, Drain stops, because h may depend on something that is down.
 //
-// The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the given one,
+// The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the parameter from,
 // which may be "".
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
 	rejected := 0
@@ -246,8 +246,8 @@ func rejectedError(n int) error {
 	return fault.New(fault.Unavailable, "%d messages of a queue were not accepted", n)
 }
 
-// receive receives up to ten messages, with the receipt handles to delete them. It does not end with ctx, because messages
-// that it received at that moment would stay in flight.
+// receive receives up to ten messages, with the receipt handles to delete them. It continues when ctx ends, because messages
+// that SQS has just handed out would otherwise stay in flight until their visibility timeout.
 func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batch []queue.Message, receipts []*string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 	defer cancel()
@@ -275,7 +275,7 @@ func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batc
 	return batch, receipts, nil
 }
 
-// remove deletes up to ten messages. It does not end with ctx, because the queue would deliver the messages again.
+// remove deletes up to ten messages. It continues when ctx ends, because SQS would otherwise deliver the messages again.
 func (q *Queues) remove(ctx context.Context, url string, receipts []*string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 	defer cancel()

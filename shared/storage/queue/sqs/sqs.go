@@ -1,7 +1,7 @@
 // Package sqs carries messages over Amazon SQS. [Queues.Send] sends them, and [Queues.Lambda] calls a handler with the
 // batches of an event source mapping.
 //
-// The suite queue/queuetest defines the behavior. Only handlers know what messages mean; see package queue.
+// The test suite queue/queuetest defines the behavior.
 package sqs
 
 import (
@@ -60,7 +60,7 @@ func (q *Queues) url(name queue.Name) (*string, error) {
 	return &url, nil
 }
 
-// findByARN returns the queue with an ARN.
+// findByARN returns the queue with an ARN. It compares only the queue's name, because both the ARN and the URL end with it.
 func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	for name, url := range q.urls {
 		if url != "" && arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:] {
@@ -75,7 +75,8 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
-// pause waits before another try: for a random time of up to 50 ms, doubled with each try, up to 3.2 s.
+// pause waits for a random time before another try. The limit of that time is 50 ms at first, and doubles with each try up to
+// 3.2 s.
 func pause(ctx context.Context, try int) error {
 	return periodic.Sleep(ctx, mathrand.N(50*time.Millisecond<<min(try, 6)))
 }

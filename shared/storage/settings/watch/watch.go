@@ -14,11 +14,11 @@ const (
 	settle = 150 * time.Millisecond
 )
 
-// Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable, until
-// ctx ends. Call Files before you read the files, so that you miss no change.
+// Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable or
+// unreadable. It stops when ctx ends. Call Files before you read the files, so that you miss no change.
 //
-// It looks at the files once a second and follows links, because notifications for the directory of a path would miss some
-// changes: of a file behind a link, of a replaced directory, and of the ..data link of a Kubernetes ConfigMap.
+// It looks at the files once a second and follows links, because file-system notifications for the directory of a path would
+// miss some changes: to a file behind a link, to a replaced directory, and to the ..data link of a Kubernetes ConfigMap.
 func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	before := look(paths)

@@ -262,7 +262,7 @@ var deflaters = sync.Pool{New: func() any {
 }}
 
 // deflate compresses a value. It returns nil if that does not save a billing unit. Most values fit into one unit anyway, and
-// sealed values do not shrink. Segments of the log do shrink, and their bytes are most of the cost of an event.
+// encrypted values do not shrink. Segments of the log do shrink, and their bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil

@@ -74,9 +74,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 
 // lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
 //
-// An item keeps only the mark of its last addition. So if another writer adds to it between a request whose answer is lost and
-// its repetition, the operation is applied twice. A count that is too low could hide an item, but a count that is too high
-// only costs an extra read.
+// An item keeps only the mark of its last addition. If the answer to a request is lost, and another writer adds to the item
+// before the SDK repeats the request, the operation is applied twice. A count that is too low could hide an item, but a count
+// that is too high only costs an extra read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -93,7 +93,8 @@ func newMark() []byte {
 	return mark
 }
 
-// checkRefusal reports whether a condition failed, and returns the item on which it failed. The item is empty if it is absent.
+// checkRefusal reports whether err means that a condition failed, and returns the stored item, which is empty if it does not
+// exist.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -230,7 +231,7 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	})
 	if old, is := checkRefusal(err); is {
-		if len(old) == 0 { // on an absent item only a limit can fail that no count meets
+		if len(old) == 0 { // there is no item, and a count exceeds its limit or [DB.extend] needs an item
 			return nil, store.ErrConflict
 		}
 		return old, nil
@@ -316,7 +317,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return nil
 }
 
-// writeBatch repeats the request with the operations that DynamoDB left unprocessed.
+// writeBatch makes a BatchWriteItem request, and repeats it with the operations that DynamoDB left unprocessed.
 func (db *DB) writeBatch(ctx context.Context, batch map[string][]types.WriteRequest) error {
 	pause := newPause()
 	for {

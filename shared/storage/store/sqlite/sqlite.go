@@ -112,7 +112,7 @@ func Open(path string, opts Options) (*DB, error) {
 	return db, nil
 }
 
-// setup is an [engine.Job] that creates the tables and reads the last key that the store has stamped.
+// setup is an [engine.Job] that creates the tables and reads the stored limit of the [stamps].
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {
@@ -368,7 +368,7 @@ type memo struct {
 	pages    *bounded.Map[store.Query, keptPage]
 }
 
-// commits is a counter of [memo].
+// commits counts the writes that may have changed the cached items of a [memo] that share this counter.
 type commits struct{ atomic.Uint64 }
 
 type keptItem struct {

@@ -166,8 +166,8 @@ func (w *write) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before does not read the operations of the
-// other job, because its caller may have given up and use them again.
+// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before compares only the jobs' tables and
+// does not read the other job's operations, because the caller of that job may have given up and may reuse them.
 func (w *write) Before(other engine.Job) bool {
 	later, ok := other.(*write)
 	return ok && w.tables&later.tables != 0
@@ -189,7 +189,7 @@ func tablesOf(ops []store.Op) (bits uint64) {
 	return bits
 }
 
-// Done notifies the watchers.
+// Done makes cached items stale, even if the write failed, and notifies the watchers after a commit.
 func (w *write) Done(err error) {
 	w.db.memo.noteWrite(w.ops)
 	if err != nil {
@@ -386,8 +386,8 @@ func canShare(earlier []store.Op, op *store.Op) bool {
 // stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
 //
 // Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds a
-// limit that no stamp may exceed, and a restart continues after it. It grows in steps of [stampStep], so that most commits need
-// not write it.
+// limit that no stamp may exceed, and a restart continues after that limit. The limit grows in steps of [stampStep], so that
+// most commits need not write it.
 type stamps struct {
 	last    int64 // the last stamp
 	limit   int64 // the committed limit

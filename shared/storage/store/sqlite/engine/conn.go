@@ -206,8 +206,8 @@ const (
 )
 
 // pageSize is the size of a page in bytes in a new file; a file keeps the size that it was created with. Most rows are smaller
-// than 500 bytes, and a commit writes whole pages. So an event writes a third less than with SQLite's default of 4 KiB, for
-// the same CPU time. With 1 KiB it would write half as much, but batches would need 5 to 10 % more CPU time.
+// than 500 bytes, and a commit writes whole pages. So storing an event writes a third fewer bytes than with SQLite's default of
+// 4 KiB, for the same CPU time. Pages of 1 KiB would halve the written bytes, but batches would need 5 to 10 % more CPU time.
 const pageSize = 2 << 10
 
 // cache returns the pragma for a page cache.
@@ -255,8 +255,9 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 // maxQuickCheck is the size in bytes up to which Open checks the whole file. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema
-// of a large one. Reads find other damage; see [Engine.Health].
+// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema of
+// a large one. It checks the length only if noLog says that the log is empty, because the log may have the missing pages. Reads
+// find other damage; see [Engine.Health].
 func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
@@ -312,8 +313,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks an engine's file. It opens another database file, at path, and keeps a transaction open in it. The system ends
-// the transaction with the process, even if the process crashes.
+// acquire locks an engine's file by means of a second database file, at path, in which it keeps a transaction open. The
+// operating system ends the transaction with the process, even if the process crashes.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
@@ -361,8 +362,8 @@ func (e *Engine) closeConns() {
 }
 
 // Copy writes a snapshot of the file at path to a new or empty file, without the free pages. An engine of this process or
-// another may have the file open. It continues to write, because readers of a write-ahead log do not block writers. Copy
-// calls begun with the size of the file, which is the largest size that the copy can have.
+// another may have the file open. That engine continues to write, because readers of a write-ahead log do not block writers.
+// Copy calls begun with the size of the file, which is the largest size that the copy can have.
 func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // writable to recover the log of a server that was killed
 	if err != nil {

@@ -64,7 +64,7 @@ type Engine struct {
 	entries sync.Pool
 
 	lazyMu   sync.Mutex
-	lazyDone bool // the last commit has taken the lazy jobs
+	lazyDone bool // new lazy jobs are refused, because the last commit has taken the waiting ones
 	lazy     []*entry
 	lazyBy   time.Time   // when the first lazy job must be committed; zero if no lazy job waits
 	lazySeq  int64       // the number of lazy and batch jobs so far
@@ -290,8 +290,8 @@ func (e *Engine) Stats() Stats {
 
 // disk counts the syncs and the written bytes of an engine's file and log.
 //
-// The Go packages for SQLite do not report them, so disk counts them in a VFS that forwards each call to the default VFS.
-// All unsafe code of the engine is below.
+// The Go packages for SQLite do not report them, so disk counts them in a VFS (SQLite's interface to the file system) that
+// forwards each call to the default VFS. All unsafe code of the engine is below.
 type disk struct {
 	id             int64
 	syncs, written atomic.Int64

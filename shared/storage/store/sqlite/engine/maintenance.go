@@ -95,8 +95,8 @@ const (
 	keepFree = 512
 )
 
-// Shrink gives free pages back to the file system, in small steps, as long as more than a quarter of the file is free, because
-// fewer free pages will soon be used again. It stops when ctx ends.
+// Shrink gives free pages back to the file system, in small steps, until at most a quarter of the file, or [keepFree] pages,
+// are free. New rows will soon use that many pages again. It stops when ctx ends.
 //
 // A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it while no server runs. Until
 // then its free pages are only reused.
@@ -203,7 +203,8 @@ func (e *Engine) Health() error {
 	return nil
 }
 
-// blames reports whether an error is about the file or its disk and not about a statement, and whether it means damage.
+// blames reports whether an error is about the file or its disk, as opposed to a statement, and whether it means that the file
+// is damaged.
 func blames(err error) (is, damaged bool) {
 	se, ok := errors.AsType[*Error](err)
 	if !ok {

@@ -13,8 +13,9 @@ import (
 // Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
 type Job interface {
 	// Apply does the work in a transaction that other jobs may share. If it returns an [*Error], because SQLite failed, the
-	// transaction is rolled back, and its jobs are repeated one by one: the writer calls Apply again, in a transaction for
-	// each job. If it returns another error, only this job fails, so it must not have written anything.
+	// transaction is rolled back. If it had several jobs, and the cause is not one that lasts, such as a full disk, the writer
+	// calls Apply of each job again, in a transaction for each. If it returns another error, only this job fails, so it must
+	// not have written anything.
 	Apply(tx *Tx) error
 	// Done receives the outcome: err is nil after the commit. Otherwise the job has written nothing. Done must return quickly
 	// and must not submit jobs.
@@ -31,7 +32,7 @@ type Tx struct {
 }
 
 const (
-	// maxJobs limits the jobs of one commit. Further jobs wait for the next one.
+	// maxJobs limits the jobs of one commit, and maxQueue limits the queue of further jobs.
 	maxJobs  = 512
 	maxQueue = 1024
 	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. Sharing saves a sync, and no caller
@@ -60,7 +61,7 @@ type entry struct {
 	err   error
 	state atomic.Int32
 	seq   int64         // the order of lazy and batch jobs
-	done  chan struct{} // receives after the outcome; nil if no caller waits
+	done  chan struct{} // receives when err has the outcome; nil if no caller waits
 }
 
 // Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops it, without
@@ -174,7 +175,7 @@ func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	defer e.lazyMu.Unlock()
 	e.lazyDone = end
 	b := &e.batch
-	soon := time.Until(b.by) < lazyDelay/4 // sharing this commit saves one for the batch
+	soon := time.Until(b.by) < lazyDelay/4 // by sharing this commit, the batch saves a commit of its own
 	if end || soon || b.weight >= fullBatch || b.precedes(e.lazy) || b.precedes(group) {
 		e.lazy = append(e.lazy, b.entries...)
 		slices.SortFunc(e.lazy, func(x, y *entry) int { return cmp.Compare(x.seq, y.seq) })
