@@ -202,7 +202,7 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession replaces the ended session gone with a new one, unless another goroutine has already done so. It returns the
+// renewSession starts a session in place of the ended one (gone), unless another goroutine has already done so. It returns the
 // session to use.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
@@ -280,7 +280,7 @@ func (c *Client) retry(ctx context.Context, do func() error) error {
 		}
 		last = err
 		c.log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
-		_ = httpcall.Sleep(ctx, try, 0) // if ctx ends, the next try fails
+		_ = httpcall.Sleep(ctx, try, 0) // an error means that ctx has ended, and the next try then fails
 	}
 }
 
@@ -318,8 +318,8 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 	return nil, fault.New(fault.Unavailable, "the server's list of event types has more than %d pages", maxPages)
 }
 
-// exchangeIn sends a request in a session and returns the header of the response. It does not renew the session. Concurrent calls may renew
-// it before the response arrives, so exchangeIn does not look at the client's current session.
+// exchangeIn sends a request in the given session and returns the header of the response. It does not look at the client's current
+// session, because a concurrent call may replace that session before the response arrives. Callers renew an ended session.
 func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -330,7 +330,7 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound && session != "" {
-		return nil, errSessionGone // the revisions with sessions define this status
+		return nil, errSessionGone // in revisions with sessions, 404 means an unknown session
 	}
 	if body == nil {
 		return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")

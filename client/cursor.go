@@ -21,7 +21,7 @@ type cursorSaver struct {
 	saved   string  // the cursor that was saved last
 	running *saving // nil if no save is running
 	next    *saving // the save after the running one, or nil
-	held    bool    // the saved cursor must not move
+	held    bool    // the saved cursor must stay where it is, see hold
 	hung    bool    // the store did not save a cursor in time
 }
 
@@ -57,8 +57,8 @@ func (c *cursorSaver) load(ctx context.Context) error {
 	return nil
 }
 
-// hold sets whether the saved cursor must stay where it is, for example at a gap. Only a save that is already running
-// can still move it.
+// hold sets whether the saved cursor must stay where it is, for example at a gap. Only a save that is already running can still
+// move the saved cursor.
 func (c *cursorSaver) hold(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked does the same as start, but saves the cursor even if the saved cursor is held. The caller holds the lock.
+// startLocked saves a cursor like start, but even while the saved cursor is held. The caller holds the lock.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {
@@ -110,8 +110,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that ends last: the waiting one or else the running one. While the saver is idle, it returns nil. The caller holds
-// the lock.
+// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is
+// running. The caller holds the lock.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -135,10 +135,9 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then any save that waits for it. If the store fails,
-// the subscription ends. If it continued, the saved cursor would stay behind, and a restarted program would handle all
-// events after it again. After a timeout, run no longer calls the store. Otherwise the events that are still being handled
-// would wait for another timeout.
+// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store fails, run ends the
+// subscription, because a stuck cursor would make a restarted program handle all later events again. After a timeout, run does not
+// call the store again, so that events that are still being handled do not wait for a second timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,19 +32,19 @@ type flow struct {
 	slots    chan struct{} // one per running call of the function
 	running  sync.WaitGroup
 	capacity chan struct{} // one per event in queue
-	webhooks atomic.Int64  // webhooks whose outcome is open
+	webhooks atomic.Int64  // webhooks that are being handled or wait, at most maxWebhooks
 	handling singleflight.Group
 	handled  *bounded.Map[string, struct{}] // the last acknowledged events
 
 	accepted chan struct{}         // closed when the server has accepted the subscription
 	granted  atomic.Pointer[grant] // the current id and secret of a webhook
 
-	cursor  string // where reading continues: after the last event that was read, even if it is not handled yet
+	cursor  string // where reading continues: after the last event read, which may not be handled yet
 	started bool   // accepted is closed
 	open    bool   // a stream was opened since the last failure
 
 	mu    sync.Mutex
-	queue []*step // the events and positions from the oldest unacknowledged event on
+	queue []*step // from the oldest unacknowledged event to the newest event or position
 }
 
 // step is an event that the saved cursor has not passed yet, or a position without an event, for example a heartbeat's position.
@@ -106,7 +106,7 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 // because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
-	if e.ID == "" { // it cannot be recognized
+	if e.ID == "" { // without an id, a repetition cannot be recognized
 		return handle()
 	}
 	name := fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time)
@@ -133,8 +133,8 @@ func (f *flow) doOnce(name string, do func() error) error {
 	return err
 }
 
-// spawn runs a function in a goroutine, and finish waits for it. If the subscription has ended, spawn does not run the
-// function and returns false.
+// spawn runs a function in a goroutine for which finish waits. If the subscription has ended, spawn does not run the function and
+// returns false.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -145,7 +145,7 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// finish ends the subscription and waits for its goroutines and until the cursor is saved.
+// finish ends the subscription with the given cause, and waits for its goroutines and the last save of the cursor.
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
@@ -186,7 +186,8 @@ func (f *flow) startHandling(e Event) error {
 	return nil
 }
 
-// retry calls a function of the program until it succeeds or the subscription ends.
+// retry calls a function of the program until it succeeds or the subscription ends. attrs are attributes for the log line of a
+// failure.
 func (f *flow) retry(do func() error, attrs ...any) error {
 	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
@@ -225,7 +226,8 @@ func (f *flow) advance(cursor string) {
 	f.complete(f.enqueue(cursor, false))
 }
 
-// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass it until complete is called.
+// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass this step until complete is
+// called with it.
 func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -259,8 +261,8 @@ func (f *flow) complete(s *step) *saving {
 	return f.cursors.start(cursor) // with the lock, so that the saves begin in the order of the queue
 }
 
-// makeRoom is called for each step that leaves the queue. If the step is an event, startHandling can accept another event; see
-// maxAhead. Positions without an event do not count.
+// makeRoom lets startHandling accept another event when a step with an event leaves the queue; see maxAhead. Positions without an
+// event do not count.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity

@@ -54,7 +54,7 @@ type Handler struct {
 	Log *slog.Logger
 
 	mu      sync.RWMutex
-	pending []*hook            // their events/subscribe is not answered, so the server may still choose another id
+	pending []*hook            // hooks whose events/subscribe is not answered; the answer may give them a new id
 	bound   map[string][]*hook // by id; two servers can choose the same id
 	uris    []*hook            // of SEP-1803, whose servers need not send an id
 }
@@ -92,8 +92,8 @@ func (h *Handler) register(k *hook) {
 	h.uris = append(h.uris, k)
 }
 
-// add adds a subscription of MCP Events. It refuses one with the event type and arguments of another one of the same client, because
-// both are a single subscription at the server, and each event would reach only one of them.
+// add adds a subscription of MCP Events. It refuses a second subscription of a client to the same event type with the same
+// arguments, because the server treats both as a single subscription and each event would reach only one of them.
 func (h *Handler) add(k *hook) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -148,9 +148,10 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with an id may belong. Known is false if the server may still be
-// creating the subscription; then the sender should try again. Subscriptions whose registration is unanswered are last, because
-// verifying a signature for them blocks until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the request
+// may belong to a subscription whose events/subscribe is not answered yet, or if no subscription can be the right one. The sender
+// should then try again. Subscriptions whose registration is unanswered are last, because verifying a signature for them blocks
+// until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

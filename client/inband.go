@@ -167,7 +167,7 @@ func (f *flow) handleMessage(data []byte) error {
 	return nil
 }
 
-// openCall sends a JSON-RPC request whose answer is a stream. Only the revision without sessions has such requests.
+// openCall sends a JSON-RPC request whose answer is a stream. Such requests exist only in the revision without sessions.
 func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
 	request, err := c.request(method, params)
 	if err != nil {

@@ -179,7 +179,7 @@ func (p Publisher) newBatch() (*batch, error) {
 	return &batch{Publisher: p, url: url}, err
 }
 
-// add adds events, and sends the batch each time that it is full.
+// add adds events to the batch, and sends the batch whenever it is full.
 func (b *batch) add(ctx context.Context, items []item) error {
 	for _, it := range items {
 		size := it.size()
@@ -296,8 +296,8 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request only for
-// now, for example with status 503, send tries again, up to Tries times in total or until ctx ends.
+// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the
+// request only for now, for example with status 503, send tries again. It gives up after Tries tries, or when ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
 		accepted, resp, err := p.sendOnce(ctx, url, body)
@@ -317,7 +317,7 @@ func (p Publisher) tellUser(format string, args ...any) {
 	}
 }
 
-// sendOnce sends a request and tells the user if the answer takes long.
+// sendOnce sends a request once, and calls Waiting if the answer takes longer than patience.
 func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {

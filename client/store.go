@@ -15,10 +15,10 @@ import (
 )
 
 // Store keeps the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. The key of a
-// cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_, for
-// example order.shipped-1f0c2a9be3d41c77. Callers with different rights at the same server need different stores, and so do
-// subscriptions that handle the same events in different ways, because each moves the other's cursor. Implementations must be safe for
-// concurrent use.
+// cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_,
+// for example order.shipped-1f0c2a9be3d41c77. Two subscriptions with the same key would move each other's cursor. So use different
+// stores for callers with different rights at the same server, and for subscriptions that handle the same events in different
+// ways. Implementations must be safe for concurrent use.
 type Store interface {
 	// Load returns the cursor that was saved last, or an empty string.
 	Load(ctx context.Context, key string) (cursor string, err error)
@@ -45,9 +45,9 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] that keeps the cursor of a single subscription in this file. Like [Dir], it replaces the file as a whole. The file
-// names its subscription, and both methods return [ErrConflict] for any other subscription, because two subscriptions with one cursor
-// would move it past each other's events. An empty key stands for any subscription.
+// File is a [Store] that keeps the cursor of a single subscription in this file. Like [Dir], it replaces the file as a whole. The
+// file names its subscription. For any other subscription, both methods return [ErrConflict], because two subscriptions with one
+// cursor would move it past each other's events. An empty key stands for any subscription.
 type File string
 
 // maxCursor limits the cursor in a file, in bytes.
@@ -94,7 +94,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
 	}
 	defer func() { _ = file.Close() }()
-	const limit = 8 * maxCursor // JSON can make a cursor six times as long
+	const limit = 8 * maxCursor // JSON may write each byte of the cursor as six
 	b, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")

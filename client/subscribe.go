@@ -181,7 +181,7 @@ func (c *Client) Subscribe(ctx context.Context, o SubscribeOptions) (*Subscripti
 	case <-s.done:
 	}
 	select {
-	case <-f.accepted: // it was accepted, and has ended since then
+	case <-f.accepted: // the server accepted the subscription, which has ended since then
 		return s, nil
 	default:
 	}
@@ -266,7 +266,7 @@ func (c *Client) chooseMode(ctx context.Context, name string) (string, error) {
 	return "", fault.New(fault.Unsupported, "%s is delivered by %v, which this client cannot use", name, types[at].Delivery)
 }
 
-// checkMode returns an error if this client cannot use a mode.
+// checkMode returns an error if this client cannot receive events in the given mode.
 func (c *Client) checkMode(mode string) error {
 	switch {
 	case mode == ModePoll, mode == ModePush && c.isStateless(), mode == ModeWebhook && c.options.Webhooks != nil:
@@ -294,7 +294,8 @@ func encodeCanonical(arguments any) (json.RawMessage, error) {
 	return json.Marshal(object)
 }
 
-// repeat makes attempts to poll, or to read a stream, until the subscription ends. An attempt returns how long to wait before the next one.
+// repeat calls attempt, which polls or reads a stream, until the subscription ends. An attempt returns how long to wait before the
+// next one.
 func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	for failures := 0; ; {
 		f.open = false
@@ -319,9 +320,8 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether to try again after an error. If a proxy answers that it has no backend, the error is transient
-// after the server has accepted the subscription, because the server is probably restarting. Before that, the URL is probably
-// wrong.
+// isTransient reports whether to try again after an error. The error of a proxy without a backend is transient once the server has
+// accepted the subscription, because the server is then probably restarting. Before that, the URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

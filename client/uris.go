@@ -75,7 +75,7 @@ func (c *Client) receiveRegistered(f *flow) error {
 		return fault.New(fault.Unavailable, "the server's answer has no secret")
 	}
 	g := grant{id: uri, secret: key}
-	f.granted.Store(&g) // before a webhook is verified
+	f.granted.Store(&g) // before setSecret, after which webhooks can be verified
 	k.setSecret(key)
 	f.markAccepted(g)
 	<-f.ctx.Done()
@@ -113,8 +113,8 @@ func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event
 	return e
 }
 
-// listener reads the events of URIs from streams of resource updates, one stream after the other. In revisions with sessions it has
-// a session of its own, because a session has only one stream.
+// listener reads the events of URIs from streams of resource updates, one stream after the other. In revisions with sessions, each
+// listener has its own session, because a session has only one stream.
 type listener struct {
 	*flow
 	client  *Client
@@ -167,7 +167,7 @@ func (l *listener) streamOnce() (time.Duration, error) {
 				return l.serverPause(), err
 			}
 		}
-		if e.ID != "" { // after handleMessage, so that an event that failed there arrives again
+		if e.ID != "" { // set only after handleMessage, so that an event that failed there arrives again
 			l.last = e.ID
 		}
 	}
@@ -176,8 +176,8 @@ func (l *listener) streamOnce() (time.Duration, error) {
 // serverPause returns how long the server asked to wait before the next stream, up to five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen records that the server has opened the stream, and reports a gap if events before it may be missing. The cursor is the
-// position of the stream, if the server sends one. truncated says that the server itself reports the gap.
+// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. cursor is the
+// position of the stream, or empty if the server sends no cursor. truncated is true if the server itself reports the gap.
 func (l *listener) markOpen(cursor string, truncated bool) error {
 	missed := truncated || l.mayMissEvents()
 	l.open = true
@@ -189,9 +189,9 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether the server may be unable to send events that occurred before this stream began. In the
-// revision without sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes only within
-// a session and only from the id of an event that it has sent, never from a saved cursor.
+// mayMissEvents reports whether the server may be unable to send the events that occurred before this stream was opened. Without
+// sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes a stream only in the same session
+// and after the id of an event that it has sent there, and never from a saved cursor.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""

@@ -24,7 +24,7 @@ type hook struct {
 	at          endpoint // nil for SEP-1803
 	url         string
 	ended       chan error    // why the server has ended the subscription
-	resubscribe chan struct{} // asks to subscribe again from the saved cursor
+	resubscribe chan struct{} // a value asks to subscribe again from the saved cursor
 	id          string        // empty before the server's answer; only the goroutine that subscribes and refreshes uses it
 
 	registered chan struct{} // for SEP-1803: closed when the server has sent the secret; nil for MCP Events
@@ -44,8 +44,8 @@ const defaultRotate = 24 * time.Hour
 // before that answer, and if it were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is returned for a webhook if the answer to its registration did not arrive within awaitSecret, or shows that
-// the webhook belongs to another subscription.
+// errNotRegistered is the error for a webhook whose registration was not answered within awaitSecret. It is also the error for an
+// unsigned webhook that belongs to another subscription, as the answer to the registration shows.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
 // verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.
@@ -66,13 +66,14 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 		return webhook.Verify(r.Header, body, keys...)
 	}
 	if id, own := r.Header.Get(webhook.HeaderSubscription), k.registeredID(); id != "" && own != "" && id != own {
-		return errNotRegistered // an unsigned webhook of another subscription
+		return errNotRegistered // an unsigned webhook that belongs to another subscription
 	}
 	return nil
 }
 
-// registeredID returns the id in the URI of a subscription of SEP-1803, for example sub_1f0c… in subscription://sub_1f0c…. The server's
-// webhooks name it. registeredID returns an empty string before the server's answer, and for other URIs, whose form is not known.
+// registeredID returns the id in the URI of a SEP-1803 subscription, for example sub_1f0c… in subscription://sub_1f0c…. The
+// server's webhooks contain this id in a header. registeredID returns an empty string before the server has answered, and for a
+// URI of any other form, from which the id cannot be read.
 func (k *hook) registeredID() string {
 	if id, ok := strings.CutPrefix(k.granted.Load().id, "subscription://"); ok {
 		return id
@@ -80,8 +81,9 @@ func (k *hook) registeredID() string {
 	return ""
 }
 
-// isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The handler
-// then echoes a challenge without checking its signature, because an echo only tells the server that webhooks may arrive here.
+// isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The
+// handler then echoes a challenge without checking its signature. That is safe, because an echo only tells the server that
+// webhooks may arrive here.
 func (k *hook) isUnsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
 // setSecret sets the secret of a registration. An empty secret means unsigned webhooks.
@@ -94,7 +96,7 @@ func (k *hook) setSecret(key string) {
 	close(k.registered)
 }
 
-// addSecret creates a secret for the next refresh.
+// addSecret creates the secret of the next registration or refresh. Older secrets stay valid, up to [maxSecrets].
 func (k *hook) addSecret() {
 	key, _ := webhook.NewSecret()
 	k.mu.Lock()
@@ -130,11 +132,11 @@ type endpoint interface {
 type inside struct {
 	handler *Handler
 	rotated time.Time
-	bound   bool // the server has answered with the newest secret
+	bound   bool // the server has accepted the newest secret
 }
 
-// expect replaces the secret if it is older than Rotate. It keeps a secret that no answer has confirmed yet, because the server
-// may use it already.
+// expect replaces the secret if it is older than Rotate. It keeps a secret that the server has not confirmed with an answer,
+// because the server may already use it.
 func (at *inside) expect(k *hook) error {
 	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()
@@ -307,9 +309,9 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up.
-// Until the server has accepted that, the saved cursor stays at the gap. Otherwise other webhooks that arrive meanwhile
-// would move it past the gap.
+// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. The
+// saved cursor stays at the gap until the server has accepted the new subscription. Otherwise webhooks that arrive in the meantime
+// would move the cursor past the gap.
 func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)

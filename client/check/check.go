@@ -130,7 +130,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "check %s", httpcall.Redact(o.URL))
 	}
-	// No check covers these rules.
+	// No check can bring about the situations of these rules.
 	c.skip("only an operator can remove an event type or a right", ruleTerminated)
 	c.skip("the server offers events", ruleUnoffered)
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
@@ -239,10 +239,10 @@ func (c *checker) list(ctx context.Context) {
 	c.fail(ruleList, "there are more than %d pages", maxPages)
 }
 
-// maxPages limits a list.
+// maxPages limits how many pages of events/list the check reads, because a faulty server could send cursors without end.
 const maxPages = 100
 
-// judgeType judges an entry of events/list.
+// judgeType checks an entry of events/list. twice is true if an earlier entry has the same name.
 func (c *checker) judgeType(t eventType, twice bool) {
 	modes := []string{spec.ModePoll, spec.ModePush, spec.ModeWebhook}
 	unknown := slices.ContainsFunc(t.Delivery, func(m string) bool { return !slices.Contains(modes, m) })

@@ -169,8 +169,8 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream are kept until a check reads them. After that, the client stops reading the
-// stream.
+// maxNotes is how many messages of a stream wait for a check to read them. When so many messages wait, the client stops reading
+// from the connection.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")
@@ -196,8 +196,9 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that the server must refuse, and returns the answer. A server may send the error in the HTTP response or as
-// the first message of a stream. If the server accepts the stream, the answer has no error.
+// openRefused opens a stream that the server must refuse, and returns the answer. The server may send the error in the HTTP
+// response, or as the first message of a stream. openRefused waits up to wait for that message. If the server accepts the stream,
+// the answer has no error.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -244,8 +245,8 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a notification with the given method. It passes each message that it reads to seen, so that the caller can check all of
-// them.
+// next waits up to wait for a notification with the given method. It calls seen with each message that it reads, so that the
+// caller can also check the messages before the notification.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

@@ -41,7 +41,7 @@ func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	o := c.judgeEvent(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
-	if message { // only an id of the message shows the final profile, because its draft had the eventId, too
+	if message { // shows the final profile; the eventId as webhook-id shows no profile, because drafts of the final one used it too
 		c.noteProfile(spec.Final, "webhook-id")
 	}
 	return o
@@ -52,12 +52,12 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are webhook endpoints to which the server sends the same events. Their names say how they answer: for example,
-// gone answers every event with 410, and redirect redirects to target, which must receive no request. The subscription of
+// endpoints are webhook endpoints to which the server sends the same events. Their names say how they answer. For example, gone
+// answers every event with 410, and redirect redirects the server to target, which must receive no request. The subscription of
 // expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
-	expires                                          time.Time // zero if that takes longer than the wait
+	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it
 }
 
 // run publishes events and judges their deliveries to endpoints that accept them and to endpoints that fail.
@@ -207,8 +207,8 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of an endpoint that failed. If the answer has a deliveryStatus with lastError,
-// subscribe judges it. Otherwise checkStatus marks the rule as not testable.
+// checkStatus refreshes the subscription of the endpoint that answered 410. If the server's answer has a deliveryStatus with
+// lastError, subscribe judges it. If it has not, checkStatus marks the rule as not testable.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)

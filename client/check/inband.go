@@ -126,7 +126,8 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 	}
 }
 
-// begin opens a stream and waits for its first message.
+// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits until the server says that the stream is
+// active. It checks that this is the stream's first message.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
 	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {

@@ -48,7 +48,7 @@ type delivery struct {
 	body     []byte
 	verified error // nil if signed with the newest secret
 	old      error // nil if signed with the previous secret
-	control  bool  // not an event
+	control  bool  // true for control messages such as challenges, false for events
 }
 
 func (d delivery) id() string { return d.header.Get(webhook.HeaderID) }
@@ -142,7 +142,7 @@ func (h *hook) record(d *delivery) (n int) {
 	return n
 }
 
-// rotate creates a new secret.
+// rotate adds a new secret, which becomes the newest. Signatures with the previous secret are still recognized, see delivery.old.
 func (h *hook) rotate() {
 	secret, _ := webhook.NewSecret()
 	h.mu.Lock()

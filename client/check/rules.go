@@ -145,8 +145,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the error with the given name. If the code of the error shows which profile the
-// server follows, judgeRefusal records the profile.
+// judgeRefusal checks that an answer is the error with the given name. what describes the refused request in the report. If the
+// code of the error shows which profile the server follows, judgeRefusal records the profile.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -225,14 +225,14 @@ const unknownEvent = "mcp-events-check.no-such-event"
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
-	if method, t, ok := c.chooseCheapest(); ok { // otherwise webhookCheck does it
+	if method, t, ok := c.chooseCheapest(); ok { // if only webhooks are offered, webhookCheck calls sendUnfit
 		c.sendUnfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
 	c.checkWrongMode(ctx)
 }
 
-// sendUnfit requests events of an unknown event type, and of a known event type with invalid arguments. It checks that
-// the server refuses both.
+// sendUnfit sends two requests with the function ask, one for an unknown event type and one for type t with invalid arguments. It
+// checks that the server refuses both.
 func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	r.judgeRefusal(ruleUnknownEvent, a, "NotFound", "an unknown event type")

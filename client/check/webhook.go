@@ -53,8 +53,8 @@ type subscriber struct {
 	receiver *receiver
 }
 
-// subscribe calls events/subscribe for the endpoint h. If the server refuses, subscribe returns nil as the subscription, and
-// the answer.
+// subscribe calls events/subscribe for the endpoint h, with the members of more as further parameters, and judges the result. It
+// returns the subscription, or nil if the server refuses, and the answer.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -205,7 +205,7 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 // checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly, and checks that the server refuses
 // them.
 func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
-	if c.hasResult(ruleChallengeFail) { // the server sends no challenges
+	if c.hasResult(ruleChallengeFail) { // it has a result only if the server sends no challenges
 		c.skip("the server sends no challenges", ruleUnreachable)
 		return
 	}

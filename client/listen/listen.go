@@ -35,8 +35,8 @@ type Options struct {
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow makes Run open a stream or poll if the server runs on another machine, which cannot reach the receiver at
-	// Listen, or if the server refuses the webhook.
+	// OrFollow makes Run open a stream, or poll, instead of using a webhook in two cases: the server refuses the webhook, or it
+	// runs on another machine, which cannot reach the receiver at Listen.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
@@ -110,7 +110,8 @@ func (o *Options) withoutWebhooks() *Options {
 	return &follow
 }
 
-// isRefusal reports whether the server has refused a subscription permanently, so that only a subscription without a webhook may succeed.
+// isRefusal reports whether err is a permanent refusal by the server. A retry is then useless, but a subscription without a
+// webhook may succeed.
 func isRefusal(err error) bool {
 	if err == nil {
 		return false
@@ -142,7 +143,7 @@ func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks stri
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = c.Close() }() // if that fails, the server forgets the session later
+	defer func() { _ = c.Close() }() // if Close fails, the server forgets the session later
 	sub, err := c.Subscribe(ctx, what)
 	if err != nil {
 		return false, err
@@ -185,7 +186,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 		return s
 	}
 	s.Name, s.Arguments, s.Mode, s.TTL, s.Concurrency = o.Name, o.Arguments, o.Mode, o.TTL, o.Concurrency
-	s.Unsubscribe = o.File == "" // with a file, another run continues it, or does so already
+	s.Unsubscribe = o.File == "" // with a file, the next run continues the subscription
 	if o.Run != nil {
 		s.Gap = nil // the client logs gaps
 		s.Event = func(ctx context.Context, e client.Event) error {
@@ -202,7 +203,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 // line is a printed line: an event, or a gap.
 type line struct {
 	client.Event
-	// Envelope is gap for a gap.
+	// Envelope is "gap" for a gap, and empty for an event.
 	Envelope string `json:"envelope,omitempty"`
 }
 

@@ -69,7 +69,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return ctx.Err() // the command was ended, which is not a failure
+		return ctx.Err() // the command was ended from here, which is not a failure of the command
 	}
 	tries, last := c.countFailure(e)
 	if !last {
@@ -106,8 +106,8 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	return err
 }
 
-// hasSucceeded reports whether a command has exited with 0. [exec.ErrWaitDelay] means that it has, but that a process that it started
-// still has its output open.
+// hasSucceeded reports whether a command has exited with 0. An [exec.ErrWaitDelay] also counts as success: the command has exited
+// with 0, but a process that it started still has its output open.
 func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
 // keyVariable is the beginning of the environment variable with the server's key. The command must not get the key, because anyone may have
@@ -141,7 +141,8 @@ const maxVariable = 64 << 10
 // eventKey identifies an event. The id alone does not, because publishers may choose the same id for events of two URIs.
 type eventKey struct{ id, uri string }
 
-// countFailure counts a failure and reports whether it was the last try.
+// countFailure counts a failed run of the command for an event, and returns the number of failures so far. last is true if the
+// command must not run again for the event, which is never so without a Failed file.
 func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

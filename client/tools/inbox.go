@@ -93,8 +93,8 @@ func (b *inbox) nextChange() <-chan struct{} {
 	return b.changed
 }
 
-// await registers a call that waits for the events of a subscription or, if that is empty, of all subscriptions. The call must end with
-// leave.
+// await registers a call that waits for the events of a subscription or, if subscription is empty, of all subscriptions. The call
+// must call leave when it stops waiting.
 func (b *inbox) await(subscription string) (leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +121,6 @@ func (b *inbox) mustAnnounce(e *entry) bool {
 	return true
 }
 
-// countUnannounced returns the number of entries that must be announced.
 func (b *inbox) countUnannounced() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,9 +132,9 @@ func (b *inbox) countUnannounced() (n int) {
 	return n
 }
 
-// announce returns the next announcement, and marks its events as announced. If single is true, it announces the oldest unannounced event.
-// Otherwise it announces all of them: a single one with its content, and several only with their count. It returns false if there is
-// nothing to announce.
+// announce returns the next announcement, and marks its events as announced. If single is true, it announces only the oldest event
+// that must be announced. Otherwise it announces all of them: one event with its content, but several events only with their
+// number. ok is false if there is nothing to announce.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -171,7 +170,7 @@ func (b *inbox) readUnread(q eventtools.Query) *eventtools.Events {
 		e := &b.entries[i]
 		switch {
 		case e.read || q.Subscription != "" && e.Subscription != q.Subscription:
-		case out.More: // also tells the model about this entry
+		case out.More: // out.More tells the model that there are more events, such as this one
 			e.announced = true
 		case e.gap:
 			e.read, out.Gap = true, true

@@ -37,8 +37,8 @@ func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader]. It returns the valid lines. It blocks while the client has more than maxUnread bytes of messages
-// to read.
+// Read implements [io.Reader]. It returns only valid lines. It waits while the client still has more than maxUnread bytes of our
+// messages to read.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {
@@ -100,7 +100,7 @@ func (s *stdio) check(line []byte) *jsonrpc.Error {
 		if refused != nil {
 			return refused
 		}
-		if _, err := sdk.DecodeMessage(element); err != nil { // the session decodes it the same way, and would end
+		if _, err := sdk.DecodeMessage(element); err != nil { // the session would decode the line in the same way, and end
 			return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "not a JSON-RPC 2.0 message: " + err.Error()}
 		}
 		if message.Method == "initialize" {
@@ -165,8 +165,8 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 	}
 }
 
-// begin counts a request as in flight, or reports false if there are too many. It accepts an id that is in flight already, because
-// the session ignores the second request with an id.
+// begin counts a request as in flight. It returns false if too many requests are in flight. It accepts an id that is already in
+// flight, because the session ignores a second request with the same id.
 func (c *connection) begin(id sdk.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +246,7 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until at most rest bytes are unread. It fails if the output or ctx ends first.
+// waitUntilRead blocks until the client has read all but rest bytes. It fails if the output or ctx ends first.
 func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()

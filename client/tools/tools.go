@@ -58,7 +58,7 @@ type subscription struct {
 	id, name string
 	position *position
 	stop     context.CancelFunc
-	err      error // why it has ended, unless the model ended it
+	err      error // why the subscription has ended; nil if the model ended it
 }
 
 // position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events
@@ -199,7 +199,7 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	}
 	var members map[string]any
 	d := json.NewDecoder(strings.NewReader(string(arguments)))
-	d.UseNumber() // large integers must not become equal
+	d.UseNumber() // as float64, two different large integers could become equal
 	if err := d.Decode(&members); err != nil {
 		return "", fault.Wrap(fault.Invalid, err, "arguments")
 	}
@@ -219,7 +219,7 @@ func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *su
 		return nil, nil, nil, fault.New(fault.Exhausted, "there are already %d subscriptions (allowed: %d): unsubscribe from one first", len(t.subs), maxSubscriptions)
 	}
 	at := &position{}
-	if s != nil { // it failed, and the new one continues
+	if s != nil { // the earlier subscription has failed, and the new one continues at its position
 		at = s.position
 	}
 	t.lastID++
@@ -330,7 +330,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 			s.notifyProgress(ctx, time.Since(began), q.Wait)
 		case <-ctx.Done():
 			out := eventtools.NewEvents(q)
-			if ctx.Err() == context.DeadlineExceeded { // an event of the last moment was not pushed, because this call waits for it
+			if ctx.Err() == context.DeadlineExceeded { // return an event of the last moment, because it is not pushed while this call waits for it
 				out = s.inbox.readUnread(q)
 			}
 			out.TimedOut = out.Empty()
@@ -339,7 +339,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	}
 }
 
-// notifyProgress tells a client that asked for progress how long a call has waited.
+// notifyProgress tells a client that asked for progress how long a call has waited, and how long it waits in total.
 func (s *source) notifyProgress(ctx context.Context, waited, total time.Duration) {
 	if token := s.req.Params.GetProgressToken(); token != nil {
 		_ = s.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{

@@ -140,8 +140,8 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that
-// no process's clock is off by more than [eventlog.MaxSkew]. Only these metrics show when that is not the case.
+// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that no
+// process's clock is off by more than [eventlog.MaxSkew]. If an assumption is wrong, only these metrics show it.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,
@@ -324,7 +324,7 @@ type StreamOptions struct {
 	Registrar                            events.Registrar
 	Deregistrar                          events.Deregistrar
 	ForwardRegistrar, ForwardDeregistrar http.Handler
-	// Left is [mcp.Options.Left].
+	// Left is called when a client has disconnected but its call to a backend continues, see [mcp.Options.Left].
 	Left func(*http.Request)
 }
 
@@ -352,7 +352,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 // NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store.
 // concurrent is the number of requests that each instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
-	const share = 80 // percent, so that calls always find a free instance
+	const share = 80 // percent of all requests; the rest is for calls, so that they always find a free instance
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,

@@ -1,6 +1,7 @@
-// Package apply checks an operator's catalogs and configuration, and stores them, all or none. It checks the files against each other,
-// against the stored documents that they replace, and against the subscriptions that would end. On AWS, `mcpevents catalog apply` uses it
-// for a deployment. A stand-alone server uses it at its start and when a file changes.
+// Package apply checks an operator's catalogs and configuration, and stores all of them together.
+// If it refuses a file, it stores no file. It checks the files against each other, against the stored documents that they replace,
+// and against the subscriptions that would end. On AWS, `mcpevents catalog apply` uses it for a deployment. A stand-alone server
+// uses it at its start and when a file changes.
 //
 // The packages that own the sections of the files parse and check them. Package shared/storage/settings describes how a change
 // reaches all processes.
@@ -99,7 +100,7 @@ type Outcome struct {
 	ConfigChanged bool
 }
 
-// CatalogChanged reports whether one of the catalogs changed.
+// CatalogChanged reports whether at least one catalog changed.
 func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
@@ -114,9 +115,9 @@ type plan struct {
 	changes map[string][]catalog.Change
 }
 
-// Apply checks the files and writes all or none of them, see [settings.Write]. If a file is refused, the error is of kind
-// fault.Invalid. All processes use the files within [settings.MaxAge]. The caller then announces the changes to clients with
-// [settings.Announce].
+// Apply checks the files and, if all of them are accepted, writes them together, see [settings.Write]. If it refuses a file, it
+// writes no file, and the error is of kind fault.Invalid. All processes use the new files within [settings.MaxAge]. The caller
+// must then announce the changes to clients with [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
 	if err := p.read(ctx); err != nil {
@@ -199,7 +200,7 @@ func (p *plan) check(ctx context.Context) error {
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, catalog.AddBackends(p.DB, p.source()))
 		return cmp.Or(err, lifecycle.EndingsError(endings))
-	case len(ends) > 0: // there may be no such subscriptions, but they cannot be counted
+	case len(ends) > 0: // refuse the catalog although there may be no such subscriptions, because they cannot be counted here
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))
 	}
 	return nil

@@ -281,6 +281,7 @@ func nameAfter(thing string, name *string) func(member string) string {
 type identity struct{ workspace, name string }
 
 // checkUnique adds a fault if an earlier element of a list has the same identity. lines has the lines of the earlier elements.
+// thing is the kind of element, for the message, for example "backend".
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -438,8 +439,8 @@ func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
 	return p.readValue(n, what, true)
 }
 
-// readValue reads a text, or a reference to a secret such as env:GITHUB_TOKEN. If isSecret is true, it refuses a text, so that
-// files contain no secrets.
+// readValue reads a text, or a reference to a secret such as env:GITHUB_TOKEN. If isSecret is true, only a reference is allowed,
+// so that files contain no secrets.
 func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secret.Value {
 	s := p.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
@@ -484,7 +485,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 		if isIgnored(name) {
-			continue // see LogIgnored
+			continue // LogIgnored logs a warning for it
 		}
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":

@@ -50,8 +50,8 @@ type Limits struct {
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" group:"Streams and polls" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" group:"Streams and polls" help:"How long a stream may be quiet before it sends a heartbeat."`
 
-	// PollMin and PollMax limit the time until the next events/poll that the server suggests. They are not settings, but tests shorten
-	// them. 0 is the default.
+	// PollMin and PollMax limit the pause until the next events/poll that the server suggests to a client; 0 means the default.
+	// They are not settings. Tests shorten them.
 	PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
@@ -95,7 +95,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	l, err := FromEnv(func(string) (string, bool) { return "", false })
 	if err != nil {
-		panic(err) // a default does not parse, which the tests of this package detect
+		panic(err) // cannot happen, because the tests of this package parse the defaults
 	}
 	return l
 }
@@ -252,7 +252,7 @@ func (l Limits) checkAddresses() error {
 		}
 	}
 	if u, err := url.Parse(l.OTLPEndpoint); l.OTLPEndpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-		return fault.New(fault.Invalid, "--otlp-endpoint is not the URL of a collector, such as http://127.0.0.1:4318") // it may contain a password
+		return fault.New(fault.Invalid, "--otlp-endpoint is not the URL of a collector, such as http://127.0.0.1:4318") // the URL may contain a password
 	}
 	if u, err := url.Parse(l.PublicURL); l.PublicURL != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/")+u.RawQuery != "") {
 		return fault.New(fault.Invalid, "--public-url %.100q is not a URL without a path, such as https://events.example.com", l.PublicURL)

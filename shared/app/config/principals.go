@@ -188,7 +188,7 @@ func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
 		return float64(p.file.Int(1, 1_000_000_000)(n, name))
 	}
-	var rate *float64 // nil for null, which an empty value is, too
+	var rate *float64 // stays nil for null and for an empty value
 	if err := n.Decode(&rate); err != nil || rate == nil || !(*rate >= 0) || *rate > 1e9 {
 		p.file.Add(n.Line, "%s must be a number per second from 0, which means no limit", name)
 		return 0
@@ -417,8 +417,9 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand sets the command of a backend if one is given. It adds a fault unless the backend has either a command or a url, and
-// a fault for each member that needs the other one of these.
+// checkCommand sets the backend's command to c if the configuration gives one. It adds a fault unless the backend has either a
+// command or a url, and for each member that is only for the other one of these. given has the names of the backend's members, and
+// say names a member in a message.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

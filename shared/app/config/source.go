@@ -59,9 +59,9 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if next would replace a configuration with an empty one, because some programs truncate a file before
-// they rewrite it, and a full disk can stop them in between. All backends, sources and quotas would be lost. If next is nil,
-// CheckNotEmptied returns nil.
+// CheckNotEmptied returns an error if next is empty and the stored configuration is not. Some programs truncate a file before they
+// rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and quotas would then be lost.
+// If next is nil, CheckNotEmptied returns nil.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -373,7 +373,8 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds faults that a parser found in the value of n. A fault gets the line of the part to which its JSON Pointer refers.
+// addFaults adds faults that a parser found in the value of n. Each fault gets the line of the part of n to which its JSON Pointer
+// refers.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // a parser made it
@@ -381,8 +382,8 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds the faults of JSON Pointers to values that the source's requests never contain. It adds none if another part
-// of the source is invalid, because it is then unknown what the requests contain.
+// addMissing adds faults for JSON Pointers to values that the source's requests never contain. If another part of the source is
+// invalid, it adds no faults, because it is then unknown what the requests contain.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)

@@ -42,7 +42,8 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 }
 
 // registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
-// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because it is closed.
+// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because
+// the database is already closed.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
@@ -179,7 +180,7 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
 	s.addCommandStates(ctx, workspace, list)
-	states := map[string]*string{} // by backend; looked up while other states are written
+	states := map[string]*string{} // by backend's name; the map stays unchanged while goroutines write the states
 	for i := range list {
 		states[list[i].Name] = &list[i].State
 	}
@@ -199,10 +200,10 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	asked.Wait()
 }
 
-// addCommandStates fills in the states of backends that are commands and do not run now. They are not asked, because a
-// request would start them.
+// addCommandStates fills in the states of backends that are commands and do not run now. It sends them no requests, because a
+// request would start the command.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
-	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just made the list from them
+	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just read the backends to make the list
 	for _, b := range all {
 		i := slices.IndexFunc(list, func(l admin.Backend) bool { return l.Name == b.Name })
 		if i < 0 || b.Command == nil || b.Workspace != workspace || s.commands.Running(b) {

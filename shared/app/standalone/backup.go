@@ -209,7 +209,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 			return err
 		}
 	}
-	if _, err := io.Copy(io.Discard, zipped); err != nil { // reads up to the checksum
+	if _, err := io.Copy(io.Discard, zipped); err != nil { // read the rest, so that gzip verifies the checksum
 		return fault.Wrap(fault.Invalid, err, "it is damaged")
 	}
 	if len(found) != 2 {

@@ -64,9 +64,9 @@ type connection struct {
 
 	state http.ConnState
 	body  bool      // true if the client is still sending the body of a request
-	since time.Time // when state or body changed
+	since time.Time // when state or body changed last
 
-	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 between writes
+	writing atomic.Int64 // the start of the current write minus blocked, in nanoseconds since 1970; 0 between writes
 	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
@@ -126,8 +126,9 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes up to about 1/64 of all connections: idle ones, those without a complete request header, and those whose
-// request has waited for the client for longer than patience. It returns the number of closed ones. The caller holds the lock.
+// closeWaiting closes up to about 1/64 of all connections: idle connections, connections without a complete request header, and
+// connections whose request has waited for the client for longer than patience. It returns the number of closed connections. The
+// caller holds the lock.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	byPrefix := map[netip.Prefix]int{}
@@ -270,8 +271,8 @@ func forOperators(path string) bool {
 // second.
 const bodyTime = time.Minute
 
-// refusedBodyTime is how long the server waits for the rest of a body that the handler did not read to its end, because net/http
-// reads up to 256 KiB of that rest before it sends the response.
+// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read to its end. Otherwise the
+// response could be late, because net/http first reads up to 256 KiB of that rest.
 const refusedBodyTime = time.Second
 
 // boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams

@@ -36,7 +36,7 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		counters := map[string]any{} // empty while the server starts
+		counters := map[string]any{} // remains empty while the server starts
 		if s := started(); s != nil {
 			counters = s.Counters()
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// A host is a name or an address, with or without a port. An origin has the form in which browsers send it, but see [isOrigin]. Elements of
-// lists may be empty.
+// These expressions match the elements of lists of hosts and origins. An element may be empty. A host is a name or an address,
+// with or without a port. An origin has the form in which browsers send it; [isOrigin] also refuses default ports.
 var (
 	hosts   = regexp.MustCompile(`^([\w-]+(\.[\w-]+)*|[0-9a-fA-F]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\])?(:\d+)?$`)
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)

@@ -22,7 +22,7 @@ import (
 // secrets are the keys of a server. They are in a file that only its owner can read.
 type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
-	Public  []byte `json:"public"`  // Tink keyset that seals them
+	Public  []byte `json:"public"`  // Tink keyset that seals webhook secrets
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
 	// Identity is the server's own private key. It adds an asymmetric signature (v1a of Standard Webhooks) to webhooks,
 	// next to the signature with the subscription's secret.
@@ -75,9 +75,9 @@ var (
 	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a check value that the keys open. If the keys do not open it, or were just created
-// although the database has subscriptions, the error is of kind fault.Conflict. A database that never had subscriptions fits
-// any keys. fresh says whether the keys were just created.
+// checkSealed reports whether the database has a check value that the keys open. fresh says whether the keys were just created. If
+// the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind fault.Conflict.
+// A database that never had subscriptions fits any keys.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {

@@ -97,14 +97,14 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// isRefusal reports whether an error means that the settings are invalid. It returns false if reading or writing them failed.
+// isRefusal reports whether err means that the settings are invalid, and not that reading or writing them failed.
 func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused decides whether the server starts although its settings were refused. With [Options.LastSettings], it starts
-// with the previous settings if the store has some that this version can read. Otherwise startRefused returns the refusal. If
-// refused is nil, startRefused returns nil.
+// startRefused decides whether the server starts although its settings were refused, and returns nil if so. With
+// [Options.LastSettings], the server starts with the previous settings if the store has some that this version can read. Otherwise
+// startRefused returns the refusal, which may be nil.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused
@@ -151,8 +151,8 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
-// logBusSources warns of sources that receive nothing, because only a deployment on AWS has the inbox queue. It is no error, because one
-// file may be used in both places.
+// logBusSources logs a warning for each source of an AWS service. Such a source receives nothing, because only a deployment on AWS
+// has the inbox queue. It is not refused, so that one file can be used in both places.
 func (s *Server) logBusSources(f apply.Files) {
 	if f.Config == nil {
 		return

@@ -60,7 +60,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 			return nil, fault.Wrap(fault.Unavailable, err, "read the queues")
 		}
 		ready := map[string]string{"status": "ready"}
-		if s.refused.Load() { // the last settings are in use, so requests can still be served
+		if s.refused.Load() { // ready nevertheless, because the previous settings are in use
 			ready["settings"] = "refused"
 		}
 		return ready, nil

@@ -166,9 +166,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	// Do everything that can fail before the first worker starts and the first request is served. Open the listeners before
-	// the roles are built, because the sender of webhooks must know the server's own address, to which it sends none. Apply
-	// the settings after that, because a changed catalog can end subscriptions, for which the roles are needed.
+	// Do everything that can fail before the first worker starts and the first request is served. Open the listeners before the
+	// roles are built, because the sender must know the server's own address in order to refuse webhooks to it. Apply the settings
+	// after that, because a changed catalog can end subscriptions, for which the roles are needed.
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.registerMetrics(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
+	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // cannot fail, because the limits were checked
 	secret := auth.SecretPath{Auth: s.core.Auth, Proxies: proxies}
 	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, adminListener)), bodyTime)
 	s.run(ctx, roles)
@@ -255,7 +255,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 // the workspace is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its
 // errors.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
-	if !auth.ValidWorkspace(workspace) { // no client can subscribe to its events
+	if !auth.ValidWorkspace(workspace) { // no client could subscribe to events of such a workspace
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
 	// Do not apply the quota publish-rate. It protects the server from its callers, and this program would only lose its own
@@ -309,8 +309,8 @@ func (s *Server) drain(ctx context.Context) error {
 	s.commands.Close(ctx)
 	s.backends.Flush()
 	s.drained.Store(true)
-	// Before the database is closed, Close cancels the contexts of handlers that still run, and waits a few seconds for them.
-	// A handler that ignores the cancellation gets an error from the closed database.
+	// Close cancels the contexts of handlers that still run, and waits a few seconds for them before the database is closed. A
+	// handler that ignores the cancellation gets an error from the closed database.
 	closing := s.queues.Close()
 	select {
 	case <-done:

@@ -22,8 +22,8 @@ const (
 	// much memory, because each payload is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
-	// savePositions is how often the periodic jobs save how far they have come. It is long, so that an idle server does not write to the
-	// disk.
+	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that an idle server does
+	// not write to the disk.
 	savePositions = time.Hour
 	// replayEvery is how often replays continue. Each time, a replay schedules its deliveries for the next few seconds. The interval is
 	// short because canceling a replay does not stop the deliveries that are already scheduled.

@@ -46,7 +46,7 @@ func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 	if o.OwnHost != "" {
 		guard.BlockedHosts = append(guard.BlockedHosts, o.OwnHost)
 	}
-	if !l.AllowInsecureTargets { // which allows any address and therefore any port
+	if !l.AllowInsecureTargets { // with AllowInsecureTargets, any address and port is allowed
 		for _, p := range l.TargetPorts {
 			guard.Ports = append(guard.Ports, uint16(p))
 		}

@@ -61,8 +61,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend acts for its callers: it receives their tokens, and may show each of them other event
-	// types. Types is then empty.
+	// PerCaller is set if the backend acts for its callers, i.e. it receives their tokens and may show different event types to
+	// each caller. Types is then empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -194,9 +194,9 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 	return out, fault.Wrap(fault.Internal, err, "decode the event types of backends")
 }
 
-// ReplaceBackends changes the stored event types of a workspace's backends, and reports whether edit changed anything. If
-// they have changed, the caller has to announce that with [settings.Announce]. If the types of all backends together are
-// too large to store, the largest are refused.
+// ReplaceBackends changes the stored event types of a workspace's backends with edit, and reports whether they have changed. If
+// so, the caller must announce the change with [settings.Announce]. While all types together are too large to store,
+// ReplaceBackends refuses the types of the backend that needs the most room.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)

@@ -104,7 +104,8 @@ func (d *differ) compareEntries(a, b *Entry) {
 	d.compareSchemas("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// compareLists adds a change for each value that is only in b (added) or only in a (removed). added and removed are formats for the value.
+// compareLists adds a change for each value that is only in b (added) or only in a (removed). The strings added and removed are
+// formats for the value. addedBreaks and removedBreaks say whether the change is breaking.
 func (d *differ) compareLists(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -152,8 +153,8 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas compares two schemas. Only new optional properties and annotations are safe for both publishers and subscribers. Any other
-// change may break one of them.
+// compareSchemas compares two schemas and adds a change if they differ. what names them in the change, e.g. "payload". Only new
+// optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled, and nil stays nil

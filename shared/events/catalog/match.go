@@ -45,8 +45,8 @@ func (n *node) insert(e *Entry) {
 	n.entry = e
 }
 
-// overlap returns an entry below n that could match the same URI as a template with these segments, or nil if there is
-// none.
+// overlap returns an entry below n that could match the same URI as a template with the given segments, or nil if there is no such
+// entry.
 func (n *node) overlap(segs []segment) *Entry {
 	if len(segs) == 0 {
 		return n.entry

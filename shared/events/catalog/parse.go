@@ -192,7 +192,8 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 	p.insert(e, n, what)
 }
 
-// readSegments splits a URI or template into the entry's segments and variables. It returns false if the URI has a fault.
+// readSegments splits a URI or template into the entry's segments and variables. what names it in messages. readSegments returns
+// false if the URI has a fault.
 func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool {
 	if s == "" { // its reader has reported the fault
 		return false
@@ -215,7 +216,7 @@ func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool
 	return true
 }
 
-// insert adds the entry to the trie unless it could match a URI of another entry.
+// insert adds the entry to the trie. If the entry could match a URI of another entry, insert adds a fault instead.
 func (p *parser) insert(e *Entry, n *strictyaml.Node, what string) {
 	if other := p.root.overlap(e.segments); other != nil {
 		p.file.Add(n.Line, "%s could match the same URI as %s of event %s in line %d", what, other.Pattern(), other.Name, other.line)

@@ -28,8 +28,9 @@ import (
 // maxSchemaFaults is the largest number of faults in an error.
 const maxSchemaFaults = 20
 
-// ValidatePayload checks a payload, which must be valid JSON, against the payload schema. If it does not fit, the error is of kind
-// fault.Unprocessable, and its data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer.
+// ValidatePayload checks a payload, which must be valid JSON, against the payload schema. If the payload does not fit, the error
+// is of kind fault.Unprocessable, and its data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer. A payload that
+// is too large to check is refused with the same kind, but without data.
 func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
 		return nil
@@ -288,7 +289,8 @@ func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// deepestCause returns the depth of the deepest cause of an error. other is 1 if that cause is not a wrong type, and 0 otherwise.
+// deepestCause returns the depth of the deepest cause of an error. other is 1 if that cause is a failure other than a wrong type,
+// and 0 if it is a wrong type.
 func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -304,7 +306,7 @@ func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	return depth, other
 }
 
-// refLine returns the line of the $ref that refers to a URL, or the line of the node if it is not found.
+// refLine returns the line of the $ref that refers to the given URL, or the line of n if there is no such $ref.
 func refLine(n *strictyaml.Node, url string) int {
 	best := n.Line
 	var walk func(n *strictyaml.Node, depth int) bool

@@ -98,7 +98,7 @@ func NewPayloads(events []event.Event) []*Payload {
 // small because a decoded payload may take some megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
-// payloadOf returns the payload of an event, which other streams may use at the same time.
+// payloadOf returns the payload of an event from recentPayloads, or adds it there. Other streams may use the result concurrently.
 func payloadOf(e *event.Event) *Payload {
 	p, ok := recentPayloads.Get(e)
 	if !ok {
@@ -151,8 +151,8 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type. It is built once per check, even if the payload has a list with many elements to
-// compare with it.
+// values has the values of a filter by type. A check of a payload builds it only once, even if the payload has a list with many
+// elements to compare.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -351,7 +351,7 @@ func (s *Span) isReadable(text string) bool {
 	return err == nil && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9')
 }
 
-// accept reports whether a value of a payload, or an element of it if it is a list, is in the range.
+// accept reports whether a payload's value, or one of its elements if it is a list, is in the range.
 func (s *Span) accept(got any) bool {
 	switch got := got.(type) {
 	case string:

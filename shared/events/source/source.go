@@ -78,9 +78,8 @@ type Mapping struct {
 	Name string `json:"name"`
 	// Variables are the values of the variables in the event type's URI template.
 	Variables map[string]Value `json:"variables,omitempty"`
-	// ID is the provider's id of the delivery, which makes a redelivery the same event. If it is zero, a request's
-	// event gets a hash of the body as its id, and a bus document's event an id derived from the message in the inbox
-	// queue.
+	// ID is the provider's id of the delivery, which makes a redelivery the same event. If it is zero, the event's id is derived:
+	// for a request, as a hash of the body, and for a bus document, from the message in the inbox queue.
 	ID Value `json:"id,omitzero"`
 	// Time is when the event happened. If it is zero or finds no value, the current time is used.
 	Time Value `json:"time,omitzero"`
@@ -131,7 +130,7 @@ func (m *Mapping) newEvent(doc any, from From) (*Event, error) {
 	for _, name := range slices.Sorted(maps.Keys(m.Variables)) {
 		e.Variables[name] = unfit.evaluateText(m.Variables[name], doc, "/variables"+jsonpointer.Member(name))
 	}
-	if found, _ := m.ID.Evaluate(doc); isBool(found) { // with only two values, all later deliveries would count as redeliveries
+	if found, _ := m.ID.Evaluate(doc); isBool(found) { // a bool has only two values, so later deliveries would count as redeliveries
 		unfit.add("/id", "%s is neither a string nor a number", m.ID)
 	} else if m.ID.isSet() {
 		e.ID = unfit.evaluateText(m.ID, doc, "/id")

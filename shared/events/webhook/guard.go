@@ -173,7 +173,8 @@ func (g *Guard) portNames() string {
 // ICANN's reservation of internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost returns a description of the problem with a lower-case host, or "" if the host is allowed.
+// checkHost returns a description of the problem with a lower-case host, or "" if the host is allowed. brackets is true if the
+// host was in brackets in the URL, as an IPv6 address must be.
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -272,7 +273,7 @@ func (g *Guard) dialContext(ctx context.Context, network, address string) (net.C
 	a, err := netip.ParseAddr(host)
 	switch {
 	case err == nil && a.Is4In6() && !g.AllowInsecure:
-		return nil, blocked("an address in an unusual spelling") // control would see the address without its prefix
+		return nil, blocked("an address in an unusual spelling") // control would see only the IPv4 address inside it
 	case err != nil && strings.Contains(host, ".") && !strings.HasSuffix(host, "."):
 		address = host + ".:" + port
 	}
@@ -363,7 +364,7 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	if g.AllowInsecure {
 		return nil
 	}
-	if carries { // even if the operator allowed the surrounding range, e.g. NAT64
+	if carries { // check the address inside even if the range around it is allowed, e.g. NAT64
 		if err := g.checkAddr(inner); err != nil {
 			return err
 		}
@@ -442,7 +443,7 @@ type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
 	half    time.Time       // when half of the timeout is over
-	reached atomic.Bool     // whether it had a connection, or permission to open one, before half
+	reached atomic.Bool     // whether the exchange had a connection, or permission to open one, before half
 	conn    *conn
 }
 
@@ -469,9 +470,9 @@ func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// markReached records that the exchange has a connection or may open one, so that from now on a timeout counts as the
-// endpoint's fault. In the second half of the timeout it does not do that, because then the exchange has spent most of its
-// time waiting for a free connection on our side.
+// markReached records that the exchange has a connection or may open one. From then on, a timeout counts as the endpoint's fault.
+// In the second half of the timeout, markReached does nothing, because the exchange has then spent most of its time waiting for a
+// free connection on our side.
 func (x *exchange) markReached() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)

@@ -111,7 +111,7 @@ func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPriva
 // prefixOf returns the prefix that Tink puts before data sealed with a key: a version byte and the key's id.
 func prefixOf(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{1}, id) }
 
-// changeKeys applies a change to a private keyset and returns the new private and public keysets.
+// changeKeys applies a change to a private keyset and returns the new private and public keysets. what names the change in errors.
 func changeKeys(private []byte, what string, change func(*keyset.Manager) error) (newPrivate, public []byte, err error) {
 	h, err := readPrivate(private)
 	if err != nil {
@@ -186,7 +186,8 @@ func NewSealer(public []byte) (*Sealer, error) {
 // Key identifies the Sealer's key by the prefix that all its sealed secrets have.
 func (s *Sealer) Key() []byte { return s.key }
 
-// SealAgain seals a secret with the Sealer's key if an older key has sealed it, and otherwise returns nil. It opens the secret with o.
+// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if the secret is already sealed with this
+// key.
 func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
 	if bytes.HasPrefix(sealed, s.key) {
 		return nil, nil

@@ -143,7 +143,7 @@ func NewSender(o Options) *Sender {
 		ClientSessionCache: tls.NewLRUClientSessionCache(1024),
 	}
 	s.transport = &http.Transport{
-		DialContext: s.connect, // and ignore any proxy in the environment
+		DialContext: s.connect, // Proxy is not set, so proxies in the environment are ignored
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return s.dialTLS(ctx, network, address, config)
 		},
@@ -280,7 +280,7 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	}
 	a := answer{status: resp.StatusCode}
 	if a.status == http.StatusSwitchingProtocols {
-		_ = resp.Body.Close() // the body is the bare connection, which the context would not end
+		_ = resp.Body.Close() // the body is the connection itself, on which a read would not end with the context
 		return a, nil
 	}
 	if ofStatus(a.status) != "" {
@@ -380,8 +380,8 @@ const (
 func (e *stageError) Error() string { return e.stage } // never shown
 func (e *stageError) Unwrap() error { return e.err }
 
-// diagnose turns an error of an exchange into a [Failure] in our own words. parent is the caller's context. If it has ended,
-// the caller canceled the exchange. The exchange's own context does not tell that, because it also ends at the timeout.
+// diagnose turns an error of an exchange into a [Failure] in our own words. If parent, the caller's context, has ended, the caller
+// canceled the exchange. The exchange's own context cannot show that, because it also ends at the timeout.
 func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	switch {
 	case parent.Err() != nil:

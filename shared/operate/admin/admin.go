@@ -225,7 +225,7 @@ type call struct {
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
 	h.responder.Serve(w, r, http.StatusOK, func() (any, error) {
-		guard := h.guard // the console is a page of this host, which browsers reach over TLS
+		guard := h.guard // also allow the console's origin: this host, which browsers reach over TLS
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
 		if err := guard.Check(r); err != nil {
 			return nil, err

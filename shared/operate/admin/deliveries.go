@@ -265,7 +265,7 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 	err = c.change("dead-letter.retry", letter.ID, c.viewOfLetter(*letter), nil, func() error {
 		done, err := h.operations.Retry(c.Context(), c.principal.Workspace, *letter, sub, 0)
 		if err == nil && !done {
-			return errNoLetter // another request has already retried it
+			return errNoLetter // another request has already retried the dead letter
 		}
 		return err
 	})

@@ -43,8 +43,8 @@ type eventList struct {
 }
 
 const (
-	maxURIs = 50  // of a type that a list covers
-	maxLook = 500 // items of a URI that a search for an event reads
+	maxURIs = 50  // maximum number of a type's URIs whose events a list includes
+	maxLook = 500 // maximum number of a URI's items that a search for an event reads
 )
 
 // eventHandlers find events in the log, list, show and deliver them, and list their types.

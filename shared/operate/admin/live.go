@@ -31,7 +31,7 @@ const (
 	// lookBack before the previous poll. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
-	shown     = 20               // attempts, and events, of a tick
+	shown     = 20               // maximum number of attempts in a tick, and of events
 	heartbeat = 15 * time.Second // maximum time without a message
 	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
 	// each poll looks for them.
@@ -71,9 +71,9 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the
-// workspace with the most streams. It returns nil instead if the asking workspace would then have at least as many streams as
-// that workspace has now.
+// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the workspace
+// that has the most streams. It returns nil if the asking workspace would then have at least as many streams as the other one has
+// now. Otherwise two workspaces could take the same slot from each other in turn.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,7 +114,7 @@ type tail struct {
 	seen      map[string]time.Time // records and events of the last seconds, and when they were read
 	parts     []eventlog.Partition
 	truncated bool
-	tailed    time.Time // when parts were determined
+	tailed    time.Time // when parts was last set
 	end       int64     // the end of the log when it last grew; negative before the first poll
 	grew      time.Time
 }
@@ -141,7 +141,7 @@ func (t *tail) run(out *sse.Writer) {
 		every = pollRarely
 	}
 	end := time.Now().Add(liveFor)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // of a Lambda invocation
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // a Lambda invocation has a deadline
 		end = deadline.Add(-every)
 	}
 	if out.Write(sse.Append(nil, sse.Event{Comment: " live"})) != nil {
@@ -206,7 +206,7 @@ func (t *tail) poll() (*tick, error) {
 	if err != nil {
 		return nil, err
 	}
-	first := t.end < 0 // items from before the stream are not news
+	first := t.end < 0 // the first poll also finds items from before the stream, which it does not send
 	var fresh []records.Record
 	for _, r := range found {
 		key := r.Subscription + "#" + r.Event + "#" + r.At.String()
@@ -250,9 +250,9 @@ func (t *tail) poll() (*tick, error) {
 	return news, nil
 }
 
-// newEvents returns the events since a time, including events that earlier polls may have returned.
+// newEvents returns the events between from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	if end := t.events.log.Position(); end != t.end { // always true if positions are times
+	if end := t.events.log.Position(); end != t.end { // always true if the log has no total order, because positions are then times
 		t.end, t.grew = end, now
 	}
 	if now.Sub(t.grew) > lookBack {

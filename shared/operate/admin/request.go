@@ -244,12 +244,12 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	return nil
 }
 
-// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores
-// the case of names and uses the last of such members, so "DryRun": false could override "dryRun": true.
+// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores the
+// case of names and uses the last member of the same name, so a later "DryRun": false could override "dryRun": true.
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {
-		name := strings.ToLower(strings.ToUpper(string(key))) // as package json: the long s is an s
+		name := strings.ToLower(strings.ToUpper(string(key))) // folds like package json, for which the long s (ſ) equals s
 		if names[name] {
 			return string(key)
 		}

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	recentOutcomes = 100 // of a source that a list counts
+	recentOutcomes = 100 // maximum number of a source's outcomes that a list counts
 	sourcesAtOnce  = 8   // concurrent queries of a list
-	// maxTry is the maximum size of a request to try, in bytes. The body with it may be twice as large, because JSON escapes
-	// some characters.
+	// maxTry is the maximum size of a request to try, in bytes. The JSON body that contains this request may be twice as large,
+	// because JSON escapes some characters.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
 )
@@ -102,7 +102,7 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // that source may no longer exist
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // by name, because the source c.After may be gone
 	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())

@@ -112,8 +112,8 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 }
 
 // choose returns a page of the subscriptions that match the choice. The page is empty if no event type has the choice's URI,
-// because such events cannot be published. If the URI is the only criterion, choose does not search all subscriptions: it
-// reads only those to the event type and those to parents of the URI.
+// because such events cannot be published. If the URI is the only criterion, choose reads only the subscriptions to the URI's
+// event type and to parents of the URI, instead of searching all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -140,7 +140,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	v := c.viewFor(*s)
-	if s.Paused != 0 { // otherwise its switch is the owner's, of an ended subscription with the same id
+	if s.Paused != 0 { // if it is not paused, a switch is left from an ended subscription with the same id
 		if v.Switch, err = h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
 			return nil, err
 		}
@@ -208,8 +208,8 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while
-// the subscription was disabled. If a call is interrupted before that, the caller can repeat it to reactivate them.
+// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
+// subscription was disabled. If a call is interrupted before it has reactivated them, the caller can repeat the call.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -221,7 +221,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		if _, err := h.readSwitch(c, s); err != nil { // because setPaused would refuse after Enable
+		if _, err := h.readSwitch(c, s); err != nil { // before Enable, because setPaused would refuse only after it
 			return err
 		}
 		err := c.change("subscription.resume", s.ID, auditView(*s), nil, func() error {
@@ -233,7 +233,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if err != nil {
 			return err
 		}
-		return h.setPaused(c, s, "", false) // it may have been paused before it was disabled
+		return h.setPaused(c, s, "", false) // the subscription may have been paused before it was disabled
 	})
 }
 
@@ -249,9 +249,10 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and sets or removes its switch. It does nothing if that is already done, with two
-// exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end
-// it. Resuming a subscription that is suspended but not paused is an error, because only its subscriber can reactivate it.
+// setPaused pauses or resumes a subscription and sets or removes its switch. If the subscription is already in the wanted state,
+// setPaused changes nothing, with two exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's,
+// so that the owner cannot end it. Resuming a subscription that is suspended but not paused is an error, because only its
+// subscriber can reactivate it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)
@@ -269,7 +270,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	if !pause {
 		return c.change("subscription.resume", s.ID, before, nil, func() error {
 			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.principal.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.principal.Workspace, name)...)
-			if err == nil && !changed { // it was created again since, with the same id
+			if err == nil && !changed { // the subscription was not paused, so remove the switch alone
 				_, err = h.switches.Resume(c.Context(), c.principal.Workspace, name)
 			}
 			if err != nil {
@@ -293,7 +294,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 // the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
-	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // as in read
+	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // without Paused, the switch is left over, as in read
 		return nil, fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	return sw, err
@@ -335,11 +336,11 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	return s, nil
 }
 
-// maxOwn is the maximum number of subscriptions of an owner who lists the deliveries to all of them.
+// maxOwn limits lists of the deliveries to all subscriptions of an owner. An owner with more subscriptions must name one of them.
 const maxOwn = 100
 
-// checkOwned checks that the caller may list the deliveries of a subscription. For an owner who names none, it returns the ids of all their
-// subscriptions, and for all other callers nil.
+// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If an owner names no
+// subscription, own has the ids of all their subscriptions. For all other callers, own is nil.
 //
 // Operators may list all deliveries, including deliveries of an ended subscription, unless mustExist is set.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {

@@ -27,9 +27,9 @@ type switchView struct {
 // queries, so the other switches of the page are listed without it.
 const maxCountedSwitches = 20
 
-// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many
-// subscriptions, it also counts the messages that they hold back. The view of a subscription already has this count for the
-// switch of that single subscription, so list omits it.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
+// it also counts the messages that they hold back. It does not count them for the switch of a single subscription, because the
+// view of that subscription has the count.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -140,7 +140,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	}
 	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil || before == nil {
-		return noContent, err // it is not paused
+		return noContent, err // no switch pauses it, so there is nothing to remove
 	}
 	if id, ok := name.SubscriptionID(); ok {
 		s, err := h.subscriptions.visible.find(c, id)

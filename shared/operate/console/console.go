@@ -58,7 +58,7 @@ type Handler struct {
 
 	mu     sync.Mutex
 	signIn *signIn
-	until  time.Time     // when endpoints asks again
+	until  time.Time     // when the method endpoints asks the authorization server again
 	asking chan struct{} // closed when the authorization server has answered; nil if no request is under way
 }
 
@@ -153,8 +153,9 @@ func buildPolicy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server, or nil without such a server. The first callers wait for the server, and get
-// nil if it does not answer. Later callers get the last known endpoints while the handler asks again.
+// endpoints returns the endpoints of the authorization server, or nil if there is no such server. Until the handler knows the
+// endpoints, callers wait for the server, and get nil if it does not answer. Later callers get the last known endpoints while the
+// handler asks again.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
@@ -179,7 +180,8 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return h.signIn
 }
 
-// ask requests the endpoints from the authorization server and then closes answered. If that fails, the handler keeps the known endpoints.
+// ask requests the endpoints from the authorization server and then closes answered. If the request fails, the handler keeps the
+// endpoints that it knows and does not ask again for five seconds.
 func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -48,7 +48,7 @@ const (
 	// defaultMost is low enough that a run takes only seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
 	maxCounted  = 100_000 // items of a dry run
-	maxEnded    = 500     // ended subscriptions of a run
+	maxEnded    = 500     // maximum number of ended subscriptions that a run handles
 	flushAt     = 500     // deletions that are written together
 )
 
@@ -79,7 +79,7 @@ type run struct {
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // of the principal's subscriptions
-	bodies        map[store.Key]string // URIs of the events whose bodies are stored; "" if only the principal can use the body
+	bodies        map[store.Key]string // the events' URIs by the keys of their stored bodies; "" if only the principal can use the body
 	others        map[string]bool      // whether other principals' subscriptions match the URI of a body
 }
 
@@ -143,8 +143,8 @@ func (r *run) eraseAll(ctx context.Context) error {
 	return nil
 }
 
-// erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run found the
-// item. It returns errEnough at the run's limit.
+// erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run
+// found the item. erase returns errEnough if the run has reached its limit.
 func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
@@ -182,8 +182,8 @@ func (r *run) flush(ctx context.Context) error {
 	return nil
 }
 
-// endSubscriptions ends the principal's subscriptions and collects the ids of all ended ones in r.ids. It reports whether the
-// principal has more of them than one run handles.
+// endSubscriptions ends the principal's subscriptions, and collects in r.ids the ids of all subscriptions that have ended, now or
+// earlier. more is true if the principal has more of them than one run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}

@@ -24,7 +24,7 @@ func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error
 		return nil, fault.New(fault.Invalid, "--otlp-endpoint is not a URL") // err may contain a password
 	}
 	options := []otlpmetrichttp.Option{otlpmetrichttp.WithEndpointURL(target.JoinPath(traces.PathMetrics).String())}
-	if u := target.User; u != nil { // the exporter ignores it, unlike net/http, which sends the traces
+	if u := target.User; u != nil { // the exporter ignores user information in the URL
 		password, _ := u.Password()
 		credentials := base64.StdEncoding.EncodeToString([]byte(u.Username() + ":" + password))
 		options = append(options, otlpmetrichttp.WithHeaders(map[string]string{"Authorization": "Basic " + credentials}))

@@ -56,8 +56,8 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known 
 	return in, true, nil
 }
 
-// mapRetried passes the document of a retried dead letter to its source. For a webhook source it also publishes the event; for a bus source
-// the caller does.
+// mapRetried passes the document of a retried dead letter to its source. For a webhook source, mapRetried also publishes the
+// event. For a bus source, it returns the event and the caller publishes it.
 func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -79,8 +79,9 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched refuses a retried document that no mapping matches any more. A new document without a match is ignored, but this one matched
-// earlier, so the operator's new pattern may be wrong and the document is dead-lettered again.
+// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored.
+// But a mapping matched this document earlier, so the operator's new pattern may be wrong, and the document is dead-lettered
+// again.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
@@ -134,8 +135,9 @@ func (b *Bus) mapInput(ctx context.Context, s source.Source, doc any, o *Outcome
 	return []publish.Input{in}, nil
 }
 
-// Backends receives webhooks from MCP servers behind the gateway at POST /sources/~backends/{token}. They are for subscriptions that the
-// relay made there ([demand.Hooks]). A webhook without an eventId is a control message (SEP-3415, "Non-event webhook bodies").
+// Backends receives webhooks from MCP servers behind the gateway at POST /sources/~backends/{token}. The relay has subscribed to
+// these webhooks at the backends ([demand.Hooks]). A webhook without an eventId is a control message (SEP-3415, "Non-event webhook
+// bodies").
 //
 // Requests are checked in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that cannot be
 // published is counted and answered with 204, because the backend could only send the same event again.
@@ -228,7 +230,7 @@ func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *
 		}
 		return dropped, err
 	case m.Type == "gap":
-		once := "gap " + intake.EventID(catalog.BackendOf(uri), id) // events have no space in their ids
+		once := "gap " + intake.EventID(catalog.BackendOf(uri), id) // no event has this key, because event ids contain no space
 		if seen, err := registry.WasSeen(ctx, workspace, uri, once); err != nil || seen {
 			return "", err
 		}
@@ -243,7 +245,7 @@ func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *
 		return "", registry.MarkSeen(ctx, workspace, uri, once)
 	case m.Type == "terminated":
 		return "", registry.RequestRestart(ctx, workspace, demand.Restart{URI: uri})
-	case m.Type != "": // a message of a later version
+	case m.Type != "": // a control message of a later version of the specification: ignore it
 		return "", nil
 	}
 	return intake.Foreign, nil

@@ -189,7 +189,7 @@ func (in *incoming) handle(w http.ResponseWriter, r *http.Request) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if held == nil && len(body) > smallBody { // the compressed body was small and had no slot
+	if held == nil && len(body) > smallBody { // the body was small, and had no slot, before it was unpacked
 		if held, err = in.large.reserve(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
 			return nil, err
 		}
@@ -289,7 +289,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID = Duplicate, known.ID
-		// A replay may have another id, which an attacker made up. So remember only the hash of the signed text, unless it is known.
+		// The request may be a replay with an id that an attacker made up. So do not remember the id. Remember only the hash of
+		// the signed text, unless it is already known.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
@@ -402,9 +403,9 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes one away from a body that arrives slowly and calls
-// that request's cut function, which aborts the reading. Cut is nil for a request that has already read its body, and such a request keeps
-// its slot.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes the slot of a body that arrives slowly, and
+// calls the cut function of that body's request, which aborts the reading. cut is nil for a request that has already read its
+// body. Such a request keeps its slot.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,9 +420,9 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. Normally it spares bodies that have arrived for less
-// than [largeSlow]. But a client that would still hold more slots than the new client can lose even a new body, so that one client cannot
-// keep the others out. The caller holds the lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that have been arriving for
+// less than [largeSlow], but not the bodies of a client that would still hold more slots than the new client. Without this
+// exception, one client could keep the others out with new requests. The caller holds the lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {
@@ -450,8 +451,8 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the bytes that have arrived to the slot and sets the read deadline for the next ones. It returns false if the slot was given
-// to another request.
+// await adds the number of arrived bytes to the slot, and sets the read deadline for the next ones to until. It returns false if
+// the slot was given to another request.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -462,9 +463,9 @@ func (slot *bodySlot) await(control *http.ResponseController, until time.Time, a
 	return !slot.lost
 }
 
-// done records that the body is no longer being read. It returns false if the slot was given to another request. It removes the read
-// deadline only if the body is complete: net/http reads the rest of an incomplete body before it responds, and without a deadline it could
-// wait forever.
+// done records that the body is no longer being read. It returns false if the slot was given to another request. It removes the
+// read deadline only if the body is complete. For an incomplete body, net/http reads the rest before it responds, and without a
+// deadline it could wait forever.
 func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -524,8 +525,8 @@ func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() ti
 	return body.Bytes(), slot, err
 }
 
-// unpack decompresses a body and calls use with the result, unless the body is malformed. Because a few KiB from an unverified sender can
-// become 5 MiB, it handles only one body at a time.
+// unpack decompresses a body and calls use with the result, unless the body is malformed. It handles only one body at a time,
+// because a few KiB from an unverified sender can become 5 MiB.
 func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
 	s.mu.Lock()

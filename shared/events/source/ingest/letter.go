@@ -53,9 +53,9 @@ func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
-// sends repeatedly is dead-lettered only once, but a retried one (again) that still does not become a valid event is
-// dead-lettered again. Id is the event's id, or "" if it is not known.
+// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends
+// repeatedly is dead-lettered only once. But if again is true, the document comes from a retried dead letter, and deadLetter
+// always dead-letters it again. why is the reason. id is the event's id, or "" if it is not known.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -201,7 +201,7 @@ func markOf(in publish.Input) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-// findAccepted returns the event that was accepted under each key, or nil.
+// findAccepted returns, for each key, the event that was accepted under the key, or nil if there is no such event.
 func (s Seen) findAccepted(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
 	known := make([]*publish.Accepted, len(keys))
 	var others []store.Key

@@ -93,8 +93,8 @@ type allowance struct {
 	omitted int64
 }
 
-// maxAllowances limits memory, because the allowances of removed sources stay. When it is reached, all are cleared, and
-// then a few more records than usual are written.
+// maxAllowances limits the number of allowances in memory, because the allowances of removed sources stay. When the limit is
+// reached, all allowances are cleared, and then a few more records than usual are written.
 const maxAllowances = 5000
 
 // NewOutcomeLog returns an OutcomeLog. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
@@ -110,9 +110,9 @@ func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logg
 	return r
 }
 
-// Record counts an outcome and writes it unless a setting or limit excludes it. With SQLite the write joins the next
-// commit. With DynamoDB the caller waits for the write for at most a second, because a Lambda function may be frozen
-// after its response.
+// Record counts an outcome, and writes it unless a setting or limit excludes it. With SQLite, the outcome is written with the next
+// commit. With DynamoDB, Record waits for the write for at most a second, because a Lambda function may be frozen after its
+// response.
 func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	r.metrics.SourceRequested(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
@@ -139,8 +139,8 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// allows reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last
-// record.
+// allows reports whether the limits allow writing an outcome. omitted is the number of outcomes of its kind that were not written
+// since the last record.
 func (r *OutcomeLog) allows(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -118,7 +118,8 @@ func (l *leaf) matches(value any) bool {
 	})
 }
 
-// contains reports whether a value, or an element of an array, passes the test. Objects never pass.
+// contains reports whether a value passes the test ok, or an element of it if it is an array. Objects and missing values never
+// pass.
 func contains(value any, ok test) bool {
 	switch value := value.(type) {
 	case map[string]any, missing:
@@ -215,7 +216,8 @@ func (p *parser) parseOr(list []any, path []string, pointer string) (out []conju
 	return out
 }
 
-// combine combines each alternative of a with each of b. It checks the size of the result before it allocates it.
+// combine combines each alternative of a with each of b. It checks the size of the result before it allocates memory for the
+// result.
 func (p *parser) combine(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a

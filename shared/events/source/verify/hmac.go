@@ -37,7 +37,8 @@ type mac struct {
 	signed template
 }
 
-// check verifies that at least one of the signatures matches the signed text of r, and returns a hash of that text.
+// check verifies that at least one of the signatures matches the signed text of r, and returns a hash of that text. Otherwise it
+// returns the reason for refusing the request.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
 		return "", refuse(manySignatures)

@@ -1,9 +1,10 @@
 // Package verify authenticates the sender of a request: it checks the signature or secret that a webhook provider puts into each request.
 // No other part of the request is used before that (SRC-02).
 //
-// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines it with the secrets. There may be
-// several of them, so that a secret can be replaced while requests with the old one still arrive. A scheme only finds the signatures, the
-// time and the signed text in a request. One function, mac.check, compares them in constant time.
+// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines the scheme with
+// the source's secrets. There may be several secrets, so that one can be replaced while requests with the old one still arrive. Most
+// schemes only find the signatures, the time and the signed text in a request. The function mac.check then verifies the signatures
+// in constant time.
 //
 // Package source turns verified requests into events.
 package verify
@@ -438,8 +439,8 @@ func (s Settings) complete() Settings {
 	return s
 }
 
-// signsTime reports whether the scheme's signature covers the time. Otherwise old requests cannot be refused, and an attacker who recorded
-// one can replay it at any time. GitLab signs the time only with a signing token.
+// signsTime reports whether the scheme's signature covers the time. If it does not, the server cannot refuse old requests, and an
+// attacker who recorded a request can replay it at any time. GitLab signs the time only with a signing token.
 func (s Settings) signsTime() bool {
 	return schemes[s.Scheme].timed || s.Scheme == HMAC && s.Timestamp != ""
 }

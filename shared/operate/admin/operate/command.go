@@ -85,7 +85,7 @@ func (c *Command) run(ctx context.Context, api Client) error {
 	case c.Format == "":
 		fmt.Fprintln(c.Out, "Done.")
 		return nil
-	case c.Format == formatName: // of an object that no longer exists
+	case c.Format == formatName: // an empty answer has no object to name
 		return nil
 	default:
 		answer = json.RawMessage("{}")
@@ -137,8 +137,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the member that identifies an object in other commands: id or name. For a list, it must be one of the
-// columns. The member name must even be the first column, because further to the right it is the name of an event type.
+// findNaming returns the name of the member that identifies an object in other commands: "id" or "name". In a list, "id" may be
+// any column, but "name" must be the first one, because a later column "name" has the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -361,7 +361,7 @@ func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawM
 			stop = func() {}
 			fmt.Fprintf(c.Err, "The replay continues on the server. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", r.ID)
 			if ctx.Err() != nil {
-				return nil, ctx.Err() // names no request, which would look as if one had failed
+				return nil, ctx.Err() // not err, which names a request and would look as if that request had failed
 			}
 			return nil, err
 		}

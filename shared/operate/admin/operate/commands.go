@@ -376,7 +376,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	resp, answer, err := c.Server.Do(ctx, method, at, nil, b)
 	switch {
 	case err != nil:
-		return nil, err // the context's error if that ended
+		return nil, err // the error of ctx if ctx has ended
 	case resp.StatusCode == http.StatusNotFound && !json.Valid(answer): // the admin API itself answers with JSON
 		return nil, fault.New(fault.Invalid, "%s answered 404 Not Found; is the server's URL right? With --admin-addr, a server has the admin API only at that address",
 			resp.Request.URL.Redacted())
@@ -518,7 +518,7 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 		}
 	}
 	flags := map[string]string{"subscription": "subscriptions"}
-	if kind == "deliveries" { // elsewhere it is the name of an event type
+	if kind == "deliveries" { // in other commands, --event is the name of an event type
 		flags["event"] = "events"
 	}
 	for name, kind := range flags {

@@ -188,8 +188,8 @@ func memberAt(v any, path string) any {
 	return v
 }
 
-// formatCell returns a value as text for a table. It stays on one line, and escapes control characters because they could manipulate the
-// terminal.
+// formatCell returns a value as text for a table. The text has a single line, and its control characters are escaped because they
+// could manipulate the terminal.
 func formatCell(v any) string {
 	var text string
 	switch v := v.(type) {

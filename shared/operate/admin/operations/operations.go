@@ -66,7 +66,7 @@ var rest []byte
 var Document = sync.OnceValue(func() json.RawMessage {
 	document := map[string]any{}
 	if err := json.Unmarshal(rest, &document); err != nil {
-		panic(err) // every test of this package fails first
+		panic(err) // cannot happen, because the tests of this package would fail
 	}
 	paths := map[string]map[string]any{}
 	for _, o := range All {
