@@ -69,9 +69,8 @@ type firstAttempt struct {
 // If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers usually
 // take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
-// It reports [errMaybeEnded] if the subscription may have ended since it was read.
-//
-// late is set for an event that is late on purpose, for example because it is replayed.
+// It reports [errMaybeEnded] if the subscription may have ended since it was read. If late is true, the event is late on purpose, for example
+// because it is replayed.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
