@@ -378,7 +378,7 @@ func each(groups []*uriBatch, step func(*uriBatch) error) {
 func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	write := f.Log.Append
 	switch {
-	case g.isNew():
+	case f.Log.TotalOrder() && g.isNew():
 		write = f.Log.AppendNew
 	case g.entry.Unordered():
 		write = f.Log.AppendUnordered

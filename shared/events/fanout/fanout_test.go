@@ -403,6 +403,36 @@ func TestNewReadersOfAParentWaitForTheBatchThatMissedThem(t *testing.T) {
 	})
 }
 
+// Several processes write the events of an unordered URI. If writers stamp keys, they must use the shards, because readers of the URI's own
+// partition expect one writer, and skip entries of another one with smaller keys.
+func TestEVX26GivenAnUnorderedTypeWhenItsMessagesAreNewThenAStampedLogHasTheEventsInShards(t *testing.T) {
+	r := newRig(t)
+	r.fanout.Catalog = parse(t, "events:\n  - {name: tick, uri: \"event://tick\", order: none}\n")
+	log := &eventlog.Log{DB: storetest.Unordered{DB: r.db}}
+	r.fanout.DB, r.fanout.Log = log.DB, log
+	for i := range 5 {
+		r.publishTo("event://tick", "tick", fmt.Sprint("evt_", i))
+	}
+	for i := range r.queues[queue.Events] {
+		r.queues[queue.Events][i].First = true
+	}
+	failed, err := r.fanOut()
+	expect.OK(t, err)
+	expect.Len(t, "the failed messages", failed, 0)
+	own := eventlog.OwnPartition("default", "event://tick")
+	sharded := 0
+	for _, p := range log.PartitionsOf("default", "event://tick", true) {
+		entries, _, _, err := log.Read(t.Context(), p, 0, 100)
+		expect.OK(t, err)
+		if p.Name() == own.Name() {
+			expect.Len(t, "the events in the URI's own partition", entries, 0)
+		} else {
+			sharded += len(entries)
+		}
+	}
+	expect.Equal(t, "the events in the shards", sharded, 5)
+}
+
 // If a full batch took longer than the function may run, each attempt would start from the beginning, and the events would
 // wait in the queue for as long as the store is slow.
 func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardlyLongerThanForOneEvent(t *testing.T) {

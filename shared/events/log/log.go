@@ -244,8 +244,8 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append]. The events may be of an unordered type. They must not be in the log yet, for
-// example because no handler has received their messages before. AppendNew need not read the end of the partition if this
+// AppendNew appends events like [Log.Append], to a log with a total order. The events may be of an unordered type. They must not be in the
+// log yet, for example because no handler has received their messages before. AppendNew need not read the end of the partition if this
 // process is the log's only writer and has appended to the partition before.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
