@@ -212,8 +212,8 @@ func (h *calls) handle(c *method.Call) error {
 }
 
 // notifyExtension forwards a notification of an extension. The notification counts towards the limit of concurrent calls until
-// the backend has accepted it, because a slow backend may take seconds to do so. A name without a slash, such as that of
-// notifications/initialized, belongs to no extension.
+// the backend has accepted it, because a slow backend may take seconds to do so. The name of an extension's notification has
+// another slash after notifications/, so for example notifications/initialized belongs to no extension.
 func (h *calls) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil

@@ -240,7 +240,7 @@ func (r *faultList) addUnknown(pointer, uri string) {
 }
 
 // addSchemaFaults adds the faults of a schema check. If below is true, their pointers are relative to pointer. Otherwise
-// pointer is that of a URI, and addSchemaFaults adds a single fault there.
+// pointer leads to a URI, and addSchemaFaults adds a single fault there.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {

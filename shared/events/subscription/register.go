@@ -362,9 +362,9 @@ func SchemaChanged(name, feature string) error {
 }
 
 // TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
-// what is the name of the type, or the parent URI below which no type is left.
-func TypeRemoved(what string) error {
-	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
+// name is the name of the type. If the client subscribed to all types below a parent URI, it is the parent URI.
+func TypeRemoved(name string) error {
+	return fault.New(fault.NotFound, "the event type %.128s was removed", name).With(map[string]any{"kind": "event"})
 }
 
 // NoWebhooks returns the reason if an event type is not delivered by webhook. It is also the error for a new subscription.

@@ -204,9 +204,9 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing one. If that
-// was disabled or has expired, or if there is none, upsert returns nil. from is the log position at which a new subscription
-// begins.
+// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing subscription if
+// there was one that had not expired and was not disabled, and otherwise nil. from is the log position at which a new
+// subscription begins.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {

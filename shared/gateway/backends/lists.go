@@ -246,10 +246,11 @@ func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	var able, related []*View
 	unknown := false
 	for _, v := range views {
-		if info, _ := v.info.Peek(); info == nil {
+		info, _ := v.info.Peek()
+		if info == nil {
 			unknown = true
 		}
-		if !v.mayServe(p, uri) {
+		if info == nil || !v.mayServe(p, info, uri) {
 			continue
 		}
 		if able = append(able, v); v.listsScheme(scheme + ":") {
@@ -267,10 +268,9 @@ func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 
 // mayServe reports whether the backend has resources and its rules let the principal use one with this URI. As in [Set.Permits], a rule that
 // denies a template also denies the URIs that match it.
-func (v *View) mayServe(p auth.Principal, uri string) bool {
-	info, _ := v.info.Peek()
+func (v *View) mayServe(p auth.Principal, info *ServerInfo, uri string) bool {
 	scopes, permitted := v.backend.rules[api.Resources].Permits(uri)
-	if info == nil || !info.Resources || !permitted || !p.Has(scopes...) {
+	if !info.Resources || !permitted || !p.Has(scopes...) {
 		return false
 	}
 	if v.backend.Resources.Empty() {
