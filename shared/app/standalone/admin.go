@@ -171,8 +171,9 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// backendPatience is how long a backend has to respond before it counts as unreachable.
-const backendPatience = 3 * time.Second
+// backendPatience is how long a backend has to respond before it counts as unreachable. It is the time limit of
+// the gateway's own requests, because clients can use a backend that responds within it.
+const backendPatience = 10 * time.Second
 
 // addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It
 // leaves out backends that answer only requests with a caller's token.
