@@ -205,7 +205,7 @@ func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
 	c.answered, c.header = false, true
 	defer func() { c.header = false }()
 	for range maxInterim + 1 {
-		c.left = cmp.Or(c.direct.transport.MaxResponseHeaderBytes, http.DefaultMaxHeaderBytes)
+		c.left = c.direct.transport.MaxResponseHeaderBytes // NewHTTP sets it
 		resp, err := http.ReadResponse(c.r, req)
 		switch {
 		case err != nil:
