@@ -577,20 +577,18 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// ListRestarts returns up to 100 of the restarts that were requested for a backend's subscriptions. The relay removes each with
+// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
 // [Registry.FinishRestart].
 func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
-	page, err := r.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\"", Limit: 100})
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read whether to subscribe again at a backend")
-	}
-	for _, it := range page.Items {
+	q := store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\""}
+	err = store.EachOf(ctx, r.DB, q, "read whether to subscribe again at a backend", func(it *store.Item) error {
 		var one Restart
 		if json.Unmarshal(it.Value, &one) == nil {
 			all = append(all, one)
 		}
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
 // FinishRestart removes the request for a restart. If the request has a cursor, it becomes the cursor of the subscription.

@@ -180,4 +180,8 @@ func TestRestarts(t *testing.T) {
 	expect.Equal(t, "the cursor", expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t), "c1")
 	all = expect.Value(r.ListRestarts(t.Context(), "default", "shop"))(t)
 	expect.Equal(t, "the requests after that", len(all), 0)
+	for i := range 150 {
+		expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: fmt.Sprint(uri, i)}))
+	}
+	expect.Len(t, "more requests than one page of the store has", expect.Value(r.ListRestarts(t.Context(), "default", "shop"))(t), 150)
 }
