@@ -204,7 +204,13 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 			return err
 		}
 		found[h.Name] = out.Name()
-		_, err = io.Copy(out, archive)
+		_, err = io.Copy(out, reader(func(b []byte) (int, error) {
+			n, err := archive.Read(b)
+			if err != io.EOF {
+				err = fault.Wrap(fault.Invalid, err, "it is damaged")
+			}
+			return n, err
+		}))
 		if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
 			return err
 		}

@@ -73,7 +73,7 @@ func TestBackup(t *testing.T) {
 			{"over a server", func() error { return Restore(t.Context(), file, settings.Data, nil) }, fault.Conflict, "is there already"},
 			{"of nothing", func() error { return Restore(t.Context(), filepath.Join(dir, "none"), data, nil) }, fault.Invalid, "none"},
 			{"of another file", func() error { return Restore(t.Context(), write([]byte("no backup")), data, nil) }, fault.Invalid, "not a backup"},
-			{"of a cut one", func() error { return Restore(t.Context(), write(whole[:len(whole)/2]), data, nil) }, fault.Invalid, ""},
+			{"of a cut one", func() error { return Restore(t.Context(), write(whole[:len(whole)/2]), data, nil) }, fault.Invalid, "damaged"},
 			{"of a damaged one", func() error { return Restore(t.Context(), write(damaged), data, nil) }, fault.Invalid, "damaged"},
 			{"of another archive", func() error { return Restore(t.Context(), write(archive("../evil")), data, nil) }, fault.Invalid, "../evil"},
 			{"of half a backup", func() error { return Restore(t.Context(), write(archive(databaseName)), data, nil) }, fault.Invalid, "lacks"},
