@@ -86,8 +86,8 @@ type Endpoint struct {
 
 // Event is a received event. It has the same form in all modes.
 type Event struct {
-	// Via says how the event arrived: webhook (of SEP-1803), events (a webhook of MCP Events), poll, push, or stream (of resource
-	// updates).
+	// Via says how the event arrived: "webhook" (SEP-1803), "events" (a webhook of MCP Events), "poll" (events/poll), "push" (the
+	// stream of events/stream), or "stream" (a stream of resource updates, for subscriptions by URI).
 	Via string `json:"via"`
 	// ID and URI together identify the event, also when it arrives again or in another mode. Use both as the key to make effects
 	// idempotent, because publishers may choose the same id for events of two URIs.

@@ -276,7 +276,8 @@ const (
 	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole
 	// seconds.
 	clockTolerance = 5 * time.Second
-	// leastLifetime replaces a shorter lifetime, so that the client does not refresh without a pause.
+	// leastLifetime replaces the lifetime of a subscription that ends even sooner, because otherwise the client would refresh it again and
+	// again without a pause.
 	leastLifetime = time.Second
 	// unlimited replaces the lifetime of a subscription that does not end, so that it is refreshed after 24 to 36 hours.
 	unlimited = 2 * defaultRotate

@@ -401,7 +401,8 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "find the path of this program")
 	}
-	// bash parses the text after -C once more, as a command line, so the path needs quotes of its own. fish does not.
+	// bash and zsh parse the path twice: when they read the script, and when they run the text after "complete -C" as a command. So the
+	// path has two levels of quotes. fish parses it only once.
 	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
 	if c.Shell != "fish" {
 		quoted = `"` + quoted + `"`

@@ -32,7 +32,8 @@ func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
 	if !c.Version.Stateless() {
-		// The service that receives the request has no sessions, so tell it the session's revision in a header.
+		// The handler may be another service, which does not know the client's session. So remove the session's id, and send the
+		// session's revision in a header.
 		r.Header.Del(spec.HeaderSession)
 		r.Header.Set(spec.HeaderVersion, string(c.Version))
 	}

@@ -43,7 +43,9 @@ type attemptLimits struct {
 	slow     int // attempts of the slow lane
 }
 
-// newAttemptLimits divides the connections to endpoints, so that attempts that hang leave connections to first attempts.
+// newAttemptLimits divides conns, the number of connections to endpoints, among the kinds of attempts. Attempts that take long become
+// detached or go to the slow lane. Together they get at most half of the connections, so that endpoints that hang leave the other half to
+// new first attempts. With very few connections, first and slow attempts still get at least one each.
 func newAttemptLimits(conns int) attemptLimits {
 	return attemptLimits{first: min(256, max(1, conns/2)), detached: min(1024, conns/4), slow: min(512, max(1, conns/4))}
 }

@@ -243,8 +243,8 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is the minimum time for which the gate remembers an ended subscription. After that time, all pages that read the subscription
-// before its end have long been sent.
+// gateFor is the minimum time for which a [Gate] remembers an ended subscription. It is much longer than a worker needs for a page. So
+// when the gate forgets the subscription, no worker still has a page whose subscribers it read before the subscription ended.
 const gateFor = 15 * time.Minute
 
 // Close closes the gate for a subscription, so that no attempt to it starts any more.

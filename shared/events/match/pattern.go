@@ -70,7 +70,8 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 type Shape struct {
 	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`
-	// Name is "m" and the bit mask of open variables in hexadecimal, or "d" and the number of segments of the parent.
+	// Name is "m" followed by the bit mask of the open variables in hexadecimal, e.g. "m5" if the first and the third are open. For a
+	// parent, it is "d" followed by its number of segments, e.g. "d2" for event://github/acme.
 	Name string `json:"n"`
 }
 

@@ -173,9 +173,10 @@ type window struct {
 }
 
 // advance moves the window after a read. The read began at the time began and returned the new entries up to the position last.
-// settled is [eventlog.Log.SettledPosition] from before the read. floor is the position up to which the feeds now have all
-// entries. late is the number of entries that were committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] can
-// explain. Readers found them only thanks to the reserve in [eventlog.Window].
+// lookBack says how far the next read goes back, or is 0 if it need not go back. settled is [eventlog.Log.SettledPosition] from
+// before the read. advance returns floor, the position up to which the feeds now have all entries, and late, the number of
+// entries that the previous read should already have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them
+// only because [eventlog.Window] is longer than these two require.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)

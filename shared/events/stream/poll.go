@@ -299,8 +299,9 @@ func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take adds an entry to the page, or drops it if it does not belong there. It returns false if the page or the cursor has no
-// room for the entry, which then stays for the next poll.
+// take adds an entry to the page. It drops an entry that the client already has or that the request does not want. If the page
+// is full, or if the cursor cannot name another recent entry (see [maxOpen]), it returns false, and the entry stays for the next
+// poll.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {

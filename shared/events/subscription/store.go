@@ -369,8 +369,9 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// addToCounters adds n to the counters of a subscription's patterns. It writes each counter separately, because all subscribers of a
-// workspace share the counters of the shapes, and transactions on them would conflict.
+// addToCounters adds n to two counters for each pattern of a subscription: the counter of the pattern's shape, and the number of
+// subscribers in the pattern's header. It writes each counter separately, because all subscriptions of a workspace share the counters of
+// shapes, so that transactions would conflict.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {

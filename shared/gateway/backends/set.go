@@ -78,8 +78,8 @@ func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
 
 // Replace makes the given backends the current ones. Unchanged backends keep their cached data. Running calls to removed backends continue.
 //
-// Replace ends the gateway's own sessions with removed backends. Clients' sessions are left to expire, because a call may be running in
-// them at another instance, and because the operator's secrets may by now belong to another server.
+// Replace ends the gateway's own sessions with removed backends. It leaves clients' sessions to expire, because another instance may still
+// run a call in them.
 func (bs *Set) Replace(ctx context.Context, backends []api.Backend) []*Backend {
 	set, gone := bs.swap(backends)
 	var wg sync.WaitGroup

@@ -304,8 +304,8 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabili
 	return all
 }
 
-// addInstructions appends the backend's instructions to the instructions that to has from other backends. If there are several backends, or
-// if clients know the backend's tools by longer names than the instructions use, it puts a sentence before them.
+// addInstructions appends the backend's instructions to to.Instructions. If there are several backends, or if the backend has a prefix, a
+// line with the backend's name comes first. The line also mentions the prefix, because the instructions use the names without it.
 func (v *View) addInstructions(to *api.Capabilities, info *ServerInfo, several bool) {
 	text := info.Instructions
 	if text == "" {

@@ -255,7 +255,8 @@ func retries(err error) bool {
 	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
 }
 
-// conflicts reports whether the session already has a stream, which another instance may read.
+// conflicts reports whether err is status 409. A backend answers with it if the session already has a stream. Another instance of the
+// gateway may read that stream.
 func conflicts(err error) bool {
 	status, ok := errors.AsType[*upstream.StatusError](err)
 	return ok && status.Status == http.StatusConflict

@@ -139,7 +139,7 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	if err != nil {
 		return k, err
 	}
-	// A backend may answer this request although it does not support this revision.
+	// A backend may answer server/discover although it does not support 2026-07-28, so look for that revision in the answer.
 	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
 		if text, _ := jsonrpc.String(v); text == string(version) {
 			return newKnown(version, "", result), nil

@@ -357,7 +357,7 @@ func (s *Stream) sendComment(ctx context.Context) error {
 	return s.write(method.Comment)
 }
 
-// The kinds of streams, in the log.
+// The kinds of streams. Log lines have them as the attribute kind.
 const (
 	kindSession = "session" // the GET stream of a session
 	kindListen  = "subscriptions/listen"

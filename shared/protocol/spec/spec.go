@@ -118,15 +118,15 @@ const EventsExtension = "io.modelcontextprotocol/events"
 // TasksExtension names the tasks extension (SEP-2663) in capabilities.
 const TasksExtension = "io.modelcontextprotocol/tasks"
 
-// Profile selects a version of the MCP Events extension: the draft that released clients implement, or the Final text. They differ in the
-// webhook-id of deliveries, in the error codes, and in the response to events/unsubscribe for an unknown subscription.
+// Profile selects a version of the MCP Events extension: the draft that released clients implement, or the Final version of SEP-3415. They
+// differ in the webhook-id of deliveries, in the error codes, and in the response to events/unsubscribe for an unknown subscription.
 type Profile string
 
 // The profiles.
 const (
 	// Released is the profile of the released clients: ChatGPT, the AI SDK and TanStack.
 	Released Profile = "released"
-	// Final is the profile of the Final text (SEP-3415).
+	// Final follows the MCP Events extension as published in the Final version of SEP-3415.
 	Final Profile = "final"
 )
 

@@ -94,7 +94,8 @@ type Options struct {
 	Metrics *metric.Set
 }
 
-// Operations lets operators, and the owners of subscriptions, list, retry and erase deliveries. Create it with [NewOperations].
+// Operations lists and retries dead letters, delivers events again, sends test events, and finds a subscription's stored data for package
+// erase. Create it with [NewOperations].
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set

@@ -470,7 +470,8 @@ func newSkippedError(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// skipReason returns the reason in an error from [newSkippedError], or [SkippedReturn] for other errors.
+// skipReason returns why a letter could not be retried. If err is not from [newSkippedError], the letter's message cannot go back to its
+// queue, so the reason is [SkippedReturn].
 func skipReason(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)

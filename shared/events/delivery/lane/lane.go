@@ -579,9 +579,8 @@ type tokenLease struct {
 }
 
 const (
-	// maxSeek is the maximum number of seconds that reserve tries in order to find one with free turns. After each second
-	// without one, it skips twice as many seconds as before (1, 2, 4, ...), up to seekStep. So it finds turns up to about an
-	// hour ahead.
+	// maxSeek is the maximum number of seconds in which reserve looks for a free turn (see [endpointRates]). It looks 1, 2, 4, ...
+	// seconds further ahead each time, and at most seekStep seconds further. So it finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 )

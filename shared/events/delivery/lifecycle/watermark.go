@@ -51,7 +51,8 @@ const (
 
 var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
 
-// positionBefore returns a position before the keys of all events that were published at a time.
+// positionBefore returns a position in the event log before the keys of all events that were published at or after the given time. A key
+// may be earlier than its event's publication time, because the clocks of two processes may each be wrong by [eventlog.MaxSkew].
 func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }

@@ -415,7 +415,8 @@ func (del *Delivery) resume(now time.Time) {
 type control struct {
 	Body   json.RawMessage     `json:"b,omitempty"`
 	Target subscription.Target `json:"t"`
-	// Gap is the kind of gap if this is a gap notice; see the Manager in package lifecycle.
+	// Gap is the kind of gap that the message announces, or empty if the message is not a gap notice. The Manager in package lifecycle
+	// creates gap notices.
 	Gap gap `json:"g,omitempty"`
 }
 

@@ -86,7 +86,7 @@ func productAttributes(o Options) []attribute.KeyValue {
 // exporter implements [sdk.SpanExporter].
 type exporter struct{ *collector }
 
-// ExportSpans sends spans. If that fails, the spans are lost, and the batch is counted.
+// ExportSpans sends a batch of spans. If that fails, the spans are lost, and [MetricNotSent] counts the batch. It never returns an error.
 func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) > 0 {
 		e.export(ctx, requestOf(spans))

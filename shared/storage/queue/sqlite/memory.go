@@ -192,7 +192,7 @@ const (
 	// placeBlocked is at the front of its group in a FIFO queue. The group waits for the back-off of its first message.
 	placeBlocked
 	// placeBackOff is in the heap of back-offs of a standard queue. The message stays in memory, but does not count against
-	// the bounds, so that failing messages do not keep others out of memory.
+	// the maximum number and size of the window's messages, so that failing messages do not keep others out of memory.
 	placeBackOff
 	// placeAccepted and placeDead have left the queue, although their rows may not be deleted yet.
 	placeAccepted

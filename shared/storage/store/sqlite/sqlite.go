@@ -352,12 +352,13 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 }
 
 // memo caches items and pages until the next commit that may change them. Every event causes two reads of
-// [store.Subscriptions], but only registrations change it. Every request of a session reads the session's item, and a call to
-// a backend also reads the item of the session there.
+// [store.Subscriptions], which changes much less often. Every request of a session reads the session's item, and a call to a
+// backend also reads the item of the client's session with that backend.
 //
-// A counter tells whether a cached value is current. The writer raises it before it answers the caller of a write, so this
-// caller never reads an older state. A value is cached with the counter from before its read. So it is not used if a commit
-// has changed the item during or after the read.
+// Each cached value belongs to a counter of commits, which it shares with other values. The value is current as long as the
+// counter has not changed. The writer raises the counter before it reports a write as done, so the caller of the write never
+// reads the state from before it. A value is cached with the counter from before its read, so it is not used if a commit has
+// changed the item during or after the read.
 type memo struct {
 	subscriptions commits
 	// sessions has 256 counters. With a single counter, every write to the table would make all cached values stale. The hash

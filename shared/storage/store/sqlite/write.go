@@ -408,7 +408,8 @@ func (s *stamps) load(tx *engine.Tx) error {
 	return err
 }
 
-// next makes span stamps and returns the last of them as a sort key. With [store.SameStamp] it repeats the last stamp.
+// next reserves as many stamps as span says, at least one, and returns the last of them as a sort key. If span is
+// [store.SameStamp], it returns the previous stamp again.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
 		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
