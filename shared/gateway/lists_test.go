@@ -771,6 +771,38 @@ func TestCallWaitsOnlyForBackendsWithItsPrefix(t *testing.T) {
 	})
 }
 
+// GWN-14: given a backend that hangs, then a call of a tool, a prompt or a resource that a backend before it lists does not wait for it. A
+// tool of a backend after it waits, because the hanging backend may have a tool of the same name, which would take precedence.
+func TestCallWaitsOnlyForBackendsThatTakePrecedence(t *testing.T) {
+	for _, c := range []struct {
+		kind api.Kind
+		name string
+		took time.Duration
+	}{{api.Tools, "t", 0}, {api.Prompts, "p", 0}, {api.Resources, "doc://1", 0}, {api.Tools, "last", 10 * time.Second}, {api.Resources, "tpl://1", 10 * time.Second}} {
+		bubble(t, c.name, func(t *testing.T) {
+			hang := make(chan struct{})
+			defer close(hang)
+			first := newScripted(t, func(s *scripted) {
+				s.lists = func(method, _ string) string {
+					return map[string]string{
+						"tools/list":               `{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}`,
+						"prompts/list":             `{"prompts":[{"name":"p"}]}`,
+						"resources/list":           `{"resources":[{"uri":"doc://1","name":"doc"}]}`,
+						"resources/templates/list": `{"resourceTemplates":[{"uriTemplate":"tpl://{id}","name":"tpl"}]}`,
+					}[method]
+				}
+			})
+			hanging := newScripted(t, func(s *scripted) { s.allow = func(http.Header) bool { <-hang; return false } })
+			g := gatewayOver(t, memory(t), at("first", first), at("hanging", hanging), at("last", newScripted(t, func(s *scripted) { s.lists = oneTool("last") })))
+			began := time.Now()
+			e, err := g.Find(t.Context(), of(ann), c.kind, c.name)
+			expect.OK(t, err)
+			expect.Equal(t, "the name", e.Name, c.name)
+			expect.Equal(t, "the time that the lookup took", time.Since(began), c.took)
+		})
+	}
+}
+
 // GWN-01: calls use a list with a time to live of 0 without fetching it again. Lists fetch it each time.
 func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	s, g := alone(t, func(s *scripted) {

@@ -1,12 +1,11 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/yosida95/uritemplate/v3"
@@ -62,35 +61,49 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather returns the views' lists, which it fetches concurrently. It uses a cached list if its list version is unchanged and it is younger
-// than use(list). If it cannot fetch a list, it returns the last one, or nil, and sets failing.
+// gather returns the views' lists, which it fetches concurrently, see [Set.fetchLists]. It sets failing if it cannot fetch one of them.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
-	versions := listVersions(ctx, bs.options, views, kind)
-	lists = make([]*fetched, len(views))
-	if isGone(ctx) {
-		return lists, true
+	for _, p := range bs.fetchLists(ctx, views, kind, use) {
+		<-p.done
+		lists, failing = append(lists, p.list), failing || p.failed
 	}
-	var (
-		wg     sync.WaitGroup
-		failed atomic.Bool
-	)
+	return lists, failing
+}
+
+// pendingList is a list that is being fetched. The other fields are set when done is closed.
+type pendingList struct {
+	done   chan struct{}
+	list   *fetched // the last list if the fetch failed, or nil
+	failed bool
+}
+
+// fetchLists fetches the views' lists in the background. It uses a cached list if its list version is unchanged and it is younger than
+// use(list).
+func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
+	versions := listVersions(ctx, bs.options, views, kind)
+	pending := make([]*pendingList, len(views))
 	for i, v := range views {
-		wg.Go(func() {
-			var err error
-			if lists[i], err = v.list(ctx, kind, versions[i], use); err == nil || isGone(ctx) {
+		p := &pendingList{done: make(chan struct{}), failed: true}
+		pending[i] = p
+		go func() {
+			defer close(p.done)
+			if isGone(ctx) {
 				return
 			}
-			failed.Store(true)
+			var err error
+			p.list, err = v.list(ctx, kind, versions[i], use)
+			if p.failed = err != nil; !p.failed || isGone(ctx) {
+				return
+			}
 			v.backend.logList[kind].Do(func() {
 				bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.backend.Name, "of", kind.String(), "error", err)
 			})
-			if lists[i] == nil {
+			if p.list == nil {
 				v.recordLeftOut(ctx, kind)
 			}
-		})
+		}()
 	}
-	wg.Wait()
-	return lists, failed.Load()
+	return pending
 }
 
 // isGone reports whether the client has disconnected, so that a failure says nothing about the backend or the store.
@@ -213,13 +226,18 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 
 // findListed returns what [Set.Find] returns, but only for names and URIs that a list or a template has.
 func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, kind api.Kind, name string) (Entry, error) {
-	e, err := lookUp(p, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
+	e, err := lookUp(p, views, kind, name, func(kind api.Kind) func(int) *fetched {
+		return func(i int) *fetched { return views[i].cachedList(kind) }
+	})
 	if err == nil {
 		return e, nil
 	}
-	e, err = lookUp(p, views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
-		lists, _ := bs.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
-		return lists, true
+	e, err = lookUp(p, views, kind, name, func(kind api.Kind) func(int) *fetched {
+		pending := bs.fetchLists(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
+		return func(i int) *fetched {
+			<-pending[i].done
+			return cmp.Or(pending[i].list, &fetched{})
+		}
 	})
 	if fault.Is(err, fault.Invalid) {
 		if tokenErr := tokenError(ctx, views, kind, name); tokenErr != nil {
@@ -332,20 +350,25 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// lookUp finds a name in the lists. If several backends have it, the first one serves it. Resources take precedence over templates. all is
-// false if a list is missing. Then lookUp does not search the templates, because the missing list may have a resource with this name.
-func lookUp(
-	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
-) (found Entry, err error) {
+// lookUp finds a name in the views' lists. If several backends have it, the first one serves it, so lookUp returns it without the lists of the
+// following ones. Resources take precedence over templates.
+//
+// lists returns the lists of a kind by the index of the view. lookUp stops at a view without a list (nil), because that backend's names
+// would take precedence.
+func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) func(int) *fetched) (found Entry, err error) {
 	refused := func() (Entry, error) {
 		if err == nil { // no backend has the name
 			err = unknownError(kind.String(), name)
 		}
 		return found, err
 	}
-	kindLists, all := lists(kind)
-	for _, l := range kindLists {
-		for i := range l.listEntries() {
+	listAt := lists(kind)
+	for i := range views {
+		l := listAt(i)
+		if l == nil {
+			return refused()
+		}
+		for i := range l.entries {
 			if l.entries[i].Name != name {
 				continue
 			}
@@ -354,12 +377,16 @@ func lookUp(
 			}
 		}
 	}
-	if kind != api.Resources || !all {
+	if kind != api.Resources {
 		return refused()
 	}
-	templates, _ := lists(api.Templates)
-	for _, l := range templates {
-		for _, t := range l.listEntries() {
+	listAt = lists(api.Templates)
+	for i := range views {
+		l := listAt(i)
+		if l == nil {
+			return refused()
+		}
+		for _, t := range l.entries {
 			if t.matches == nil || !t.matches(name) {
 				continue
 			}
@@ -398,20 +425,6 @@ func (f *fetched) listEntries() []Entry {
 		return nil
 	}
 	return f.entries
-}
-
-// cachedLists returns recently fetched lists, even if they have changed since. It stops at the first view that has no such list, because
-// that backend's names would take precedence over names of the following ones.
-func cachedLists(views []*View, kind api.Kind) (lists []*fetched, all bool) {
-	lists = make([]*fetched, 0, len(views))
-	for _, v := range views {
-		l := v.cachedList(kind)
-		if l == nil {
-			return lists, false
-		}
-		lists = append(lists, l)
-	}
-	return lists, true
 }
 
 // These limit the work of matching, because backends choose the templates and clients choose the URIs.

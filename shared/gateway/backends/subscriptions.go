@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -124,8 +125,8 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 		if !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) }) {
 			return true
 		}
-		_, err := lookUp(p, []*View{b.view}, api.Resources, uri, func(kind api.Kind) ([]*fetched, bool) {
-			return []*fetched{b.view.listOfAnyVersion(ctx, kind)}, true
+		_, err := lookUp(p, []*View{b.view}, api.Resources, uri, func(kind api.Kind) func(int) *fetched {
+			return func(int) *fetched { return cmp.Or(b.view.listOfAnyVersion(ctx, kind), &fetched{}) }
 		})
 		return err == nil
 	}
