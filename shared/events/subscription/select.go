@@ -279,19 +279,21 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state. It stops counting a state at the number most. No index lists active
-// subscriptions, so it counts all subscriptions, which also stops at most, and subtracts the other states. The counts may
-// include subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state, up to most of each. No index lists active subscriptions, so it counts
+// all subscriptions and subtracts the other states. If another state has more than most, the number of active ones may be too
+// high. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
-	all := 0
-	for _, state := range []State{Paused, Suspended, Disabled, ""} {
+	others := 0
+	for _, state := range []State{Paused, Suspended, Disabled, Active} {
 		q := store.Query{Table: store.Subscriptions, Partition: stateKey(workspace, state, "-").Partition, Limit: most, Eventual: true}
-		if state == "" {
+		limit, subtract := most, 0
+		if state == Active {
 			q.Partition = indexKey(workspace, "-").Partition
+			limit, subtract = most+others, others
 		}
 		n := 0
-		for more := true; more && n < most; {
+		for more := true; more && n < limit; {
 			page, err := l.DB.Query(ctx, q)
 			if err != nil {
 				return nil, fault.Wrap(fault.Unavailable, err, "count the subscriptions")
@@ -299,13 +301,9 @@ func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (ma
 			n += len(page.Items)
 			q.After, more = page.Last, page.More
 		}
-		if n = min(n, most); state == "" {
-			all = n
-			continue
-		}
-		counts[state] = n
+		counts[state] = max(0, min(n, limit)-subtract)
+		others += counts[state]
 	}
-	counts[Active] = max(0, all-counts[Paused]-counts[Suspended]-counts[Disabled])
 	return counts, nil
 }
 

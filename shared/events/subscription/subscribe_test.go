@@ -246,6 +246,20 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 	})
 }
 
+// The limit of a count applies to each state, so the other states do not take away from the active ones.
+func TestActiveSubscriptionsAreCountedUpToTheLimit(t *testing.T) {
+	f := newFixture(t, Options{})
+	for i := range 5 {
+		id := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(fmt.Sprintf(`{"owner":"a","repo":"%d"}`, i))}).ID
+		if resumed := expect.Value(f.Lookup(t.Context(), "default", "alice", id))(t).Resumed; i < 2 {
+			expect.OK(t, f.Suspend(t.Context(), "default", "alice", id, resumed))
+		}
+	}
+	counts := expect.Value(f.CountStates(t.Context(), "default", 3))(t)
+	expect.Equal(t, "suspended subscriptions", counts[Suspended], 2)
+	expect.Equal(t, "active subscriptions", counts[Active], 3)
+}
+
 // The first cursor of a subscription is the end of the log. It stays valid although the log was quiet for days.
 func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testing.T) {
 	f := newFixture(t, Options{})
