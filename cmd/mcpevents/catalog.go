@@ -303,7 +303,7 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 		return err
 	}
 	if err := ingest.CheckCatalog(cat, source); err != nil {
-		return err
+		return cfg.Locate(err)
 	}
 	var raw []byte
 	if c.Request == "-" {

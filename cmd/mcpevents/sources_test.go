@@ -160,6 +160,10 @@ func TestSourceCheck(t *testing.T) {
 			}
 		})
 	}
+	t.Run("SRC-01 a fault of the configuration names the file", func(t *testing.T) {
+		other := file("catalog.yaml", "events:\n  - {name: ci, uri: \"event://ci\"}\n")
+		fails(t, "source check --config "+config+" --catalog "+other+" --source github --request "+config, exitRefused, config+": line 5: source github")
+	})
 	t.Run("SRC-01 missing flags are refused", func(t *testing.T) {
 		fails(t, "source check", exitUsage)
 	})
