@@ -73,7 +73,7 @@ type scoped struct {
 	scopes []string
 }
 
-// New returns the set of rules for names.
+// New returns the set of rules for names. [CheckGlob] must have accepted their globs.
 func New(r Rules) Set { return newSet(r, false) }
 
 // NewForURIs returns the set of rules for URIs, whose spelling the caller may choose. It also compares the normal forms of the URI and
