@@ -134,7 +134,7 @@ type Accepted struct {
 	URI string
 }
 
-// Server is a running server. Its methods may be called concurrently.
+// Server is a running server, made by [New]. Its methods may be called concurrently.
 type Server struct {
 	running *standalone.Server
 	auth    auth.Mode
