@@ -78,7 +78,7 @@ func (c *cursorSaver) saveAndHold(cursor string) {
 }
 
 // start begins to save a cursor and returns a save for which the caller can wait. It returns nil if the cursor is empty or
-// already saved, if the saved cursor is held, or if the store did not answer in time.
+// already saved, while hold(true) is in effect, or if the store did not save an earlier cursor in time.
 func (c *cursorSaver) start(cursor string) *saving {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked saves a cursor like start, but even while the saved cursor is held. The caller holds the lock.
+// startLocked saves a cursor like start, but also while hold(true) is in effect. The caller holds the lock.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {
@@ -136,8 +136,8 @@ func (c *cursorSaver) finish() {
 }
 
 // run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store fails, run ends the
-// subscription, because a stuck cursor would make a restarted program handle all later events again. After a timeout, run does not
-// call the store again, so that events that are still being handled do not wait for a second timeout.
+// subscription. Otherwise the saved cursor would fall behind, and a restarted program would handle all events after it again. After a
+// timeout, run does not call the store again, so that events that are still being handled do not wait for a second timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,9 +164,9 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save calls the store. late is true if the store took longer than saveTimeout or, after the subscription has ended, longer
-// than drainTime. A cursor is saved even if the subscription has ended, because its event was acknowledged. The time is
-// limited, because Close and webhooks wait until the cursor is saved.
+// save saves a cursor in the store. late is true if the store took longer than saveTimeout or, after the subscription has ended,
+// longer than drainTime. save stores the cursor even if the subscription has ended, because the cursor's event was acknowledged. The
+// time is limited because [Subscription.Close] and the answers to webhooks wait until the cursor is saved.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

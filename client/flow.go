@@ -54,8 +54,8 @@ type step struct {
 	event  bool
 }
 
-// maxAhead limits how many events are handled while an older one is not acknowledged, for example because its command fails again
-// and again. The saved cursor cannot pass that event, so after a restart the program handles the later ones again.
+// maxAhead limits how many events are handled while an older event is not acknowledged, for example because the program's function
+// fails for it again and again. The saved cursor cannot pass the older event, so after a restart the program handles the later ones again.
 const maxAhead = 1000
 
 // maxHandled is how many acknowledged events a subscription remembers, so that it recognizes them when they arrive again.

@@ -95,7 +95,7 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.options.MinPoll, leastPoll)), longestPoll), nil
 }
 
-// streamOnce opens a stream of an event type (events/stream) and reads it to its end.
+// streamOnce opens a stream of an event type (events/stream) and reads it until it ends. It returns how long to wait before the next one.
 func (c *Client) streamOnce(f *flow) (time.Duration, error) {
 	body, err := c.openCall(f.ctx, spec.MethodEventsStream, f.cursorParams())
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // stores for callers with different rights at the same server, and for subscriptions that handle the same events in different
 // ways. Implementations must be safe for concurrent use.
 type Store interface {
-	// Load returns the cursor that was saved last, or an empty string.
+	// Load returns the cursor that was saved last, or an empty string if none was saved.
 	Load(ctx context.Context, key string) (cursor string, err error)
 	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends,
 	// because the subscription waits for it. ctx ends after a minute or, once the subscription is closed, after five

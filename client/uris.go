@@ -136,7 +136,7 @@ func (c *Client) receiveUpdates(f *flow) error {
 	return f.repeat(l.streamOnce)
 }
 
-// streamOnce opens a stream and reads it to its end.
+// streamOnce opens a stream of resource updates and reads it until it ends. It returns how long to wait before the next one.
 func (l *listener) streamOnce() (time.Duration, error) {
 	if err := l.subscribeInSession(); err != nil {
 		return l.serverPause(), err

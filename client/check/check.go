@@ -162,8 +162,8 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events. If the server does not, without says why, for the error message: for
-// example, "it does not speak revision 2026-07-28".
+// discover asks whether the server offers events. If the server does not, the result without says why, for example "it does not
+// speak revision 2026-07-28", for the error message.
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -272,8 +272,8 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that runs do with an event type that offers the mode. If all event types lack the mode, the step marks
-// the mode's rules as not testable. Plural names the mode in that reason, for example "polls".
+// useMode returns a step that calls do with an event type that offers the mode. If no event type offers the mode, the step marks
+// the mode's rules as not testable. The reason in the report names the mode by the word plural, for example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {

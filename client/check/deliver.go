@@ -207,8 +207,8 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of the endpoint that answered 410. If the server's answer has a deliveryStatus with
-// lastError, subscribe judges it. If it has not, checkStatus marks the rule as not testable.
+// checkStatus refreshes the subscription of the endpoint that answered 410. If the server's answer contains lastError in
+// deliveryStatus, the method subscribe checks its value. Otherwise, checkStatus marks the rule as not testable.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)

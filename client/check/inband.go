@@ -89,7 +89,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// Wait at most a second, even if the server asks for a longer pause.
+		// Wait at most a second, even if the server asks for a longer pause, so that a check with a short c.Wait can poll again.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
@@ -113,7 +113,7 @@ type pushCheck struct {
 	t eventType
 }
 
-// judgeNote returns a function that checks the subscription id in every notification of a stream.
+// judgeNote returns a function that checks that a notification of the stream s has the subscription id of s.
 func (c *pushCheck) judgeNote(s *stream) func(note) {
 	return func(n note) {
 		if n.Method == "" {
@@ -126,8 +126,8 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 	}
 }
 
-// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits until the server says that the stream is
-// active. It checks that this is the stream's first message.
+// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits for notifications/events/active. It checks that
+// this notification is the stream's first message.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
 	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
@@ -212,7 +212,8 @@ func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	c.judge(rulePushResume, got == arrived[1].EventID, "after the cursor of %s: got %s, want %s", arrived[0].EventID, got, arrived[1].EventID)
 }
 
-// awaitHeartbeat waits for a heartbeat.
+// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds. A missing heartbeat is not a failure if the check waits for a
+// shorter time.
 func (c *pushCheck) awaitHeartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.judgeNote(s))

@@ -163,7 +163,8 @@ func (h *hook) listDeliveries(control bool) []delivery {
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// awaitEvents waits until the endpoint has received n events, or until the time wait is over. It returns all events so far.
+// awaitEvents waits until the endpoint has received n events, but for at most the duration wait. It returns all events that the endpoint
+// has received so far.
 func (h *hook) awaitEvents(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {

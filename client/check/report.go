@@ -111,7 +111,8 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. It marks the rules without a result as not testable, and gives otherwise as the reason.
+// report returns the results of all rules. It marks the rules without a result as not testable. The parameter otherwise is the reason that
+// the report gives for these rules.
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)

@@ -17,7 +17,7 @@ import (
 // text identifies the version of the specification that contains the rules.
 const text = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
 
-// The levels of rules.
+// The levels of rules: the word with which the specification requires them.
 const (
 	must   = "MUST"
 	should = "SHOULD"
@@ -46,7 +46,7 @@ func rulesOfMode(mode string) []*Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r *Rule) bool { return !strings.HasPrefix(r.ID, mode+"-") })
 }
 
-// The sections.
+// The sections of the specification that contain the rules.
 const (
 	inConventions = "Specification"
 	inCapability  = "Capability Negotiation"

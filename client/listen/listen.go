@@ -269,7 +269,8 @@ func (p *printer) missing() int {
 	return max(0, p.want-p.got)
 }
 
-// Arguments converts the values of --arg to a JSON object.
+// Arguments converts the values of --arg to a JSON object. A value is a string unless it is true or false, begins with [ or {, or was given
+// as JSON with := (for example count:=5).
 func Arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {

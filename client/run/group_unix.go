@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// checkEvery is how often end checks whether the processes of a group have ended.
+// checkEvery is how often the function that [inGroup] returns checks whether the processes of a group have ended.
 const checkEvery = 20 * time.Millisecond
 
 // inGroup makes a command run in its own process group, so that the processes that it starts end with it. When the command's context

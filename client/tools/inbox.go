@@ -224,7 +224,7 @@ const (
 	// bytes.
 	maxPushed, maxAttribute = 8 << 10, 128
 	// The first pushBurst notifications are sent immediately, each for one event. After that, one notification is sent
-	// every pushEvery. It says only how many events have arrived.
+	// every pushEvery. If several events have arrived by then, it says only how many.
 	pushBurst = 10
 	pushEvery = 3 * time.Second
 )

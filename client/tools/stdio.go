@@ -188,7 +188,7 @@ func (c *connection) Write(ctx context.Context, m sdk.Message) error {
 }
 
 const (
-	// maxUnread limits the bytes that the client has not read. While there are more, the server reads no request.
+	// maxUnread limits the bytes of our messages that the client has not read. While more bytes are unread, the server reads no request.
 	maxUnread = 4 << 20
 	// endTimeout is how long a client that has closed our standard input may take to read the remaining messages.
 	endTimeout = 2 * time.Second
@@ -246,7 +246,7 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until the client has read all but rest bytes. It fails if the output or ctx ends first.
+// waitUntilRead blocks until at most rest bytes of our messages are unread. It fails if the output or ctx ends first.
 func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
