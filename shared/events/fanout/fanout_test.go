@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -136,6 +135,14 @@ func (r *rig) fanOut() (failed []string, err error) {
 	return r.fanout.Handle(r.t.Context(), batch)
 }
 
+// fanOutAll does the same, and no message may fail.
+func (r *rig) fanOutAll() {
+	r.t.Helper()
+	if failed, err := r.fanOut(); len(failed) > 0 || err != nil {
+		r.t.Fatalf("got failed %v, %v, want none", failed, err)
+	}
+}
+
 // inTasks returns in how many page tasks each event is, by its id.
 func (r *rig) inTasks() map[string]int {
 	r.t.Helper()
@@ -170,9 +177,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		uri := pushURI(event.MaxURI)
 		r.register(uri)
 		r.publishTo(uri, "github.push", "evt_long")
-		if failed, err := r.fanOut(); len(failed) > 0 || err != nil {
-			t.Fatalf("got failed %v, %v, want none", failed, err)
-		}
+		r.fanOutAll()
 		expect.Equal(t, "the page tasks with evt_long", r.inTasks()["evt_long"], 1)
 		below, err := r.log.ListBelow(t.Context(), "default", "event://github/acme", 10)
 		if err != nil || !slices.Equal(below, []string{uri}) {
@@ -185,10 +190,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		long := &r.queues[queue.Events][0]
 		long.Body = []byte(strings.Replace(string(long.Body), `"default"`, `"`+strings.Repeat("w", 3000)+`"`, 1))
 		r.publish("evt_1")
-		failed, err := r.fanOut()
-		if len(failed) > 0 || err != nil {
-			t.Fatalf("got failed %v, %v, want none", failed, err)
-		}
+		r.fanOutAll()
 		expect.Equal(t, "the page tasks with evt_1", r.inTasks()["evt_1"], 1)
 		if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "partition key") {
 			t.Errorf("got dead letters %q, want one about the key", got)
@@ -218,10 +220,7 @@ func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
 				change(&r.queues[queue.Events][i])
 			}
 			r.fanout.Log.DB = refuse
-			failed, err := r.fanOut()
-			if len(failed) > 0 || err != nil {
-				t.Fatalf("got failed %v, %v, want none", failed, err)
-			}
+			r.fanOutAll()
 			if got := r.inTasks(); got["evt_1"] != 1 || got["evt_2"] != 1 || got["evt_refused"] != 0 {
 				t.Errorf("got page tasks %v, want one each with evt_1 and evt_2", got)
 			}
@@ -229,19 +228,6 @@ func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
 				t.Errorf("got dead letters %q, want one of evt_refused", got)
 			}
 		})
-	}
-}
-
-func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
-	r := registered(t)
-	r.publish("evt_1")
-	throttled := storetest.Hooked{DB: r.db, OnWriteAll: func(_ context.Context, ops []store.Op) error {
-		return fault.New(fault.Unavailable, "throttled")
-	}}
-	r.fanout.Log.DB = throttled
-	failed, err := r.fanOut()
-	if len(failed) > 0 || err != nil || r.inTasks()["evt_1"] != 1 {
-		t.Errorf("got failed %v, %v, page tasks %v, want one with evt_1", failed, err, r.inTasks())
 	}
 }
 
@@ -266,13 +252,8 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 				r.register("event://new/type")
 				r.publishTo("event://new/type", "new.type", "evt_new")
 				r.fanout.Catalog = stored
-				failed, err := r.fanOut()
-				if len(failed) > 0 || err != nil {
-					t.Fatalf("got failed %v, %v, want none", failed, err)
-				}
-				if got := r.deadReasons(); !slices.Equal(got, tc.dead) {
-					t.Errorf("got dead letters %q, want %q", got, tc.dead)
-				}
+				r.fanOutAll()
+				expect.List(t, "the reasons of dead letters", r.deadReasons(), tc.dead)
 				expect.Equal(t, "the page tasks with evt_new", r.inTasks()["evt_new"], 1-len(tc.dead))
 			})
 		})
@@ -283,10 +264,8 @@ func TestFanoutOfAWorkspaceWithoutACatalog(t *testing.T) {
 	r := newRig(t)
 	r.publish("evt_1")
 	r.fanout.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler), nil)
-	failed, err := r.fanOut()
-	if len(failed) > 0 || err != nil || len(r.queues[queue.Dead]) != 1 {
-		t.Errorf("got failed %v, %v, dead letters %q, want one dead letter", failed, err, r.deadReasons())
-	}
+	r.fanOutAll()
+	expect.Equal(t, "the dead letters", len(r.queues[queue.Dead]), 1)
 }
 
 func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
@@ -353,9 +332,7 @@ func TestFanoutMarksTheSpansOfEventsThatFail(t *testing.T) {
 		}
 	}
 	want := map[string]string{"evt_1": "", "evt_refused": "too large", "evt_failed": "unavailable"}
-	if !maps.Equal(got, want) {
-		t.Errorf("got spans with the failures %q, want %q", got, want)
-	}
+	expect.Map(t, "the failures of the spans", got, want)
 }
 
 // Given a batch that has looked for readers but is not in the log yet, when clients begin to read a parent of its event, then they wait
@@ -416,9 +393,7 @@ func TestEVX26GivenAnUnorderedTypeWhenItsMessagesAreNewThenAStampedLogHasTheEven
 	for i := range r.queues[queue.Events] {
 		r.queues[queue.Events][i].First = true
 	}
-	failed, err := r.fanOut()
-	expect.OK(t, err)
-	expect.Len(t, "the failed messages", failed, 0)
+	r.fanOutAll()
 	own := eventlog.OwnPartition("default", "event://tick")
 	sharded := 0
 	for _, p := range log.PartitionsOf("default", "event://tick", true) {
@@ -453,10 +428,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 			began := time.Now()
 			r.fanout.DB = storetest.Slow{Unordered: storetest.Unordered{DB: r.db}, Took: 100 * time.Millisecond}
 			r.fanout.Log = &eventlog.Log{DB: r.fanout.DB}
-			failed, err := r.fanOut()
-			if len(failed) > 0 || err != nil {
-				t.Fatalf("got failed %v, %v, want none", failed, err)
-			}
+			r.fanOutAll()
 			took = time.Since(began)
 			for _, key := range []string{"event://github/acme/**", "event://github/**"} {
 				n := 0
@@ -502,13 +474,9 @@ func TestFanoutAtMidnight(t *testing.T) {
 		r.publishTo(uri, "github.push", "evt_first")
 		began := time.Now()
 		r.fanout.Log = &eventlog.Log{DB: throttledList{r.db}}
-		failed, err := r.fanOut()
-		if len(failed) > 0 || err != nil || r.inTasks()["evt_first"] != 1 {
-			t.Errorf("got failed %v, %v, page tasks %v, want one with evt_first", failed, err, r.inTasks())
-		}
-		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("fanout took %v, want at most 2 s", took)
-		}
+		r.fanOutAll()
+		expect.Equal(t, "the page tasks with evt_first", r.inTasks()["evt_first"], 1)
+		expect.AtMost(t, "the time of fanout", time.Since(began), 2*time.Second)
 	})
 }
 
@@ -548,9 +516,7 @@ func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
 			expect.Equal(t, "the later event is in a page task", r.inTasks()["evt_behind"] > 0, !c.left)
 			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), dead)
 			if c.left {
-				if len(copies) > 0 {
-					t.Errorf("got %d copies, want none", len(copies))
-				}
+				expect.Len(t, "the copies", copies, 0)
 				return
 			}
 			if len(copies) != 2 || copies[0].Dedup == "" || copies[0].Dedup != copies[1].Dedup {
