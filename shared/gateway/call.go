@@ -367,6 +367,8 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
+	case m.ID == nil && api.IsListChange(m.Method):
+		x.backend().ReportListChange(ctx, m.Method)
 	default:
 		x.dropMisplaced(ctx)
 	}

@@ -643,3 +643,34 @@ func TestBackendsAreFollowedIndependently(t *testing.T) {
 		l.has(t, "r default good notifications/tools/list_changed")
 	})
 }
+
+// GWN-07: a list change that a backend reports within a call takes effect before the response, and reaches clients: immediately if the relay
+// runs in the process of the call, and otherwise within a minute.
+func TestListChangeWithinACall(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		s, g, l := follow(t, func(s *scripted) {
+			s.stateless = stateless
+			s.call = func(x *turn) {
+				s.list(oneTool("t", "added"))
+				x.notify("notifications/tools/list_changed", `{}`)
+				x.result(`{}`)
+			}
+		}, func(r *relay.Relay) { r.Relist = time.Minute })
+		other := gatewayOver(t, g.options.DB, at("b", s))
+		for by, within := range map[*Gateway]time.Duration{g: 0, other: time.Minute} {
+			s.list(oneTool("t"))
+			sees(t, g, of(ann), "t")
+			sees(t, other, of(ann), "t")
+			began := time.Now()
+			x := start(t, by, sessionBased("s1"), "t", "1", `{"name":"t"}`)
+			expect.Contains(t, "the response", x.next(t).text, `"result"`)
+			sees(t, g, of(ann), "t", "added")
+			sees(t, other, of(ann), "t", "added")
+			l.has(t, "r default b notifications/tools/list_changed")
+			expect.Equal(t, "the announcement is in time", time.Since(began) <= within, true)
+			expect.OK(t, x.end(t))
+			time.Sleep(5 * time.Minute)
+			expect.Len(t, "further announcements", l, 0)
+		}
+	})
+}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,6 +59,11 @@ func (k Kind) Name() string { return kinds[k].name }
 
 // ChangedMethod returns the method of the notification with which a backend reports that the list has changed.
 func (k Kind) ChangedMethod() string { return kinds[k].changed }
+
+// IsListChange reports whether a notification, given its method, reports a changed list of one of the [Kinds].
+func IsListChange(method string) bool {
+	return slices.ContainsFunc(Kinds, func(k Kind) bool { return k.ChangedMethod() == method })
+}
 
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }

@@ -46,6 +46,9 @@ type Backend struct {
 	rules    map[api.Kind]rules.Set
 	noStream *refresh.Value[bool] // is read at most once per second, because one listen request can name many resources
 	changed  chan struct{}        // receives after the subscriptions at the backend may have changed
+	// reported receives the methods of the list changes that calls have reported, and reports limits them.
+	reported chan string
+	reports  *rate.Limiter
 
 	view    *View // with the operator's credentials
 	callers callers
@@ -64,6 +67,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 	server := sha256.Sum256([]byte(c.URL))
 	b := &Backend{
 		Backend: c, options: o, serverID: c.Name + "#" + base64.RawURLEncoding.EncodeToString(server[:12]), changed: make(chan struct{}, 1),
+		reported: make(chan string, len(api.Kinds)), reports: rate.NewLimiter(reportRate, reportBurst),
 		tokens:          exchanges{kept: bounded.NewMap[subject, exchanged](maxExchanged)},
 		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logExchange: rate.Sometimes{Interval: metric.LogEvery},
 		logList: map[api.Kind]*rate.Sometimes{},

@@ -112,6 +112,9 @@ func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 // Changed returns a channel that receives when the result of [Followed.Wanted] may have changed.
 func (f Followed) Changed() <-chan struct{} { return f.changed }
 
+// Reported returns a channel that receives the methods of the list changes that the backend has reported within calls of this process.
+func (f Followed) Reported() <-chan string { return f.reported }
+
 // Outdate makes the next [Followed.List] fetch the list again.
 func (f Followed) Outdate() { f.view.Outdate() }
 

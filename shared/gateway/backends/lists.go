@@ -126,12 +126,15 @@ func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	if record(true) {
 		return
 	}
-	b := v.backend
-	err := b.options.DB.Write(ctx, store.Put(store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut)}))
-	if err != nil {
+	if err := v.backend.writeLeftOut(ctx, kind); err != nil {
 		record(false)
-		b.options.Log.DebugContext(ctx, "missing backend list not recorded", "backend", b.Name, "of", kind.String(), "error", err)
+		v.backend.options.Log.DebugContext(ctx, "missing backend list not recorded", "backend", v.backend.Name, "of", kind.String(), "error", err)
 	}
+}
+
+// writeLeftOut makes the relay announce a list as changed when it next compares the lists, see [api.LeftOut].
+func (b *Backend) writeLeftOut(ctx context.Context, kind api.Kind) error {
+	return b.options.DB.Write(ctx, store.Put(store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut)}))
 }
 
 // ListHashKey returns the key under which the relay stores the hash of a list.

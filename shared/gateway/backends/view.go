@@ -221,6 +221,31 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
+// reportRate and reportBurst limit the list changes per second that a backend reports within calls.
+const reportRate, reportBurst = 1, 50
+
+// ReportListChange handles a notification within a call that lists have changed, given its method. It changes the list version, and lets
+// the relay announce the change: immediately if the relay runs in this process, and otherwise when it next looks for [api.LeftOut]. It
+// ignores notifications beyond a rate, because callers get the changed list after Options.ListTTL anyway.
+func (b *Backend) ReportListChange(ctx context.Context, method string) {
+	if !b.reports.Allow() {
+		return
+	}
+	err := b.ChangeListVersion(ctx, method)
+	for _, kind := range api.Kinds {
+		if kind.ChangedMethod() == method && err == nil && !b.perCaller() { // the relay does not follow lists of callers
+			err = b.writeLeftOut(ctx, kind)
+		}
+	}
+	if err != nil {
+		b.options.Log.WarnContext(ctx, "list change not announced", "backend", b.Name, "error", err)
+	}
+	select {
+	case b.reported <- method:
+	default:
+	}
+}
+
 // listVersions reads the list versions of several backends for one kind of list, with one read per [store.MaxGet] backends. If a read
 // fails, it returns random versions, so that callers do not use cached lists.
 func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind) (versions []string) {

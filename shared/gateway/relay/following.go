@@ -137,6 +137,11 @@ func (f *following) run(ctx context.Context) error {
 			}
 			continue
 		case <-f.Changed():
+		case method := <-f.Reported():
+			if err := f.handle(ctx, upstream.Message{Method: method}); err != nil {
+				return err
+			}
+			continue
 		case <-check.C:
 			f.check()
 			continue

@@ -58,6 +58,8 @@ type Backend interface {
 	// when the result may have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
 	Changed() <-chan struct{}
+	// Reported receives the methods of list changes that the backend has reported within calls of this process.
+	Reported() <-chan string
 	// After Outdate, List fetches a list again. ChangeListVersion makes all instances fetch the lists again that a notification with the
 	// given method reports as changed.
 	Outdate()
