@@ -74,8 +74,8 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records the events of backends that clients have subscribed to. Only roles that handle subscriptions or backends
-	// have it. In others, it is nil.
+	// Demand records which events of backends clients want, so that the relay subscribes to these events at the backends. It may
+	// be nil in a process without subscriptions and backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
@@ -167,8 +167,8 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 	})
 }
 
-// SubscriptionOptions tell a dispatcher in the same process about subscriptions that start and end, so that its
-// [delivery.Gate] stops attempts to ended ones. Both functions are nil if the dispatcher runs in another process.
+// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end, so that the dispatcher's
+// [delivery.Gate] stops attempts to ended subscriptions. Both functions are nil if the dispatcher runs in another process.
 //
 // [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
 type SubscriptionOptions struct {

@@ -56,14 +56,14 @@ type Target struct {
 }
 
 // NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
-// the deployment can read them. It keeps the keys, because it does not know whether callers need them. canCount says whether db has
-// the table of subscriptions. Without it, [Target.Endings] is nil.
+// the deployment can read them. It sets KeepKeys, because it does not know whether callers need the keys. canCount says whether db
+// has the table of subscriptions. Without that table, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
 		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
-		// They will end anyway.
+		// These subscriptions will end in any case.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},

@@ -156,13 +156,13 @@ func findChangedWorkspaces(before, after *Config) []string {
 const (
 	// maxProviders is the largest number of context providers.
 	maxProviders = 20
-	// minBudget and maxBudget limit the time within which providers must answer.
+	// minBudget and maxBudget limit the setting "budget": the time within which context providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
 	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to
 	// a message. The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six,
 	// such as \u0000.
 	minContext, maxContext = 256, 48 << 10
-	// maxPriority is the highest priority of a provider, and its negative the lowest.
+	// maxPriority is the highest priority of a context provider, and -maxPriority is the lowest.
 	maxPriority = 1000
 )
 

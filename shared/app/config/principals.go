@@ -78,7 +78,8 @@ func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 const maxTypos = 2
 
 // editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If
-// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is then larger, too.
+// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is at least as large as
+// the difference between the lengths.
 func editDistance(a, b string) int {
 	if d := len(a) - len(b); d > maxTypos || -d > maxTypos {
 		return maxTypos + 1
@@ -418,8 +419,8 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 }
 
 // checkCommand sets the backend's command to c if the configuration gives one. It adds a fault unless the backend has either a
-// command or a url, and for each member that is only for the other one of these. given has the names of the backend's members, and
-// say names a member in a message.
+// command or a url. It also adds a fault for each member that such a backend cannot have, for example headers next to a command.
+// given has the names of the backend's members, and say names a member in a message.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

@@ -146,7 +146,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 }
 
 // serveAdmin returns the handler of the main address. If the admin API has an address of its own, serveAdmin starts serving
-// it there. Otherwise it is part of the returned handler.
+// the API there. Otherwise the returned handler also serves the admin API.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
 	rest := http.Handler(r.mux)
 	if listener != nil {

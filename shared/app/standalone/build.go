@@ -214,7 +214,7 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 	return nil
 }
 
-// buildEndpoint creates the MCP endpoint, and the conversations behind it.
+// buildEndpoint creates the MCP endpoint, and the service to which the endpoint passes messages of conversations.
 func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) (err error) {
 	sealer, err := webhook.NewSealer(keys.Public)
 	if err != nil {

@@ -242,7 +242,7 @@ func (l *connections) attach(s *http.Server) {
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k, ok := r.Context().Value(connectionKey{}).(*connection)
 		if ok && k.reserved && !forOperators(r.URL.Path) {
-			// net/http reads the rest of the body before it closes the connection, and would wait for it without a limit.
+			// net/http reads the rest of the body before it closes the connection. Without a deadline, it would wait for a slow client forever.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")

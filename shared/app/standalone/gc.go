@@ -11,8 +11,8 @@ import (
 
 const (
 	// minReserve and maxReserve limit the reserve, in bytes. The reserve is how much the process may allocate between two garbage
-	// collections while its live heap is small. A server's live heap usually is, so by default Go would collect garbage after every few
-	// megabytes.
+	// collections while its live heap is small. A server usually has a small live heap, so by default Go would collect garbage after
+	// every few megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
@@ -69,8 +69,8 @@ func reserveFor(allocated uint64, since time.Duration) float64 {
 	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
 }
 
-// gcPercent returns the value for GOGC with which the heap may grow by the reserve before the next collection, if live bytes of it
-// are in use.
+// gcPercent returns the value for GOGC with which the heap may grow by the reserve before the next collection. live is the number of
+// bytes in the heap that are in use.
 func gcPercent(live uint64, reserve float64) int {
 	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
 	return max(percent/25*25, 25) // in steps of 25, because each change stops the world

@@ -119,7 +119,7 @@ type Server struct {
 	handler    http.Handler
 	metrics    http.Handler
 	listening  *http.Server // nil if the server does not listen
-	// connections are the connections of listening.
+	// connections limits the connections of the server in the field listening. It is nil if the server does not listen.
 	connections *connections
 	served      chan error
 	operators   *http.Server // nil unless the admin API has an address of its own
@@ -168,7 +168,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	// Do everything that can fail before the first worker starts and the first request is served. Open the listeners before the
 	// roles are built, because the sender must know the server's own address in order to refuse webhooks to it. Apply the settings
-	// after that, because a changed catalog can end subscriptions, for which the roles are needed.
+	// after the roles are built, because a changed catalog can end subscriptions, and only the roles can do that.
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the
-	// attempt continues in the background or, if too many attempts do so already, the slow lane repeats it.
+	// attemptPatience is how long a page task waits for a first attempt while the endpoint does not respond. After that, the attempt
+	// continues in the background. If too many attempts already do so, the slow lane, which has workers of its own, repeats the attempt.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
-	// pageWorkers is the number of batches of page tasks that are handled concurrently. It is large because a batch may wait several
-	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
-	// that there are workers left for others.
+	// pageWorkers is the number of batches of page tasks that are handled concurrently. A page task sends events to a range of
+	// subscribers. The number is large because a batch may wait several seconds for slow endpoints. At most pagesPerGroup workers handle
+	// page tasks of the same pattern, or of the same busy endpoint, so that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the total size of the message bodies that a queue keeps in memory. attemptBytes limits the total size
-	// of the events in running attempts. Other messages stay in the database. Without these limits, large payloads would need
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory; further messages stay only in the
+	// database. attemptBytes limits the total size of the events in running attempts. Without these limits, large payloads would need
 	// much memory, because each payload is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20

@@ -29,7 +29,7 @@ import (
 
 // SenderOptions are the settings of a sender that differ between a stand-alone server and AWS.
 type SenderOptions struct {
-	// OwnHost is the address on which this process listens. Webhooks must not have it as their target. It may be empty.
+	// OwnHost is the address on which this process listens. The sender refuses to send webhooks to it. It may be empty.
 	OwnHost string
 	// Identity signs webhooks with the server's own key (the v1a signatures of Standard Webhooks). If it is nil, they have
 	// no such signature.
