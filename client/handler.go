@@ -85,7 +85,7 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}, nil
 }
 
-// register adds a subscription to URIs (SEP-1803), which the server identifies only in its answer.
+// register adds a subscription to URIs (SEP-1803).
 func (h *Handler) register(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
