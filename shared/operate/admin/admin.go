@@ -56,7 +56,7 @@ type Backend struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Options are the parts of the API.
+// Options has the services that the API calls, and its settings.
 type Options struct {
 	Auth  auth.Authenticator
 	Guard auth.Guard
@@ -81,7 +81,7 @@ type Options struct {
 	// SourceSecrets looks up the secret of a source when an operator tries the source with a saved request. If it is nil, such
 	// a trial does not check the signature.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits the changes of each owner. Operators are not limited. Nil means no limit.
+	// Rate limits how many changes each owner may request per second. Operators are not limited. Nil means no limit.
 	Rate *quota.Rate
 	// Quota returns a function that looks up a principal's quota of the given name.
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
@@ -289,8 +289,8 @@ func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] 
 	return list[V]{Items: views, Next: c.cursorAfter(next)}
 }
 
-// cutPage returns the page of an in-memory list that begins after the item with the key after. next is the key of the page's
-// last item if there are more items. If the item no longer exists, cutPage returns the first page.
+// cutPage returns a page of an in-memory list. The page begins after the item whose key equals the parameter after. If no item has
+// this key any more, cutPage returns the first page. next is the key of the page's last item, or empty if no items follow.
 func cutPage[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
 	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
 	if len(all) <= limit {
@@ -336,7 +336,7 @@ type erasure struct {
 	Complete bool `json:"complete"`
 }
 
-// principalHandler erases principals.
+// principalHandler erases the stored data of principals.
 type principalHandler struct{ eraser *erase.Eraser }
 
 func (h *principalHandler) erase(c *call) (any, error) {

@@ -21,7 +21,7 @@ func answerAccepted(body any) httpjson.Answer {
 	return httpjson.Answer{Status: http.StatusAccepted, Body: body}
 }
 
-// attemptView is an attempt as the API shows it.
+// attemptView is an attempt to deliver an event, as the API shows it.
 type attemptView struct {
 	Subscription string `json:"subscription"`
 	Event        string `json:"event"`

@@ -86,7 +86,8 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	return eventList{list: newList(c, found, next, viewOfEvent), Truncated: truncated}, nil
 }
 
-// partitions returns the log partitions with the events of a URI or, without a URI, of the named event type.
+// partitions returns the log partitions with the events of a URI or, if uri is empty, of the event type with the given name.
+// truncated is true if the event type has more URIs than partitions looks at ([maxURIs]).
 func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
@@ -233,8 +234,8 @@ func (h *eventHandlers) listTypes(c *call) (any, error) {
 	}), nil
 }
 
-// tailedPartitions returns the partitions of the log that a live stream tails. They contain the URIs of all event types, up
-// to [maxTailed].
+// tailedPartitions returns the partitions of the event log from which a live stream reads new events: the partitions of all event
+// types, but at most [maxTailed]. truncated is true if partitions are missing.
 func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, truncated bool, err error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {

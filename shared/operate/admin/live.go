@@ -27,8 +27,8 @@ const (
 	// pollEvery is the time between two polls. Stores that charge for each request use pollRarely instead.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// A record or an event may appear in its log up to lookBack later than its time says. So each poll also reads the last
-	// lookBack before the previous poll. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
+	// A record or an event may appear in its log up to lookBack later than its time says. So each poll reads from lookBack
+	// before the time of the previous poll. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // maximum number of attempts in a tick, and of events

@@ -176,7 +176,7 @@ func summarize(found []records.Record) figures {
 	return f
 }
 
-// step summarizes the attempts of [stepLength].
+// step summarizes the attempts within a time span of [stepLength].
 type step struct {
 	At time.Time `json:"at"` // when it begins
 	figures

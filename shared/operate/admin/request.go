@@ -153,7 +153,7 @@ func readOrigin(v string) (string, error) {
 	return origin, nil
 }
 
-// readQueue returns the name in the member queue of dead letters.
+// readQueue checks the parameter queue, which selects dead letters by their queue. It refuses a name that no dead letter can have.
 func readQueue(v string) (string, error) {
 	if v == deadletter.WebhookQueue || slices.Contains(queue.Names(), queue.Name(v)) || strings.HasPrefix(v, "table:") {
 		return v, nil
@@ -189,7 +189,7 @@ func readLimit(v string, most int) (int, error) {
 	return n, nil
 }
 
-// readCursor returns the key in a cursor of this list. A cursor is [request.mark] and the key of an item. It needs no
+// readCursor returns the key in a cursor of this list. A cursor consists of [request.mark] and the key of an item. It needs no
 // signature, because a forged cursor only starts the same list elsewhere.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)

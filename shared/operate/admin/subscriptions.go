@@ -251,7 +251,7 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 
 // setPaused pauses or resumes a subscription and sets or removes its switch. If the subscription is already in the wanted state,
 // setPaused changes nothing, with two exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's,
-// so that the owner cannot end it. Resuming a subscription that is suspended but not paused is an error, because only its
+// so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because only its
 // subscriber can reactivate it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
@@ -290,8 +290,8 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	})
 }
 
-// readSwitch returns the subscription's switch, or nil if it does not exist. An owner gets an error if an operator has paused
-// the subscription, because only an operator can resume it then.
+// readSwitch returns the switch that pauses the subscription, or nil if there is no such switch. An owner gets an error if an
+// operator has paused the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
 	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // without Paused, the switch is left over, as in read
@@ -339,10 +339,10 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 // maxOwn limits lists of the deliveries to all subscriptions of an owner. An owner with more subscriptions must name one of them.
 const maxOwn = 100
 
-// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If an owner names no
-// subscription, own has the ids of all their subscriptions. For all other callers, own is nil.
+// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and
+// the id is empty, own has the ids of all their subscriptions. Otherwise own is nil.
 //
-// Operators may list all deliveries, including deliveries of an ended subscription, unless mustExist is set.
+// Operators may also list the deliveries of an ended subscription, unless mustExist is true.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
 	switch {
 	case c.operator && !mustExist:

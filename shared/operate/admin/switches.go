@@ -120,7 +120,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 }
 
 // checkEventType refuses a switch for an event type that does not exist. Such a switch would look effective but pause
-// nothing. If the catalog cannot be read, it allows the switch.
+// nothing. If the catalog cannot be read, checkEventType allows the switch.
 func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
 	event, ok := strings.CutPrefix(string(name), string(switches.EventSwitch("")))
 	if !ok {

@@ -92,9 +92,9 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The page starts after
-// the entry with the id before, or at the newest entry if before is empty. next is the value of before for the following
-// page, or empty on the last page.
+// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The parameter before is
+// the id of the entry after which the page starts; if it is empty, the page starts at the newest entry. next is the value of
+// before for the following page, or empty on the last page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -165,7 +165,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 	return fault.Wrap(fault.Unavailable, err, "redact the audit trail")
 }
 
-// hasValue reports whether a JSON value is a text, or contains it as the value of a member or an element.
+// hasValue reports whether a JSON value equals the string text, or contains that string as the value of a member or an element.
 func hasValue(value json.RawMessage, text string) bool {
 	if s, ok := jsonrpc.String(value); ok {
 		return s == text

@@ -45,7 +45,7 @@ type Eraser struct {
 }
 
 const (
-	// defaultMost is low enough that a run takes only seconds, both on SQLite and on DynamoDB.
+	// defaultMost is the default of [Eraser.Most]. It is so low that a run takes only seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
 	maxCounted  = 100_000 // items of a dry run
 	maxEnded    = 500     // maximum number of ended subscriptions that a run handles
@@ -229,9 +229,9 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// addUnusedBodies counts the stored events of the principal's deliveries, except those whose URI another principal's
-// subscription matches too, and schedules them for deletion unless it is a dry run. It considers only the events of
-// deliveries that the run found since the last call.
+// addUnusedBodies counts the stored events of the principal's deliveries and, unless it is a dry run, schedules them for deletion.
+// It skips an event whose URI also matches a subscription of another principal, because that subscription may still need the
+// event. It considers only the events of deliveries that the run found since the last call.
 func (r *run) addUnusedBodies(ctx context.Context) error {
 	var keys []store.Key
 	for key, uri := range r.bodies {
@@ -391,7 +391,7 @@ func (r *run) unnameSwitches(ctx context.Context) error {
 	})
 }
 
-// unnameNotes removes the principal's name from notes.
+// unnameNotes removes the principal's name from the notes about origins that the principal wrote.
 func (r *run) unnameNotes(ctx context.Context) error {
 	return switches.EachNoteBy(ctx, r.DB, r.workspace, r.principal, func(n switches.Note) error {
 		if !r.dry {

@@ -80,7 +80,7 @@ func (c *Contract) content(o *Operation, status string) map[string]struct{ Schem
 	return r.Content
 }
 
-// schema compiles the schema of an answer. The compiler keeps it, so it is compiled only once.
+// schema returns the compiled schema of an answer. The compiler keeps compiled schemas, so each is compiled only once.
 func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema, error) {
 	at := []string{"paths", path, method, "responses", status}
 	if name, refers := strings.CutPrefix(c.Paths[path][method].Responses[status].Ref, "#/components/"); refers {

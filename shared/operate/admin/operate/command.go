@@ -258,8 +258,8 @@ const (
 	confirmEnd   = "end"   // shows the object, and has the caller type yes
 )
 
-// confirm shows what the command would change and asks whether to continue. It refuses if there is no terminal to ask on, because
-// a script that is stuck in a question, or answers it by accident, is worse than one that fails.
+// confirm shows what the command would change and asks whether to continue. It refuses if standard input is not a terminal, because
+// a script should fail rather than wait forever for an answer, or answer by accident.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	if !c.Interactive {
 		return fault.New(fault.Invalid, "this cannot be undone, and standard input is not a terminal on which to ask: add --yes if you are sure")
@@ -340,8 +340,8 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// followReplay shows the progress of a running replay until it is over. If the user interrupts it or the server stays unreachable,
-// the replay continues. followReplay then says so, and returns an error because the command was to wait for the end.
+// followReplay shows the progress of a running replay until the replay is over. If the user interrupts the command, or the server stays
+// unreachable, the replay continues on the server. followReplay then says so, and returns an error because it did not see the end.
 func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {

@@ -135,7 +135,7 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
-// decodeItem decodes an item of a list, whose payload may have numbers beyond float64.
+// decodeItem decodes an item of a list. It keeps numbers as text, because a float64 cannot represent some large numbers exactly.
 func decodeItem(raw json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -237,7 +237,7 @@ func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	return fault.Wrap(fault.Unavailable, e.Close(), "print")
 }
 
-// node reads the next JSON value and returns it as a YAML node. With local it prints times in the local time zone.
+// node reads the next JSON value and returns it as a YAML node. If local is true, it converts times to the local time zone.
 func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 	token, err := d.Token()
 	if err != nil {
