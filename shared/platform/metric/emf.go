@@ -18,11 +18,12 @@ import (
 )
 
 const (
-	// EMFEvery is the minimum time between two writes of a process. A line per invocation would cost more than the invocation.
+	// EMFEvery is the minimum time between two writes of a process's metrics. A log line per invocation would cost more than the
+	// invocation itself.
 	EMFEvery = 10 * time.Second
-	// maxValues is the maximum number of values per metric and line that the format allows.
+	// maxValues is the maximum number of values that the embedded metric format allows for a metric in one line.
 	maxValues = 100
-	// dimensionStack is the dimension that every metric has.
+	// dimensionStack is the name of the dimension that every metric has. Its value distinguishes the deployments of an account.
 	dimensionStack = "stack"
 )
 
@@ -107,8 +108,8 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// pointsOf returns the values of a metric. Each key has the attributes of a point, see [attributesOf]. Counters that did not
-// grow since the last write are left out.
+// pointsOf returns the values of a metric's points, by the attributes of the points (see [attributesOf]). It leaves out counters
+// that did not grow since the last write.
 func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {

@@ -122,8 +122,8 @@ const (
 )
 
 const (
-	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires at least this much. If a tracestate is longer,
-	// its members longer than largeEntry are dropped first.
+	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. If a tracestate is
+	// longer, we drop members until it fits, and first the members that are longer than largeEntry.
 	maxState   = 512
 	largeEntry = 128
 	// maxRead is the maximum length of a tracestate that we parse, in bytes. Longer ones are ignored.
@@ -164,7 +164,7 @@ func FromHeader(h map[string][]string) Context {
 	return Parse(parent[0], strings.Join(h["Tracestate"], ","))
 }
 
-// AddTo sets the headers of a request.
+// AddTo sets the headers traceparent and tracestate of a request, so that the receiver continues the trace.
 func (c Context) AddTo(h map[string][]string) {
 	if c.Parent == "" {
 		return

@@ -265,7 +265,7 @@ func Metrics(o Options, stack string) (func(context.Context, *metricdata.Resourc
 	}, nil
 }
 
-// instrument is the message Metric. Exactly one of Sum, Gauge and Histogram is set.
+// instrument is OTLP's message Metric. Exactly one of Sum, Gauge and Histogram is set.
 type instrument struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
@@ -281,7 +281,7 @@ type data struct {
 	IsMonotonic            bool    `json:"isMonotonic,omitempty"`
 }
 
-// point is a HistogramDataPoint if Count is set, and otherwise a NumberDataPoint.
+// point is OTLP's message HistogramDataPoint if Count is set, and otherwise the message NumberDataPoint.
 type point struct {
 	Attributes        []keyValue `json:"attributes,omitempty"`
 	StartTimeUnixNano string     `json:"startTimeUnixNano"`
@@ -293,7 +293,7 @@ type point struct {
 	ExplicitBounds    []float64  `json:"explicitBounds,omitempty"`
 }
 
-// temporalities are the numbers of AggregationTemporality.
+// temporalities maps OpenTelemetry's temporalities to their numbers in OTLP's enumeration AggregationTemporality.
 var temporalities = map[metricdata.Temporality]int{metricdata.DeltaTemporality: 1, metricdata.CumulativeTemporality: 2}
 
 func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
