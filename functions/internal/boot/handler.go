@@ -146,7 +146,7 @@ func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte
 }
 
 // recoverStream responds with status 500 if a handler panics before it writes a response. Package lambdaurl calls the
-// handler in a goroutine, so without it a panic would end the process.
+// handler in a goroutine of its own, so a panic that is not recovered would end the process.
 func recoverStream(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -211,8 +211,8 @@ func (p *Process) measureStream(h http.Handler) http.Handler {
 	})
 }
 
-// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If it panics, the response is
-// a 500 and the process continues.
+// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If the HTTP handler panics, the
+// response has status 500 and the process continues.
 func BufferedHandler(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)

@@ -49,7 +49,7 @@ var limitsOf = map[Needs][]string{
 	Records: {"delivery-log", "keep-responses"},
 }
 
-// settings are the operator's settings.
+// settings are the operator's settings that a function needs, as read from its environment variables.
 type settings struct {
 	limits config.Limits
 	level  slog.Level
@@ -140,8 +140,8 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. Variable is the environment variable with the queue's URL.
-// from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
+// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the
+// queue's URL. from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {
@@ -150,8 +150,8 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to url, and
-// a batch of messages to the handler that batches returns for the ARN of their queue.
+// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function
+// url. For a batch of messages, it calls the function batches with the ARN of their queue, and passes the batch to the result.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

@@ -166,7 +166,7 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 }
 
 // readAdopted returns the values of the parameters in adoptable. Properties from an earlier version of the template may
-// have fewer.
+// have fewer values; the missing ones are empty.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)

@@ -37,7 +37,7 @@ const (
 	keepStale = time.Hour
 	// keepFault is the pause after a failed read, so that not every request of a client sends a request to SSM.
 	keepFault = 5 * time.Second
-	// timeout limits each attempt.
+	// timeout limits each attempt to read a parameter, and tries is the maximum number of attempts.
 	timeout = 3 * time.Second
 	tries   = 3
 )

@@ -374,7 +374,7 @@ func dataKey(key []byte) (cipher.AEAD, error) {
 // separately. See [Drop].
 const StepDrop Step = "drop"
 
-// dropKey has the progress of [Drop].
+// dropKey is where the progress of [Drop] is stored.
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
