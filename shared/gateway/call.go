@@ -112,7 +112,7 @@ type bridge interface {
 // [roundsBridge] implement it. Backends of 2026-07-28 send no requests.
 type asker interface {
 	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
-	// result, or answers it itself. stray says that the request may belong to another call or to none, see strays.go.
+	// result, or answers it itself. stray says that the request may not belong to this call, see strays.go.
 	elicit(ctx context.Context, m upstream.Message, stray bool) error
 	// withdraw handles the backend's cancellation of its own request with the given id. It reports false if the call has no such request.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error)
@@ -147,19 +147,19 @@ type exchange struct {
 	id    json.RawMessage
 	token json.RawMessage // the progress token, if it differs from the client's
 
-	// Another goroutine may read the session's GET stream, see strays.go. mu guards the following fields and the bridge meanwhile.
+	// While another goroutine reads the session's GET stream (see strays.go), mu guards the following fields and the bridge.
 	mu      sync.Mutex
 	sharing bool   // set by leave: other calls still run in the session
 	leave   func() // ends the reception of messages from the GET stream; may be called several times
 
-	// The backend's messages so far, which relay, handle and send record.
+	// The state of the call after the messages that the backend has sent so far.
 	answered  bool    // the backend has responded
 	responded bool    // the client has its response
 	outcome   string  // the outcome according to the backend's response, or empty
 	progress  float64 // the greatest progress that the client has been sent
 	floor     float64 // the greatest progress of earlier rounds; only greater values are sent
 
-	// The end without a response, see cancel.go.
+	// For a call that ends without a response, see cancel.go.
 	mark      store.Key // where the store has the client's cancellation, if the client has a session
 	questions questions // the questions to the client
 	gone      bool      // the client has disconnected

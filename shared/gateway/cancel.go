@@ -33,10 +33,12 @@ const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
 	// notification arrives at the instance that makes the call, the call ends immediately.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
-	// cancelLife is how long the store keeps a mark. It can be short because the call is already running and soon looks for the mark.
+	// cancelLife is how long the store keeps a cancellation mark. A minute suffices, because the call is already running and looks for
+	// the mark every few seconds.
 	cancelLife = time.Minute
-	// markSkew is the tolerated difference between the clocks of instances: a call ends at a mark that is up to this much older than the
-	// call. So if a client uses an id again that soon after cancelling it, which the revisions forbid, the new call is cancelled too.
+	// markSkew is the tolerated difference between the clocks of instances: a cancellation mark also ends a call that began up to this
+	// much later. So if a client cancels a call and uses the call's id again within a second, which the revisions forbid, the new call is
+	// cancelled, too.
 	markSkew = time.Second
 	// requestLead is the minimum delay between a request to which the backend has not begun to answer and [exchange.abandon]. The request
 	// and its cancellation use different connections, and a busy backend that sees the cancellation first ignores it.
@@ -50,7 +52,8 @@ var (
 	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
 )
 
-// everyCall replaces a call's [requestID] in the mark that cancels all calls of a session. No request id is equal to it.
+// everyCall replaces a call's [requestID] in the key of the mark that cancels all calls of a session. It cannot be equal to a request id,
+// because these are numbers.
 var everyCall = json.RawMessage("all")
 
 // cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID].
@@ -98,7 +101,8 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 }
 
 // watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
-// client still has to answer a question. end stops the watch and waits for its goroutine. A client without a session cancels with ctx.
+// client still has to answer a question. end stops the watch and waits for its goroutine. If the client has no session, there is nothing to
+// watch: the client cancels the call by closing its connection, which ends ctx.
 func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}

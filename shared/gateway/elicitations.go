@@ -22,7 +22,7 @@ import (
 
 // An elicitation, also called a question, is a request that a backend sends to a client within a call. The gateway gives it an unguessable
 // id, under which the client answers. The data for forwarding the answer is in the store, because the answer may arrive at any instance.
-// The gateway deletes it when the backend has accepted the answer, or when the call ends.
+// The gateway deletes the data when the backend has accepted the answer, or when the call ends.
 
 // elicitation is the value of an elicitation's item in the store.
 type elicitation struct {

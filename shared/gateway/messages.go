@@ -135,8 +135,8 @@ func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool
 	return m, x.with.Version.Stateless()
 }
 
-// adaptProgress replaces the token of a progress notification by the client's, byte for byte. It drops a
-// notification with an unknown token, because it does not belong to this call.
+// adaptProgress puts the progress token that the client chose, byte for byte, into a progress notification. It returns false for a
+// notification with an unknown token, which does not belong to this call, and for progress that an earlier round has already reached.
 func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
 	if !x.ownsProgress(params) {
 		x.backend().CountDrop(context.Background(), dropProgress)

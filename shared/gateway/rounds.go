@@ -58,7 +58,8 @@ const (
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod is the recorded method of a question from error -32042, which is no request. So the backend expects no answer to it.
+// needsURLMethod is recorded as the method of a question that the gateway made from error -32042. The backend gets no answer to such a
+// question, because it sent no request.
 const needsURLMethod = "error/-32042"
 
 // roundsBridge implements [bridge] for a client of 2026-07-28 and a backend with sessions.
@@ -135,7 +136,8 @@ func (b *roundsBridge) loadRounds() error {
 	return nil
 }
 
-// stateBinding adds a suffix, so that a state made here cannot be confused with one that a backend made.
+// stateBinding adds a suffix to [exchange.stateBinding], so that a state of this bridge cannot be confused with a requestState that a
+// backend made.
 func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(), "rounds"...) }
 
 // elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.

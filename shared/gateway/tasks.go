@@ -275,8 +275,8 @@ func (l *taskListen) params(version spec.Version) json.RawMessage {
 	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: l.client.Capabilities})
 }
 
-// listen sends a listen request and reads its stream to the end. If again is set, it also sends the current states, because the tasks may
-// have changed while no stream was open.
+// listen sends a listen request and reads its stream to the end. It calls acknowledge with the tasks for which the backend acknowledges the
+// request. If again is set, it also sends the tasks' current states to the client, because they may have changed while no stream was open.
 func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
 	info, err := l.view.LoadInfo(ctx)
 	switch {

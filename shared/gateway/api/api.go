@@ -18,14 +18,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Client describes the MCP client that sends a request. The gateway tells backends a part of this, and sends their answers to
-// the client's session.
+// Client describes the MCP client that sends a request, and the principal for which the client acts. The gateway passes the client's
+// capabilities and Info on to backends.
 type Client struct {
 	Principal auth.Principal
 	// Session identifies the client's session. It is empty in revision 2026-07-28, which has no sessions.
 	Session string
 	Version spec.Version
-	// Capabilities and Info are the JSON that the client sent.
+	// Capabilities and Info are the client's capabilities and its name and version, in the JSON that the client sent.
 	Capabilities, Info json.RawMessage
 	// Level is the lowest severity of log messages that the session asked for, or empty if it asked for none.
 	Level string
@@ -76,7 +76,7 @@ type Call struct {
 	Client
 	Kind Kind
 	// Name is the name or URI of the tool, prompt or resource as the client knows it, i.e. with the backend's prefix. Member is
-	// its key in Params, e.g. "name" or "uri".
+	// the member of Params that contains the name, e.g. "name" or "uri".
 	Name, Member string
 	Method       string
 	ID, Params   json.RawMessage
@@ -88,15 +88,15 @@ type Call struct {
 	// Send sends a message to the client. response is true for the last message, which is the response. Send returns an error
 	// if the client has disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, is called as soon as the client has the backend's response or question. The client then need not wait
-	// until the gateway has recorded the call and, after a question, has canceled it at the backend.
+	// Answered, if set, is called as soon as the client has the backend's response or question. So the endpoint can end its response
+	// before the gateway has recorded the call and, after a question, has canceled the call at the backend.
 	Answered func()
 }
 
 // Task is a backend's task in its current state.
 type Task struct {
 	Backend string // its name
-	// Params are the params of the notifications/tasks that reports the state. They have the task id that the client knows.
+	// Params are the params of a notifications/tasks message with the task's state. They have the task id that the client knows.
 	Params json.RawMessage
 }
 
@@ -119,9 +119,8 @@ type Subscription struct {
 	Until  time.Time
 }
 
-// Covers reports whether a subscriber of the resource subscribed also receives the updates of the resource uri. This is so if
-// both are the same resource or if uri is below subscribed. For example, file:///dir covers file:///dir/a.txt, and x://1 covers
-// x://1?page=2.
+// Covers reports whether the subscribers of one resource also receive the updates of another one. This is so if the two URIs are
+// equal, or if the second one is below the first. For example, file:///dir covers file:///dir/a.txt, and x://1 covers x://1?page=2.
 //
 // According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to".
 // Only the server knows its sub-resources, so Covers assumes that they are the resources whose URIs are below the subscribed

@@ -40,9 +40,9 @@ type Backend struct {
 	Headers map[string]secret.Value
 	// OAuth gets tokens with the client credentials grant. It may be nil.
 	OAuth *OAuth
-	// ForwardToken sends the caller's own token with calls. A call without a token is sent without one. ForwardToken is off by
-	// default, because the backend can then act as the caller. If the configuration has no OAuth and no Authorization header, the
-	// gateway also requests the backend's lists with the caller's token.
+	// ForwardToken sends the caller's own token with calls. If the caller has no token, calls are sent without a token. ForwardToken
+	// is off by default, because a backend that has the token can act as the caller. If the configuration has no OAuth and no
+	// Authorization header, the gateway also requests the backend's lists with the caller's token.
 	ForwardToken bool
 	// Exchange exchanges the caller's token for another one, and sends that with calls. It may be nil. As with ForwardToken,
 	// the gateway also requests the backend's lists with such a token if the configuration has no OAuth and no Authorization

@@ -14,7 +14,7 @@ import (
 // Kind says what a call is about: a tool, a prompt, and so on. Backends have a list of each kind, except where noted.
 type Kind uint8
 
-// The kinds.
+// The kinds of calls and lists.
 const (
 	Tools Kind = iota
 	Prompts
@@ -109,13 +109,13 @@ type Part struct {
 	First, End int
 }
 
-// A cursor of a combined list names the last entry that was returned, its backend and its position there. If the backend's list has
-// changed since, the list continues after that entry wherever it is now, or at the position if the entry is gone. Then
-// there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
+// A cursor of a combined list describes the last returned entry by its backend, its position in the backend's list, and its name. If the
+// backend's list has changed since, the next page begins after this entry wherever it is now, or at the old position if the entry is
+// gone. Then there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns up to most entries that follow the cursor, and the next page's cursor. An empty cursor means the beginning, and next is
-// empty on the last page. ok is false if the cursor is malformed or its backend is not in the list.
+// Page returns the entries after the cursor, but not more than the number most, and the cursor of the next page. An empty cursor means
+// the beginning, and next is empty on the last page. ok is false if the cursor is malformed or its backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {

@@ -53,7 +53,7 @@ type Backend struct {
 	view    *View // with the operator's credentials
 	callers callers
 
-	// These limit how often the log reports that the backend fails. Otherwise each client's request to it could write a line.
+	// These limit how often the log reports that the backend fails. Otherwise each request to a failing backend could write a line.
 	logCapabilities rate.Sometimes
 	logExchange     rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
@@ -115,7 +115,8 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	notifies := func(name, what string) bool {
 		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
 	}
-	// The released profile declares events as the member events, and SEP-3415 declares it under extensions.
+	// Backends that follow the draft declare events in the member "events" of their capabilities. Backends that follow the Final version
+	// of SEP-3415 declare events as one of their extensions.
 	events := jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.EventsExtension)
 	if events == nil {
 		events = jsonrpc.Member(capabilities, "events")

@@ -12,7 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// client returns the client for the view's requests: the caller's for a view of one caller, and otherwise the gateway's own.
+// client returns the client for the view's requests. It uses the caller's token if each caller has a view, and otherwise the operator's
+// credentials.
 func (v *View) client() *upstream.Client {
 	if v.backend.perCaller() {
 		return v.backend.ClientFor(v.token)
@@ -20,8 +21,8 @@ func (v *View) client() *upstream.Client {
 	return &v.backend.own
 }
 
-// ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and this caller sends no token, requests carry
-// no Authorization header, because the caller must not use the operator's.
+// ClientFor returns a client for requests on behalf of a caller. If the backend expects callers' tokens and this caller sent no token, the
+// requests carry no Authorization header, because the caller must not use the operator's credentials.
 func (b *Backend) ClientFor(token string) *upstream.Client {
 	if !b.ActsForCallers() {
 		return &b.own

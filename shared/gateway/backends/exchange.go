@@ -50,9 +50,9 @@ const (
 	expiryMargin = 10 * time.Second
 	// unstatedLife is how long the gateway uses a token without an expires_in.
 	unstatedLife = time.Minute
-	// If the authorization server refuses a caller, issues an unusable token or takes longer than failedFor, the gateway does
-	// not ask it again for that caller for refusedFor. If the server fails faster, it is probably down, and the gateway does
-	// not ask it for any caller for failedFor.
+	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused a caller,
+	// issued an unusable token or took longer than failedFor, the pause is refusedFor and applies to that caller only. If the
+	// server failed faster, it is probably down, so the pause is failedFor and applies to all callers.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -132,8 +132,8 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	}
 }
 
-// readToken returns the token in a caller's Authorization header and its expiry. It returns false for anything but a JWT. It does not check
-// the signature, because that happened when the caller was authenticated.
+// readToken returns the token in a caller's Authorization header and the token's expiry. It returns false if the token is not a JWT that
+// expires. It does not check the signature, because that happened when the caller was authenticated.
 func readToken(caller string) (token string, expires time.Time, ok bool) {
 	scheme, token, _ := strings.Cut(caller, " ")
 	token = strings.TrimSpace(token)

@@ -61,9 +61,9 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 	return info.Capabilities, info.Version, nil
 }
 
-// Check returns an error unless the backend responds. At a session-based backend, it sends a ping in the gateway's own session,
-// because a new one for each check would cost the backend more. If that fails, the backend may have restarted, and Check calls
-// Ask.
+// Check returns an error unless the backend responds. To a session-based backend, it first sends a ping in the gateway's own
+// session, because a new session for each check would cost the backend more. If the ping fails, the backend may have restarted
+// and lost the session, so Check calls Ask, which begins a new one.
 func (f Followed) Check(ctx context.Context) error {
 	if info, _ := f.view.info.Peek(); info != nil && !info.Version.Stateless() {
 		request := upstream.Request{Version: info.Version, Session: info.session}
@@ -99,8 +99,8 @@ func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	return out, err
 }
 
-// SetNoStream records that the backend has no notification stream. The record expires at the time until, by which the relay
-// has asked the backend again. With the zero time, SetNoStream removes the record, because the backend has a stream.
+// SetNoStream records that the backend has no notification stream. The parameter until says when the record expires. By then, the
+// relay has asked the backend again. If until is zero, the backend has a stream, and SetNoStream removes the record.
 func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 	op := store.Delete(noStreamKey(f.Place()))
 	if !until.IsZero() {

@@ -42,7 +42,7 @@ type fetched struct {
 	entries []Entry
 	ttl     time.Duration
 	shared  bool // the list is the same for all callers
-	// restricted has the matchers of resource templates that the rules deny, or for which a caller needs scopes.
+	// restricted has a matcher for each resource template that the rules deny, or for which a caller needs scopes.
 	restricted []func(uri string) bool
 }
 
@@ -61,7 +61,8 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather returns the views' lists, which it fetches concurrently, see [Set.fetchLists]. It sets failing if it cannot fetch one of them.
+// gather returns the views' lists, which it fetches concurrently with [Set.fetchLists]. If a list cannot be fetched, gather sets failing,
+// and returns the last one, or nil.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	for _, p := range bs.fetchLists(ctx, views, kind, use) {
 		<-p.done
@@ -77,8 +78,8 @@ type pendingList struct {
 	failed bool
 }
 
-// fetchLists fetches the views' lists in the background. It uses a cached list if its list version is unchanged and it is younger than
-// use(list).
+// fetchLists fetches the views' lists in the background. It uses a cached list if its list version is unchanged and its age is below the
+// maximum age, which the function use returns.
 func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
 	versions := listVersions(ctx, bs.options, views, kind)
 	pending := make([]*pendingList, len(views))
@@ -227,7 +228,7 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 	return e, err
 }
 
-// findListed returns what [Set.Find] returns, but only for names and URIs that a list or a template has.
+// findListed does the same as [Set.Find], but only for names and URIs that are in a list or match a template.
 func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, kind api.Kind, name string) (Entry, error) {
 	e, err := lookUp(p, views, kind, name, func(kind api.Kind) func(int) *fetched {
 		return func(i int) *fetched { return views[i].cachedList(kind) }
@@ -353,11 +354,11 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// lookUp finds a name in the views' lists. If several backends have it, the first one serves it, so lookUp returns it without the lists of the
-// following ones. Resources take precedence over templates.
+// lookUp finds a name in the views' lists. If several backends have the name, the first one serves it, so lookUp does not need the lists of
+// the backends after it. Resources take precedence over templates.
 //
-// lists returns the lists of a kind by the index of the view. lookUp stops at a view without a list (nil), because that backend's names
-// would take precedence.
+// lists(kind) returns a function that returns the list of the view with a given index. lookUp stops at a view without a list (nil), because
+// that backend may have the name, too, and would take precedence over the views that follow.
 func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) func(int) *fetched) (found Entry, err error) {
 	refused := func() (Entry, error) {
 		if err == nil { // no backend has the name
@@ -407,7 +408,8 @@ func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists f
 }
 
 // ownerByPrefix returns the backend with the longest prefix of the entry's name, or nil if that is the entry's own backend. For example, if
-// one backend has the prefix gh_, a tool gh_merge of a backend without a prefix is hidden, so that it cannot pose as a tool of the first.
+// a backend has the prefix gh_, clients do not see a tool gh_merge of a backend without a prefix, because they would take it for a tool of
+// the backend with the prefix.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil

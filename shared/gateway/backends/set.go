@@ -67,7 +67,7 @@ type Set struct {
 // New returns a set without backends.
 func New(o Options) *Set { return &Set{options: &o} }
 
-// Check resolves all secrets of the backends. For each backend with a missing one, it adds an error of kind fault.Invalid.
+// Check resolves all secrets of the backends. For each backend with a missing secret, the result contains an error of kind fault.Invalid.
 func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
 	var all []error
 	for _, c := range backends {

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The store has an item for each subscription to a resource of a backend. Its sort key is "p#", the hash of the principal, the hash of the
-// URI, and the holder, so that a query finds the subscriptions of one principal.
+// The store has an item for each subscription to a resource of a backend. The item's sort key is "p#", the hash of the principal, the hash
+// of the URI, and the session or stream that holds the subscription, so that a query finds the subscriptions of one principal.
 
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 

@@ -141,8 +141,8 @@ func (l *versionedList) latest() *fetched {
 	return l.before
 }
 
-// infoAge returns how old the known capabilities may be when the list is fetched. If the list version has changed, they must have been
-// read after the change or in the last askLeast, so that not every change asks for them.
+// infoAge returns how old the known capabilities may be when the list is fetched. If the list version has changed, capabilities from before
+// the change are too old, unless they are younger than askLeast. This exception saves requests if the list changes often.
 func (l *versionedList) infoAge() time.Duration {
 	if l.since.IsZero() {
 		return askAgain

@@ -63,7 +63,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// count tracks the running handlers. It does not use a [sync.WaitGroup], because requests may begin while Wait waits.
+// count adds n to the number of running handlers, and wakes Wait when it becomes zero. A [sync.WaitGroup] would not work, because requests
+// may begin while Wait waits.
 func (t *Transport) count(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,11 +17,11 @@ import (
 )
 
 // A backend that acts for its callers decides by the caller's token which events it sends. So each URI is for one principal, and the relay
-// subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a connection of its own. If the token expires or the
+// subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a separate connection. If the token expires or the
 // backend refuses it, the subscription waits for another token, and then continues at its cursor.
 //
-// A backend could repeat a token in an error. So the log and the clients get only the errors below, the kinds of other
-// errors of the backend, and the reason why the gateway could not exchange a token.
+// A backend could repeat a token in the text of an error. So the log and the clients never get such texts. They get only the errors below,
+// the kind of any other error (for example, that the backend is unavailable), and the reason why the gateway could not exchange a token.
 var (
 	errRefused = fault.New(fault.Unauthenticated, "it refuses the token of the caller")
 	errExpired = fault.New(fault.Unauthenticated, "the token of the caller has expired")

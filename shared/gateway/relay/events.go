@@ -31,9 +31,10 @@ import (
 
 // Events connects the relay to the event log, so that clients can subscribe to the events of backends.
 type Events struct {
-	// Intake publishes the events of backends. Its Demand tells which URIs clients want, and has their tokens.
+	// Intake publishes the events of backends. Its Demand tells to which URIs clients are subscribed, and has the clients' tokens.
 	intake.Intake
-	// Hooks has the subscriptions at backends that deliver by webhook only. Their events arrive at the publish role.
+	// Hooks has the subscriptions to event types that a backend delivers only by webhook. These events arrive at the publish role, not
+	// at the relay.
 	Hooks demand.Hooks
 	// Configured returns all backends of the configuration.
 	Configured func(ctx context.Context) ([]api.Backend, error)
@@ -399,8 +400,9 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay cannot use any of them. A
-// backend that acts for its callers cannot use webhooks, because the publish role, which receives them, does not know its schemas.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay cannot use any of them. If the
+// backend acts for its callers, chooseMode never returns webhook, because the publish role, which receives webhooks, does not know the
+// schemas that the backend shows to each caller.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():

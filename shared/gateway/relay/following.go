@@ -117,7 +117,7 @@ const (
 
 // run runs the main loop of an open connection until one of its streams ends. The goroutines of the streams announce the backend's
 // notifications. Meanwhile run reads the clients' subscriptions, subscribes and unsubscribes at the backend accordingly, announces
-// changes that were held back, and checks that the backend is still alive.
+// list changes that the throttle has delayed, and checks that the backend is still alive.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
@@ -172,8 +172,8 @@ func (f *following) isAnyLeftOut(ctx context.Context) bool {
 	return err == nil && slices.ContainsFunc(hashes, isLeftOut) // the next interval retries
 }
 
-// settle subscribes at the backend before the relay takes the lease over, so that the change of relays causes no gap. It stops when all
-// subscriptions have taken effect or the time is up.
+// settle subscribes at the backend before the relay takes over the lease from another relay, so that no update is missed in between. It
+// returns when the backend has answered all requests to subscribe, or after the time limit.
 func (f *following) settle(limit time.Duration) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -207,7 +207,7 @@ func (f *following) refresh() error {
 	return nil
 }
 
-// runAsync runs do in the background. Afterwards the main goroutine runs the function that do has returned.
+// runAsync runs the function do in another goroutine. Afterwards the main goroutine runs the function that do has returned.
 func (f *following) runAsync(do func() func() error) {
 	f.running.Go(func() {
 		report := do()
@@ -254,7 +254,7 @@ func (f *following) fail(err error) {
 // the relay dies before that, the next relay that connects finds a difference and announces a change.
 var unsettled = []byte("?")
 
-// markUnsettled stores [unsettled] for the lists that the backend's notification, given its method, reports as changed.
+// markUnsettled stores [unsettled] for the lists that a notification with the given method reports as changed.
 func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
@@ -286,7 +286,7 @@ const (
 	dropPing        = "a ping while others are being answered"
 )
 
-// maxUpdate limits the size of an update's params in the log, in bytes.
+// maxUpdate limits the size of an update's params in the event log, in bytes.
 const maxUpdate = 200 << 10
 
 func (f *following) handle(ctx context.Context, m upstream.Message) error {

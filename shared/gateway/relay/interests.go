@@ -31,7 +31,7 @@ type interest struct {
 }
 
 const (
-	// maxAsking limits the concurrent requests for resources, and maxTurns those for one principal.
+	// maxAsking limits the concurrent requests to subscribe and unsubscribe, and maxTurns the ones on behalf of the same principal.
 	maxAsking = 8
 	maxTurns  = 2
 	// retryAfter is the pause before the relay repeats a subscription request that failed without a refusal, for example with a timeout.
@@ -122,7 +122,7 @@ func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	return first
 }
 
-// dropChanges forgets the updates that were still to be announced, because none can have been missed.
+// dropChanges forgets the updates that were still to be announced. They are not needed if another relay has listened until now.
 func (i *interests) dropChanges() {
 	for _, of := range i.of {
 		of.changed = false
@@ -220,10 +220,11 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// chooseSubscriptions chooses the subscriptions for which a backend has room. wanted has the principals that want each subscription.
+// chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend, but not more than the number room. wanted has
+// the principals that want each subscription.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
-// shares of the room, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
+// shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
 func chooseSubscriptions(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
 	chosen := make(map[string]bool, min(len(wanted), room))
 	if len(wanted) <= room {

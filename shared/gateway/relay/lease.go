@@ -34,8 +34,8 @@ type lease struct {
 	key     store.Key
 	version int64
 	holding holding
-	// stops is when the relay stops using the lease unless it renews it first. It is early enough before the lease expires for
-	// running work to finish.
+	// stops is when the relay stops using the lease if it could not renew it. Enough time is left then to finish running work before
+	// the lease expires.
 	stops time.Time
 
 	connected atomic.Bool
@@ -111,7 +111,8 @@ func (l *lease) read(ctx context.Context) (*store.Item, error) {
 	return store.One(ctx, l.relay.DB, l.key, "read the lease of a backend")
 }
 
-// mayFollow returns the holder in the item held if that holder is about to end, and before this relay. Otherwise it returns nil.
+// mayFollow returns the lease's holder, as read from the item held, if this relay may take over from it: the holder's time must be about to
+// end, and must end before this relay's time. Otherwise mayFollow returns nil.
 func (l *lease) mayFollow(held *store.Item) *holding {
 	h := &holding{}
 	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
@@ -234,7 +235,7 @@ func (l *lease) owns(held *store.Item) bool {
 	return held != nil && json.Unmarshal(held.Value, &h) == nil && h.Owner == l.holding.Owner
 }
 
-// firstRetry returns the pause after the first failed renewal. It doubles with each failure.
+// firstRetry returns the pause after the first failed renewal. The pause doubles with each failure.
 func (l *lease) firstRetry() time.Duration { return l.relay.lease() / 30 }
 
 func (l *lease) ending() bool {

@@ -23,8 +23,8 @@ import (
 // the resources until it has found the refused one.
 
 const (
-	// maxListens is how many further listens there may be before a single one replaces them. An update during the replacement may
-	// arrive twice, but none is lost.
+	// maxListens is the number of further listens at which the relay replaces them by a single one, in order to limit the number of
+	// connections. An update during the replacement may arrive twice, but is not lost.
 	maxListens = 8
 	// maxSplit is the maximum number of further listens if the backend refuses to replace them by a single one.
 	maxSplit = 32

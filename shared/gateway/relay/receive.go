@@ -111,7 +111,8 @@ func (e *receiver) announceGap(ctx context.Context, uri string) error {
 	return e.Gap(ctx, e.backend.Place().Workspace, uri)
 }
 
-// publish publishes an event, unless it was published before. An event that cannot be published is counted and dropped.
+// publish publishes an event, unless it was published before. It drops an event that cannot be published, and counts it in the backend's
+// metric of dropped messages.
 func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) error {
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
@@ -127,11 +128,12 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 	return err
 }
 
-// Some backends deliver by webhook only. The relay creates and refreshes their subscriptions, and the publish role receives the webhooks
-// (ingest.Backends). The subscription at the backend stays when another relay takes over, because its URL and secret are the same.
+// Some backends deliver events by webhook only. The relay creates and refreshes the subscriptions at these backends, and the publish role
+// receives the webhooks (ingest.Backends). When another relay takes over, it continues the same subscriptions, because the webhook's URL and
+// secret do not depend on the relay.
 
-// hookTTL is the requested lifetime of a subscription. If it is never ended, for example because the backend is removed from the
-// configuration, the backend ends it after this time.
+// hookTTL is the lifetime that the relay requests for a webhook subscription. If the relay never ends the subscription, for example because
+// the backend is removed from the configuration, the backend ends it after this time.
 const hookTTL = 24 * time.Hour
 
 // errNoURL is the reason why the relay does not use an event type that needs webhooks: the server has no public URL for them.

@@ -1,5 +1,5 @@
 // Package relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the
-// log, from which the streams of clients read.
+// event log, from which the streams of clients read.
 //
 //	relay.go       the set of backends, with one follower for each
 //	lease.go       decides which of several relays follows a backend, and hands over to another one, also in a function with limited time
@@ -72,12 +72,12 @@ type Backend interface {
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 
-// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the log. A lease in
-// the store decides which relay holds a backend's stream.
+// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the event log. A lease
+// in the store decides which relay holds a backend's stream.
 type Relay struct {
 	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
 	Backends func(ctx context.Context) []Backend
-	// Announce appends a notice to a backend's topic in the log.
+	// Announce appends a notice to a backend's topic in the event log.
 	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
 	// DB holds the leases, and hashes of the backends' lists, by which the relay notices changes.
 	DB  store.DB
@@ -181,8 +181,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. It sends to idled when it does
-// not hold the lease.
+// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. When it does not hold the lease,
+// it sends to idled, so that [Relay.Run] checks whether it has any backend left to follow.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {
@@ -208,8 +208,8 @@ func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- str
 	}
 }
 
-// spread returns a pause with jitter, so that backends that failed together are not contacted together. It is at most twice wait
-// and never longer than most.
+// spread returns a random pause between wait and twice wait, but not longer than most. Without the randomness, the relay would contact
+// backends that failed together all at the same time.
 func spread(wait, most time.Duration) time.Duration {
 	least := min(wait, most/2)
 	return least + mathrand.N(least)

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A backend may send more notifications than clients can use, by mistake or on purpose. Each one is written to the store, kept for the
-// retention of the log, and sent to every stream that asked for it. So there are limits that a well-behaved backend never
+// A backend may send more notifications than clients can use, by mistake or on purpose. Each one is written to the event log, kept for
+// the log's retention time, and sent to every stream that asked for it. So there are limits that a well-behaved backend never
 // reaches: list changes that arrive too fast are coalesced, updates of resources are read no faster than the limit, and excess updates
 // of resources without a subscription are dropped.
 const (
@@ -46,7 +46,7 @@ func newNotificationThrottle() *notificationThrottle {
 	return t
 }
 
-// change reports whether the relay may announce a list change now. If not, the throttle holds it for later.
+// change reports whether the relay may announce a list change now. If not, the throttle keeps the change until due returns it.
 func (t *notificationThrottle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,7 +54,7 @@ func (t *notificationThrottle) change(method string) bool {
 	return !t.held[method]
 }
 
-// due returns the held changes that may be announced now or, if end is set, all held changes.
+// due returns the delayed list changes that may be announced now or, if end is set, all of them. The throttle forgets the returned ones.
 func (t *notificationThrottle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +67,7 @@ func (t *notificationThrottle) due(end bool) (methods []string) {
 	return methods
 }
 
-// hold keeps a change to be announced later.
+// hold keeps a list change that could not be announced, so that due returns it again later.
 func (t *notificationThrottle) hold(method string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,7 +84,8 @@ func (t *notificationThrottle) update(ctx context.Context, size int, asked bool)
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces the held changes that may be announced now or, if end is set, all of them, because the connection closes.
+// catchUp announces the list changes that the throttle has delayed and that may be announced now. If end is set, it announces all of them,
+// because the connection closes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {

@@ -76,8 +76,8 @@ type scoped struct {
 // New returns the set of rules for names. [CheckGlob] must have accepted their globs.
 func New(r Rules) Set { return newSet(r, false) }
 
-// NewForURIs returns the set of rules for URIs, whose spelling the caller may choose. It also compares the normal forms of the URI and
-// the globs, and allows a URI only if it is allowed in all of them. For example, file:///public/* does not allow
+// NewForURIs returns the set of rules for URIs. A caller can spell the same URI in several ways, so the set also compares the normal forms
+// of the URI and the globs, and allows a URI only if it allows each form. For example, file:///public/* does not allow
 // file:///public/../secret.
 func NewForURIs(r Rules) Set { return newSet(r, true) }
 

@@ -34,7 +34,8 @@ const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
 	// the stream is already open.
 	openWait = 500 * time.Millisecond
-	// slowWait is the limit at a backend that made a call wait for openWait, so that not all its calls are that slow.
+	// slowWait is the limit instead of openWait after a call to the same backend has waited in vain, so that not all its calls are
+	// that slow.
 	slowWait = 50 * time.Millisecond
 	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
 	// to maxPause.
@@ -91,9 +92,9 @@ type stream struct {
 
 type call struct{ receive Receiver }
 
-// Join opens the stream of the session that r names, unless it is already open, and hands its messages to receive from then on. It returns
-// when the stream is open, or after at most openWait. The caller must call leave at the end of its call. leave reports whether this was
-// the last call of the session.
+// Join opens the GET stream of the session that r names, unless the stream is already open. From then on, the function receive gets the
+// stream's messages. Join returns when the stream is open, or after at most openWait. The caller must call leave at the end of its call.
+// leave reports whether this was the last call of the session.
 func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Request, receive Receiver) (leave func() (last bool)) {
 	for _, of := range []session{{url: c.URL}, {c.URL, r.Session}} {
 		if until, ok := s.refused.Get(of); ok && time.Now().Before(until) {
@@ -128,7 +129,7 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	return func() bool { return s.leave(st, own) }
 }
 
-// deliverEarly hands the questions that wait for a call to c, and refuses the questions that c does not accept.
+// deliverEarly gives c the questions that arrived while no call was running, and refuses the ones that c does not accept.
 func (st *stream) deliverEarly(c *call) {
 	st.in.mu.Lock()
 	early := st.early
@@ -277,7 +278,7 @@ func (st *stream) target() (*upstream.Client, upstream.Request) {
 	return st.client, st.with
 }
 
-// get opens the stream, after the event with an id if it is not empty.
+// get opens the stream. If lastID is not empty, the stream continues after the event with this id.
 func (st *stream) get(ctx context.Context, lastID string) (*upstream.Exchange, error) {
 	c, r := st.target()
 	x, err := c.Get(ctx, r, lastID)
@@ -314,8 +315,8 @@ func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 	}
 }
 
-// keepEarly keeps a question for the next call. It reports false if a call is running, which has not accepted the question, or if too many
-// questions wait.
+// keepEarly keeps a question for the next call. It returns false, and does not keep the question, if calls are running, because they have
+// already declined it, or if too many questions wait.
 func (st *stream) keepEarly(m upstream.Message) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()

@@ -145,7 +145,7 @@ func (p *process) send(ctx context.Context, message []byte) error {
 	}
 }
 
-// maxReplies limits [process.replies].
+// maxReplies limits this package's own messages that wait until the process reads them.
 const maxReplies = 64
 
 // reply sends one of this package's own messages to the process, without waiting. If the process does not read, at most

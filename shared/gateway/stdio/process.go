@@ -369,8 +369,8 @@ func (s *server) triesInitialize() bool {
 	return version == api.AutoVersion || !spec.Version(version).Stateless()
 }
 
-// oldestVersion is the first revision. The gateway treats it as the next one, because over stdio they differ only in features that the
-// gateway does not use.
+// oldestVersion is the first revision of MCP. The gateway treats it as the second one, 2025-03-26, because over stdio the two differ only in
+// features that the gateway does not use.
 const oldestVersion = "2024-11-05"
 
 // answer is the outcome of one of the two requests of a handshake.

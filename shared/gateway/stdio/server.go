@@ -35,7 +35,8 @@ type server struct {
 
 	mu      sync.Mutex
 	current *process // the shared process, or nil
-	// failures has the failed starts by holder, so that a principal whose processes die does not delay others.
+	// failures has the last failure for each principal whose session's process failed, and under "" for the shared process. So a principal
+	// whose processes die does not delay others.
 	failures bounded.Map[string, failure]
 }
 
@@ -52,7 +53,8 @@ const (
 	minRestart, maxRestart, readyRestart = time.Second, time.Minute, 8 * time.Second
 	// settledAfter is how long a process must have run so that its end counts as a first failure again.
 	settledAfter = 10 * time.Second
-	// worthWaiting is the longest wait for the next start that a caller accepts. If more of the pause is left, the caller gets an error.
+	// worthWaiting is the longest time that a caller waits for the end of the pause after a failure. If more of the pause is left, the caller
+	// gets an error.
 	worthWaiting = 1500 * time.Millisecond
 )
 

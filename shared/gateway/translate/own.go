@@ -134,7 +134,8 @@ func dropOwn(value json.RawMessage) json.RawMessage {
 	return value
 }
 
-// mapMembers replaces the value of each member of an object by the result of to. It returns a value that is no object unchanged.
+// mapMembers replaces the value of each member of an object by the result of the function to. If the value is not an object, mapMembers
+// returns it unchanged.
 func mapMembers(object json.RawMessage, to func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
 	if object[0] != '{' {
 		return object

@@ -24,9 +24,10 @@ func NewHTTP() *http.Client {
 	}
 }
 
-// A server may close an idle connection at any time, even while a request is on its way. It may or may not have read that
-// request, and a call must not be made twice. So connections stay idle only for a short time. If a request found its connection closed
-// before any byte was sent, the client sends it again over another connection. net/http does that for GET but not for POST.
+// A server may close an idle connection at any time, even while a request is on its way. The client cannot know whether the server has
+// read that request, and must not repeat it, because a call must not be made twice. So connections stay idle only for a short time. If a
+// request found its connection closed before any byte was sent, the client sends it again over another connection. net/http does that for
+// GET but not for POST.
 
 // RestTime is how long a connection may stay idle before the client closes it. It is shorter than the default idle timeouts of
 // common servers, e.g. 2 s for Gunicorn and 5 s for Node.js. After a Lambda function was frozen, it also keeps the function
