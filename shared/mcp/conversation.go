@@ -58,8 +58,8 @@ func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*co
 	return found, m, err
 }
 
-// handles reports whether the call is a notification with a conversation message whose kind this server asks the caller to
-// send.
+// handles reports whether the call is a notification with a message of a conversation, and this server asks the caller to send
+// messages of this kind.
 func (h *conversations) handles(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
 		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))

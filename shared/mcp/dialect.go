@@ -223,8 +223,8 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// The session's stream may be open at another instance. So an answer to a POST reaches it through the log, as a notice on the
-// session's topic. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is
+// The session's stream may be open at another instance. So an answer to a POST reaches the stream through the event log, as a notice
+// on the session's topic. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is
 // encrypted with a key that is derived from the session's id, and the store only has a hash of that id.
 
 // maxResponse is the size in bytes of the largest answer that is stored in the event log and sent on the client's stream. In

@@ -56,7 +56,7 @@ type Options struct {
 	Auth     auth.Authenticator
 	Catalogs catalog.Source // is read on every request, so it should cache
 
-	// Feeds reads events from the log. Lists of resources, resources/read, completions, polls and all streams use it.
+	// Feeds reads events from the event log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
 	// Sessions stores the sessions of the session-based revisions, which need Feeds. If it is nil, there are no sessions:
 	// initialize is unknown, and each request of these revisions is served without the state of earlier ones.
@@ -117,8 +117,8 @@ type Options struct {
 	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
 	Calls *quota.Concurrency
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of
-	// them may have wildcards or be parents, which stand for all URIs below them; 0 means 20. A stream reads several partitions
-	// of the log for each such URI.
+	// these URIs may have wildcards or be parents, which stand for all URIs below them; 0 means 20. This limit is lower, because
+	// a stream reads several partitions of the event log for a wildcard or a parent.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration

@@ -494,8 +494,8 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel checks the log level in _meta. With it a client asks for log messages of the backends. This server sends
-// none of its own in 2026-07-28, because that revision deprecates log messages.
+// checkLogLevel checks the log level in _meta, with which a client asks for log messages of the backends. In 2026-07-28, this
+// server sends no log messages of its own, because that revision deprecates them.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

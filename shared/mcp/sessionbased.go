@@ -158,8 +158,8 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 	}
 }
 
-// subscriptionAt returns the record of a session's subscription to a URI at a backend. until is when it expires, and may be zero
-// for unsubscribing.
+// subscriptionAt returns the record of a session's subscription to a URI at a backend. until is when the subscription expires. It may be
+// zero if the record is only used to end the subscription.
 func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,

@@ -72,7 +72,7 @@ func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 const listTTL = 5000
 
 // cacheFor returns the caching hint for a list. open is true if all callers see the same list. The hint is public only if open
-// is true and there is no authentication. It has no effect up to 2025-11-25, where results have no hints.
+// is true and there is no authentication. The hint has no effect up to 2025-11-25, where results have no hints.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -461,7 +461,7 @@ type place struct {
 	cursor
 	list  string // the list's member in the result
 	first int    // index of the first entry of the catalog on this page
-	// scope is the scope of the previous page. It is empty for the first page.
+	// scope is the caching scope of the previous page, which the cursor tells. It is empty for the first page.
 	scope string
 }
 

@@ -121,8 +121,8 @@ func (p *pushFraming) Heartbeat(ctx context.Context) error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// SendCursor sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
-// reconnects, the new stream then continues after these events and does not read them again.
+// SendCursor sends the stream's current cursor in a heartbeat. The stream calls it after its filters have dropped events. If the
+// client reconnects, the new stream then continues after the dropped events and does not read them again.
 func (p *pushFraming) SendCursor() error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
@@ -157,9 +157,10 @@ func (p *pushFraming) End(c *method.Call, why error) {
 	p.stream.Complete(c, "")
 }
 
-// check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
-// credentials no longer do. The events of ordered and unordered types go to different partitions of the log. So if the event
-// type has become ordered or unordered, check adds the partitions to which its events go now.
+// check returns a [streams.Ended] error, which ends the subscription, if the current catalog no longer allows the subscription. If
+// credentials is true, it also checks the caller's credentials. The events of ordered and unordered types go to different
+// partitions of the event log. So if the event type has become ordered or unordered, check adds the partitions to which its
+// events go now.
 func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	if credentials {
 		if p.stream.CheckCredentials(ctx) != nil {

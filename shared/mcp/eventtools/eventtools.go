@@ -3,8 +3,8 @@
 //
 // The tools get their events from a [Source]. There is one for each transport:
 //
-//	over HTTP   package logsource, at the MCP endpoint. It reads the server's log and keeps nothing between two calls, so that
-//	            any instance can serve each call.
+//	over HTTP   package logsource, at the MCP endpoint. It reads the server's event log and keeps nothing between two calls, so
+//	            that any instance can serve each call.
 //	over stdio  package client/tools, for mcpevents mcp. It receives the events of a remote server and keeps them until the
 //	            model reads them.
 package eventtools

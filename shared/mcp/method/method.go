@@ -55,7 +55,7 @@ type Handler interface {
 	Serve(w http.ResponseWriter, c *Call) error
 }
 
-// Row is a row of the table.
+// Row describes one method in a [Table]: when it exists, which scope a caller needs, and which handler serves it.
 type Row struct {
 	// SessionBased and Stateless tell in which revisions the method exists.
 	SessionBased, Stateless bool

@@ -137,9 +137,9 @@ func ListKey(workspace, principal string) store.Key {
 // Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
-// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
-// Its version is the time at which the session was last used, in seconds since 1970. The stored time may lag behind by up to
-// usedEvery.
+// listEntry returns the entry of the session in the list of its principal's sessions. The entry lives as long as the session's
+// items. The entry's version is the time at which the session was last used, in seconds since 1970. The stored time may lag
+// behind by up to usedEvery.
 func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
@@ -385,8 +385,8 @@ func uriKey(sess, uri string) store.Key {
 
 // EarlierStreams describes a session's earlier streams for a new one.
 type EarlierStreams struct {
-	// Exists is set if the session had a stream before. If its first two streams begin at the same moment, it is set for only
-	// one of them.
+	// Exists is set if the session had a stream before. If the first two streams of a session begin at the same moment, Exists
+	// is set for only one of them.
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
 	Begun bool
@@ -561,8 +561,8 @@ func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawM
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// RecordStreamOpen records that the session's newest stream is open. The record expires at the time until, by which the
-// stream must have ended. lease identifies the record for [Store.RecordStreamClosed].
+// RecordStreamOpen records that the session's newest stream is open. The parameter until says when the record expires. The
+// stream must have ended by then. lease identifies the record for [Store.RecordStreamClosed].
 func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))

@@ -119,7 +119,7 @@ func (s *Stream) eventMeta(b []byte, ev *event.Event) []byte {
 	return b
 }
 
-// sendLost handles a gap in the log: it tells the client for each affected URI that events are missing.
+// sendLost handles a gap in the event log: it tells the client for each affected URI that events are missing.
 func (s *Stream) sendLost(d stream.Delivery) error {
 	var uris []string
 	for _, t := range s.targets {
@@ -369,8 +369,8 @@ type Conversation interface {
 // MetaCut is the member of _meta that marks an incomplete context.
 const MetaCut = `"` + spec.MetaContextCut + `":true`
 
-// ContextLife is how long a context waits in the log for an interrupted stream. It is short because a context is useful
-// only while the conversation is at the message that it belongs to.
+// ContextLife is how long the context of a conversation's message stays in the event log, in case the client's stream was
+// interrupted. It is short, because a context is of no use once the conversation has moved on to other messages.
 const ContextLife = 2 * time.Minute
 
 // ContextNotice carries the context of a conversation message, through the event log, to the client's stream. The context is

@@ -298,7 +298,7 @@ func (s *sessionStream) recordBegun(ctx context.Context) {
 	}
 }
 
-// sendGap notifies the client that all of its resources may have changed, if the log no longer has all events since the
+// sendGap notifies the client that all of its resources may have changed, if the event log no longer has all events since the
 // client's cursor. These notifications carry the position before the gap, because the feed has not read anything yet. So a
 // client that is disconnected in between gets the notifications again.
 func (s *sessionStream) sendGap() error {

@@ -25,7 +25,7 @@ type Stream struct {
 	Feed      *stream.Feed      // set by [Stream.Open]
 	targets   map[string]Target // by canonical URI
 	interests interests
-	// Each SSE event of a session's stream has an id, which ids generates. It is nil for other streams.
+	// ids generates the ids of SSE events. It is nil except in the streams of sessions, because other streams have no such ids.
 	ids       *Position
 	eventName string // the name of SSE events with notifications; empty except in the named-event dialect
 
@@ -90,7 +90,7 @@ func (st *Streams) New(c *method.Call, o Options) *Stream {
 // interests are the changes and messages, other than events, of which a stream notifies its client.
 type interests struct {
 	resources, events, tools, prompts bool // changes of lists
-	roots                             bool // a backend's question for roots
+	roots                             bool // changes of roots that a backend reports, see package relay
 	contexts                          bool // contexts of conversation messages that were sent outside of sessions
 	payloads                          bool // repeat payloads in _meta
 	// level is the lowest severity of this server's log messages. It is empty if the client asked for none.

@@ -1,4 +1,4 @@
-// Package logsource serves the event tools at the MCP endpoint, from the server's log. It keeps nothing between two calls: a
+// Package logsource serves the event tools at the MCP endpoint, from the server's event log. It keeps nothing between two calls: a
 // subscription is a text that the model holds, so that any instance can serve each call.
 package logsource
 
@@ -212,7 +212,7 @@ func (h *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	return r.out, nil
 }
 
-// poll reads the events that are in the log now.
+// poll reads the events that the event log has now after the cursor of the handle in q.
 func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error) {
 	at, err := parseHandle(q.Subscription)
 	if err != nil {
@@ -249,7 +249,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
 }
 
-// wait waits for events after the call has read the whole log. Until wait returns, the call counts as an open stream.
+// wait waits for new events, after poll has found no event in the event log. Until wait returns, the call counts as an open stream.
 func (h *source) wait(r *reading) error {
 	c := h.call
 	ctx, leave := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
@@ -351,8 +351,8 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 }
 
 // follow replaces the selection of a waiting call with s. The events of ordered and unordered types go to different partitions
-// of the log. So if the event type has become ordered or unordered, follow adds the partitions to which its events go now, and
-// reports true.
+// of the event log. So if the event type has become ordered or unordered, follow adds the partitions to which its events go now
+// to the feed, and returns true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.PositionAfterChange(s.Pattern)); err != nil {
