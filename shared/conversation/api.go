@@ -281,8 +281,8 @@ func EachMark(ctx context.Context, db store.DB, workspace, operator string, do f
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname replaces the operator's id with name in the consent to which a mark belongs, unless a later decision has replaced that
-// consent.
+// Unname erases an operator's id: in the consent to which a mark belongs, it replaces the id with the given name. It does nothing if a
+// later decision of the principal or of another operator has replaced that consent.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")

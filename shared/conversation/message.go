@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The limits of a message, in bytes, except maxTurns, which is the number of turns in its history. A message over a limit
-// is an error of kind fault.TooLarge, with [fault.Limit] as its data.
+// The limits of a message, in bytes, except maxTurns, which limits the number of previous messages in its history. A message over
+// a limit is an error of kind fault.TooLarge, with [fault.Limit] as its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
@@ -57,7 +57,7 @@ type Message struct {
 	History []Turn `json:"recentHistory,omitempty"`
 }
 
-// Turn is a previous message.
+// Turn is a previous message of the conversation.
 type Turn struct {
 	Role    string `json:"role"` // "user" or "assistant"
 	Content string `json:"content"`
@@ -186,7 +186,7 @@ func uriOf(kind Kind) string {
 	return userMessageURI
 }
 
-// CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without one,
+// CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without an access rule,
 // everyone with permission to read events could read the messages of others.
 func CheckCatalog(cat *catalog.Catalog, e rules.Events) error {
 	for _, kind := range listKinds(e.UserMessage, e.AssistantResponse) {
@@ -390,7 +390,7 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "")
 }
 
-// part is the contribution of one provider.
+// part is one provider's contribution to the merged context.
 type part struct {
 	name, title string
 	answer
@@ -448,8 +448,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, in at most room bytes, and whether it is complete. It returns ""
-// if there is not enough room.
+// quotePart returns a provider's text under its heading, and whether the text is complete. room is the maximum size in bytes. If
+// even the beginning of the text does not fit, quotePart returns "".
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

@@ -163,8 +163,8 @@ func (s *Service) Enabled(ctx context.Context) bool {
 	return err == nil && now.Conversation.Enabled()
 }
 
-// Check checks a configuration before it is put into use. For each provider with a missing secret, it adds an error of kind
-// fault.Invalid.
+// Check checks a configuration before it is put into use. For each provider with a missing secret, the result contains an error
+// of kind fault.Invalid.
 func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	var all []error
 	for _, v := range c.Providers {
@@ -190,8 +190,8 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 }
 
 // Forward sends a message to all providers to which the caller has consented, and returns the context that arrived within
-// the budget. Providers that miss the budget are skipped, logged and counted. If the quota is used up, Forward does not
-// send the message and returns fault.Exhausted with [quota.RetryAfter].
+// the configured Budget. It skips providers that answer later, logs them and counts them in [MetricMissing]. If the caller's
+// quota of messages is used up, Forward does not send the message and returns fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
@@ -386,8 +386,8 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops sending to a provider after several consecutive timeouts or failed connections. After a pause it lets one
-// message through. If that succeeds, the breaker closes; otherwise the next pause begins.
+// breaker stops sending messages to a provider after several consecutive timeouts or failed connections. After a pause it lets one
+// message through. If that succeeds, the provider gets all messages again; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
 // After tripAfter consecutive timeouts or failed connections, a provider gets no messages for restFor.
@@ -396,8 +396,8 @@ const (
 	restFor   = 30 * time.Second
 )
 
-// newBreaker returns a breaker for a provider. It counts only failures that make callers wait: timeouts and failed
-// connections. It ignores other errors, because they may concern one caller's message only.
+// newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts and failed
+// connections. Other errors do not trip it, because they may concern one caller's message only.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: restFor,
@@ -550,7 +550,7 @@ func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Seal encrypts a context before it is written to the log. Only [Service.Open] with the same principal can decrypt it.
+// Seal encrypts a context before it is written to the event log. Only [Service.Open] with the same principal can decrypt it.
 func (s *Service) Seal(p auth.Principal, text []byte) []byte {
 	return s.secrets.aead.Seal(nil, nil, text, encodeOwner(p))
 }

@@ -14,8 +14,8 @@ const EventsProvider = "events"
 // PrincipalHeader is the HTTP header in which a provider with a URL receives the caller's principal id or pseudonym.
 const PrincipalHeader = "X-Mcp-Principal"
 
-// Conversation says which messages of conversations clients are asked to send, and what happens to them. The zero value asks for
-// none.
+// Conversation says which messages of conversations clients are asked to send, and to which providers they go. With the zero value,
+// clients are not asked to send any messages.
 type Conversation struct {
 	// UserMessages and AssistantResponses say which messages clients are asked to send.
 	UserMessages, AssistantResponses bool
