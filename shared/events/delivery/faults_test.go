@@ -65,9 +65,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		r.now = r.now.Add(time.Hour)
 		r.deliverAgain(sub, "evt_1")
 		r.drain(d, retry)
-		if n := posted(r)["evt_1"]; n < 2 {
-			t.Errorf("the event was posted %d times, want once more", n)
-		}
+		expect.AtLeast(t, "the posts of evt_1, with one of the second delivery", posted(r)["evt_1"], 2)
 	})
 	t.Run("WHK-18 when it is written at last, it leaves a delivery alone that began meanwhile", func(t *testing.T) {
 		r, sub := registered(t)
@@ -84,9 +82,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		broken.Store(false)
 		before := posted(r)["evt_1"]
 		r.drain(d, retry)
-		if n := posted(r)["evt_1"] - before; n < 1 {
-			t.Error("the delivery that began later was swallowed")
-		}
+		expect.AtLeast(t, "the posts of the delivery that began later", posted(r)["evt_1"]-before, 1)
 	})
 	t.Run("WHK-18 while it cannot be written, no other attempt is made", func(t *testing.T) {
 		r, _ := registered(t)
@@ -167,9 +163,7 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	r.end(id)
 	expect.OK(t, operations.SweepLater(t.Context(), "default", []string{id}))
 	r.now = r.now.Add(30 * time.Second)
-	if again := r.subscribe().ID; again != id {
-		t.Fatalf("the new subscription is %s, want the id of the erased one, %s", again, id)
-	}
+	expect.MustEqual(t, "the id of the new subscription", r.subscribe().ID, id)
 	r.now = r.now.Add(time.Second)
 	r.queues[queue.Slow] = nil
 	r.script = fails
@@ -261,9 +255,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		expect.OK(t, r.db.WriteAll(t.Context(), ops...))
 		r.pause(n, nil)
 		expect.OK(t, did(set.Resume(t.Context(), "default", n)))
-		if _, err := set.Requeue(t.Context()); err != nil {
-			t.Errorf("got the error %v", err)
-		}
+		expect.OK(t, expect.ErrOf(set.Requeue(t.Context())))
 		expect.Equal(t, "the messages of the queue Slow", len(r.queues[queue.Slow]), 39)
 		deadLetters(t, r, 1)
 	})
@@ -272,9 +264,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		o := r.operations()
 		broken := store.Item{Key: store.Key{Table: store.Deliveries, Partition: deadletter.ErasedPartition, Sort: "0000000000000001"}, Value: []byte(`{`)}
 		expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))
-		if _, err := o.SweepErased(t.Context()); err != nil {
-			t.Errorf("got the error %v", err)
-		}
+		expect.OK(t, expect.ErrOf(o.SweepErased(t.Context())))
 		deadLetters(t, r, 1)
 	})
 	t.Run("AWS-16 among the suspended deliveries of a subscription", func(t *testing.T) {
@@ -431,9 +421,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	expect.Equal(t, "OPS-07: how often it was stored within a moment", asked[body.Partition], 1)
 	expect.OK(t, r.db.Write(t.Context(), store.Delete(body)))
 	r.now = r.now.Add(state.RememberStored)
-	if kept() == nil {
-		t.Error("OPS-07: the event is gone for its later subscribers")
-	}
+	expect.True(t, "OPS-07: its later subscribers have the event", kept() != nil)
 }
 
 // statement is a job of one statement.
@@ -521,9 +509,7 @@ func TestAFullDisk(t *testing.T) {
 		if refused == 0 || len(at) == 0 {
 			t.Errorf("%d events were accepted and %d refused, want some of each", len(at), refused)
 		}
-		if full > 3 {
-			t.Errorf("a healthy endpoint was sent the same event %d times while the disk was full, want at most 3", full)
-		}
+		expect.AtMost(t, "how often a healthy endpoint was sent one event while the disk was full", full, 3)
 		w.limit(100_000)
 		w.full.Store(false)
 		down.Store(false)
@@ -567,9 +553,7 @@ func TestAnAttemptEndsBeforeItsInvocation(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), tt.invocation)
 			defer cancel()
 			expect.OK(t, expect.ErrOf(d.HandleSingles(ctx, r.queues[queue.Slow])))
-			if len(r.posts) != 2 {
-				t.Fatalf("%d attempts were made, want 2", len(r.posts))
-			}
+			expect.MustLen(t, "the attempts", r.posts, 2)
 			if got := r.posts[1].Timeout; got > tt.want || got < tt.want-5*time.Second {
 				t.Errorf("the attempt may take %v, want about %v", got, tt.want)
 			}

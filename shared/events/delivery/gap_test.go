@@ -110,9 +110,7 @@ func TestGaps(t *testing.T) {
 			ID: "late", Outgoing: r.message("event://ci/build-finished", "ci.build_finished", "late", `{"ok":true}`, accepted), Sent: accepted,
 		})
 		r.run()
-		if state := r.deliveryState(id, "late"); state != "dead" {
-			t.Fatalf("the delivery is %s, want dead", state)
-		}
+		expect.MustEqual(t, "the delivery", r.deliveryState(id, "late"), "dead")
 		ids, p := r.gaps(t)
 		if len(ids) != 2 || r.gapAt(t, p) >= accepted.UnixMicro() {
 			t.Errorf("both lost events were announced by %d notices, the last with a cursor at %d, want 2 and before %d", len(ids), r.gapAt(t, p), accepted.UnixMicro())
@@ -311,9 +309,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 			publish(r)
 			r.run()
 			ids, notice := r.gaps(t)
-			if len(ids) != 1 {
-				t.Fatalf("%d gap notices were sent, want 1", len(ids))
-			}
+			expect.MustLen(t, "the gap notices", ids, 1)
 			var body struct{ Cursor string }
 			expect.OK(t, json.Unmarshal(notice.Body, &body))
 			expect.Equal(t, "a poll with the cursor", fmt.Sprint(poll(t, r, body.Cursor)), "[e]")
@@ -479,9 +475,7 @@ func TestAResumeAfterDaysIsNoGap(t *testing.T) {
 				t.Errorf("the cursor is at %v, given %v, the log reaches back to %v",
 					time.UnixMicro(c.At), time.UnixMicro(c.Given), time.UnixMicro(h.log.Oldest()))
 			}
-			if what := h.skipped(cursor); what != "" {
-				t.Errorf("the cursor skips %s", what)
-			}
+			expect.Equal(t, "the event that the cursor skips", h.skipped(cursor), "")
 		})
 	}
 }

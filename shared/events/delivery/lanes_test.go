@@ -57,9 +57,7 @@ func TestOverloadAnswersSlowTheWholeEndpointDown(t *testing.T) {
 			}
 			at := w.send("e", 20, 20*time.Second)
 			time.Sleep(c.after + c.after/4 + 40*time.Minute)
-			if early > 0 {
-				t.Errorf("%d, Retry-After %v: %d attempts came before its time, want 0", c.status, c.after, early)
-			}
+			expect.Equal(t, fmt.Sprintf("%d, Retry-After %v: attempts before its time", c.status, c.after), early, 0)
 			for i, url := range urls {
 				if lags, missing := w.lags(url, at); missing > 0 || i == 1 && lags[len(lags)-1] > time.Second {
 					t.Errorf("%d, Retry-After %v: endpoint %d misses %d events, the last took %v, want none missing and, for endpoint 1, at most 1s", c.status, c.after, i, missing, lags[len(lags)-1])
@@ -85,12 +83,8 @@ func TestTheBodiesUnderWayAreBounded(t *testing.T) {
 		w.arrive(urls[2], at, 0)
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.mostHeld > int(options.Bytes) {
-			t.Errorf("bodies of %d bytes were under way, want at most %d", w.mostHeld, options.Bytes)
-		}
-		if w.mostHeld < 1<<16 {
-			t.Errorf("bodies of only %d bytes were under way; the test shows nothing", w.mostHeld)
-		}
+		expect.AtMost(t, "the bytes of bodies under way", w.mostHeld, int(options.Bytes))
+		expect.AtLeast(t, "the bytes of bodies under way, so that the test shows something", w.mostHeld, 1<<16)
 	})
 }
 
@@ -239,9 +233,7 @@ func TestABusyEndpointStaysInTheFastLane(t *testing.T) {
 			if took := last.Sub(began); took > best*3/2 {
 				t.Errorf("delivered after %v, want 1.5 times %v; the slowest took %v", took, best, lags[len(lags)-1])
 			}
-			if n := w.mostTo(url); n > 64 {
-				t.Errorf("%d attempts were under way, want at most 64", n)
-			}
+			expect.AtMost(t, "the attempts under way", w.mostTo(url), 64)
 		})
 	})
 }

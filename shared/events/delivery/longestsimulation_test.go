@@ -93,9 +93,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	service := &publish.Service{Catalog: r.catalogs, Queue: mortal{r.db, r}, Now: clock}
 	expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: other, Data: []byte(data)}})))
 	r.work()
-	if n := posted(r)[other]; n != len(webhooks) {
-		t.Fatalf("got %d webhooks, want %d", n, len(webhooks))
-	}
+	expect.MustEqual(t, "the webhooks", posted(r)[other], len(webhooks))
 	for i, p := range patterns {
 		page := poll(i)
 		if len(page.Events) != 1 || page.Events[0].ID != other || string(page.Events[0].Data) != data {
@@ -121,16 +119,12 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	// up.
 	r.pause(switches.All, nil)
 	r.handle()
-	if len(r.posts) > 0 {
-		t.Fatalf("got %d attempts while paused, want none", len(r.posts))
-	}
+	expect.MustLen(t, "the attempts while paused", r.posts, 0)
 	r.resume(switches.All, nil)
 	r.script = fails
 	_, dispatch, _ := r.process()
 	r.hand(queue.Deliveries, dispatch.HandlePages)
-	if len(r.posts) != len(webhooks) {
-		t.Fatalf("got %d attempts after the pause, want one for each of %d webhooks", len(r.posts), len(webhooks))
-	}
+	expect.MustEqual(t, "the attempts after the pause, one for each webhook", len(r.posts), len(webhooks))
 	r.run()
 	letters := r.letters(deadletter.LetterQuery{}, len(webhooks))
 

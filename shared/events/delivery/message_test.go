@@ -3,7 +3,6 @@ package delivery
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -264,9 +263,7 @@ func TestMessageIDs(t *testing.T) {
 				want["message"] = want["event"]
 				delete(want, "event")
 			}
-			if fmt.Sprint(n) != fmt.Sprint(want) {
-				t.Errorf("got %v, want %v", n, want)
-			}
+			expect.Map(t, "the webhooks of each kind", n, want)
 		}
 	})
 }
@@ -297,9 +294,7 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 					t.Errorf("%s: got failed %v and error %v, want it left: %v", q, failed, err, c.left)
 				}
 				copies := r.queues[q]
-				if len(copies) != c.copies {
-					t.Fatalf("%s: got %d copies, want %d", q, len(copies), c.copies)
-				}
+				expect.MustLen(t, fmt.Sprintf("the copies in %s", q), copies, c.copies)
 				for _, got := range copies {
 					if string(got.Body) != `{"v":99}` || got.Group != "endpoint" {
 						t.Errorf("%s: got a copy %s of group %q, want the same body and group", q, got.Body, got.Group)
@@ -335,9 +330,7 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 			single, err := task.Decode(message.Body, func(s task.Single) int { return s.V })
 			expect.OK(r.t, err)
 			err = d.manager.ReactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
-			if !errors.Is(err, state.ErrNewer) {
-				r.t.Errorf("got %v, want %v", err, state.ErrNewer)
-			}
+			expect.Is(r.t, "the error", err, state.ErrNewer)
 		},
 	} {
 		t.Run("AWS-06 "+name, func(t *testing.T) {

@@ -273,9 +273,7 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	}
 	r.done(d.HandlePages(t.Context(), batch))
 	for _, m := range r.queues[queue.Deliveries] {
-		if len(m.Body) > queue.MaxBody {
-			t.Errorf("got a task of %d bytes, want at most %d", len(m.Body), queue.MaxBody)
-		}
+		expect.AtMost(t, "the bytes of a task", len(m.Body), queue.MaxBody)
 	}
 	if n := len(r.queues[queue.Deliveries]); n == 0 {
 		t.Error("got no task for another page, want at least one")
@@ -307,13 +305,9 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			for range 2 * maxPageRetries {
 				r.hand(queue.Deliveries, d.HandlePages)
 			}
-			if len(r.posts) > tc.most {
-				t.Errorf("got %d attempts, want at most %d", len(r.posts), tc.most)
-			}
+			expect.AtMost(t, "the attempts", len(r.posts), tc.most)
 			expect.Equal(t, "the messages of the queue Deliveries", len(r.queues[queue.Deliveries]), 0)
-			if n := len(r.queues[queue.Dead]); n != 1 {
-				t.Fatalf("got %d dead letters, want one", n)
-			}
+			expect.MustLen(t, "the dead letters", r.queues[queue.Dead], 1)
 			l := expect.Value(queue.ParseDeadLetter(r.queues[queue.Dead][0].Body))(t)
 			task, err := task.Decode([]byte(l.Body), func(t task.Page) int { return t.V })
 			if err != nil || task.Retries != 0 || len(task.Events) != 1 || task.Events[0].ID != "evt_1" {
@@ -347,9 +341,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 		t.Errorf("AWS-05: got %d dead letters, want one of the old page", n)
 	}
 	left := r.queues[queue.Deliveries]
-	if len(left) != 1 {
-		t.Fatalf("AWS-05: got %d page tasks that are left, want one of the new page", len(left))
-	}
+	expect.MustLen(t, "AWS-05: the page tasks that are left, one of the new page", left, 1)
 	task, err := task.Decode(left[0].Body, func(t task.Page) int { return t.V })
 	if err != nil || task.Retries != 1 || len(task.Events) != 1 || task.Events[0].ID != "evt_new" {
 		t.Errorf("AWS-05: got %d retries of %d events, %v, want the first retry of the new page", task.Retries, len(task.Events), err)
@@ -477,9 +469,7 @@ func TestBatches(t *testing.T) {
 		}
 		dispatch, _ := r.firstAttempts("evt_1", "evt_2")
 		retries := append(slices.Clone(r.queues[queue.Slow]), message("poison", `"x"`), message("newer", `{"v":99}`))
-		if len(retries) != 4 {
-			t.Fatalf("%d retries, want two, the poison and the newer", len(retries)-2)
-		}
+		expect.MustLen(t, "the retries, the poison and the newer", retries, 4)
 		failed, err := dispatch.HandleSingles(t.Context(), retries)
 		if err != nil || len(failed) != 2 || !slices.Contains(failed, "newer") || slices.Contains(failed, "poison") {
 			t.Errorf("failed %v, error %v; want the newer one and the one that was broken off", failed, err)
@@ -526,16 +516,10 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 func TestGate(t *testing.T) {
 	g := &Gate{}
 	read := time.Now()
-	if !g.allows("a", read) {
-		t.Error("closed before anything ended")
-	}
+	expect.True(t, "it is open before anything ended", g.allows("a", read))
 	g.Close("a")
-	if g.allows("a", read) {
-		t.Error("open for what was read before the end")
-	}
-	if !g.allows("a", time.Now().Add(time.Nanosecond)) {
-		t.Error("closed for what was read after the end")
-	}
+	expect.True(t, "it is closed for subscriptions that were read before the end", !g.allows("a", read))
+	expect.True(t, "it is open for subscriptions that were read after the end", g.allows("a", time.Now().Add(time.Nanosecond)))
 }
 
 // The end of a subscription and its creation under the same id may reach the gate in the wrong order.

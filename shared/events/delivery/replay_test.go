@@ -49,9 +49,7 @@ func TestReplayOfEvents(t *testing.T) {
 		published(fmt.Sprint("elsewhere_", i), "globex", "main")
 	}
 	r.work()
-	if n := len(posted(r)); n != wanted+1 {
-		t.Fatalf("got posts of %d events, want %d", n, wanted+1)
-	}
+	expect.MustEqual(t, "the posted events", len(posted(r)), wanted+1)
 	r.posts = nil
 	r.now = time.UnixMicro(r.db.End())
 	replays := func() *deadletter.Replays { // of a new process
@@ -95,9 +93,7 @@ func TestReplayOfEvents(t *testing.T) {
 				second[at][e.ID] = true
 			}
 		}
-		if len(second) < wanted/rate {
-			t.Errorf("got all within %d seconds, want at least %d", len(second), wanted/rate)
-		}
+		expect.AtLeast(t, "the seconds in which all were sent", len(second), wanted/rate)
 		for at, ids := range second {
 			if len(ids) > 2*rate { // the last of a partition and the first of the next one share one
 				t.Errorf("got %d events at %v, want at most %d", len(ids), at, 2*rate)
@@ -112,9 +108,7 @@ func TestReplayOfEvents(t *testing.T) {
 		r.queues[queue.Events] = tasks
 		got := posted(r)
 		for i := range wanted {
-			if got[fmt.Sprint("evt_", i)] == 0 {
-				t.Errorf("evt_%d did not come", i)
-			}
+			expect.AtLeast(t, fmt.Sprintf("the posts of evt_%d", i), got[fmt.Sprint("evt_", i)], 1)
 		}
 		expect.Equal(t, "posts", len(got), wanted)
 	})
@@ -255,9 +249,7 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 		got := r.subscribe(func(ask *subscription.SubscribeRequest) {
 			ask.Cursor = r.sealer.Seal("default", eventlog.Cursor{At: before})
 		})
-		if !got.Truncated {
-			t.Error("the subscription is not truncated, although the client misses the events of the later release")
-		}
+		expect.True(t, "the subscription is truncated, because the client misses the events of the later release", got.Truncated)
 		check(t, r)
 	})
 	t.Run("OPS-05 an operator replays events", func(t *testing.T) {
@@ -299,9 +291,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 		expect.OK(t, expect.ErrOf(retry.DeadLetterLogItems(t.Context())))
 	}
 	letters := r.queues[queue.Dead]
-	if len(letters) != 1 {
-		t.Fatalf("%d dead letters were sent, want 1", len(letters))
-	}
+	expect.MustLen(t, "the dead letters", letters, 1)
 	l, err := queue.ParseDeadLetter(letters[0].Body)
 	if err != nil || l.Queue != "table:log" || l.Body != string(broken.Value) {
 		t.Errorf("the dead letter is %+v, %v; want the item of the table", l, err)
@@ -477,9 +467,7 @@ func TestAnIDIsPublishedAgain(t *testing.T) {
 			r.script = succeeds
 			r.run()
 			got := arrived(r, before)
-			if !strings.Contains(got, `{"ok":2}`) {
-				t.Errorf("got %q, want the second event in it", got)
-			}
+			expect.Contains(t, "the bodies", got, `{"ok":2}`)
 			if pending := was == state.Pending && reached != "was delivered by a retry"; pending != strings.Contains(got, `{"ok":1}`) {
 				t.Errorf("the first event was %s: got %q from the retries, want it in there: %v", was, got, pending)
 			}

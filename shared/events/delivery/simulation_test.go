@@ -103,9 +103,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 					waited += lag
 				}
 				n, _ := slices.BinarySearchFunc(w.attemptsTo(urls[0]), recovered, time.Time.Compare)
-				if n > c.atMost {
-					t.Errorf("%d attempts while it was down, want at most %d", n, c.atMost)
-				}
+				expect.AtMost(t, "the attempts while it was down", n, c.atMost)
 				var from time.Time
 				if c.paused {
 					from = recovered
@@ -116,9 +114,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 					t.Errorf("the recovered endpoint had %d attempts under way, %d a second, %d a minute, and %d under way while it was down, want at most 8, 16, 240 and %d", n, perSecond, perMinute, mostDown, mostHanging)
 				}
 				receives := float64(w.received) / waited.Hours()
-				if receives > c.perHour {
-					t.Errorf("%.2f messages of a delivery per hour, %d in all, want at most %v per hour", receives, w.received, c.perHour)
-				}
+				expect.AtMost(t, "the messages of a delivery per hour", receives, c.perHour)
 				t.Logf("%d attempts while it was down; the latest by %v; recovered: %d under way, %d a second, %d a minute; %.2f slow receives an hour of a delivery",
 					n, latest.Round(time.Millisecond), w.mostTo(urls[0]), perSecond, perMinute, receives)
 			})
@@ -231,9 +227,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 			at := w.send("e", 1, time.Minute)
 			for _, url := range others {
 				lags, missing := w.lags(url, at)
-				if missing > 0 {
-					t.Fatalf("hangs %v: %s has not got the event after a minute", hangs, url)
-				}
+				expect.MustEqual(t, fmt.Sprintf("hangs %v: events that %s misses after a minute", hangs, url), missing, 0)
 				last = max(last, lags[0])
 			}
 		})
@@ -727,9 +721,7 @@ func TestTheRateOfAnEndpoint(t *testing.T) {
 			for _, url := range urls {
 				lags := w.arrive(url, at, 0)
 				expect.Equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
-				if n := w.perSecond(url); n > 10 {
-					t.Errorf("%d attempts in a second, want at most 10", n)
-				}
+				expect.AtMost(t, "the attempts in a second", w.perSecond(url), 10)
 				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
 					t.Errorf("the last came after %v, want 17s to 45s, because 200 take 20 s at 10 a second", last)
 				}
@@ -761,9 +753,7 @@ func TestTheRateOfAnEndpoint(t *testing.T) {
 			time.Sleep(3 * time.Hour)
 			w.arrive(url, at, 0)
 			expect.Equal(t, "the dead letters", len(w.dead(t)), 0)
-			if n := w.perSecond(url); n > int(options.EndpointRate) {
-				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
-			}
+			expect.AtMost(t, "the attempts in a second", w.perSecond(url), int(options.EndpointRate))
 		})
 	})
 }
@@ -794,9 +784,7 @@ func TestSchedules(t *testing.T) {
 		} {
 			d := NewDispatcher(Config{DB: newRig(t).db, Options: tc.options})
 			for origin, want := range tc.want {
-				if got := d.outcomes.Schedules.ScheduleFor(origin); !slices.Equal(got, want) {
-					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
-				}
+				expect.List(t, fmt.Sprintf("%s: the schedule of %v", name, origin), d.outcomes.Schedules.ScheduleFor(origin), want)
 			}
 		}
 		if n, took := len(retry.EventsSchedule), retry.EventsSchedule.Total(); n != 5 || took > 15*m {
@@ -892,12 +880,8 @@ func TestADeadEventIsReplayed(t *testing.T) {
 			}
 			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 			r.drain(d, retry)
-			if job.Replayed == 0 {
-				t.Fatalf("got the replay %+v, want some replayed events", job)
-			}
-			if n := posted(r)["evt_1"] - before; n < first.posts {
-				t.Errorf("the event was posted %d times after the replay, want at least %d", n, first.posts)
-			}
+			expect.AtLeast(t, "the replayed events", job.Replayed, 1)
+			expect.AtLeast(t, "the posts after the replay", posted(r)["evt_1"]-before, first.posts)
 		})
 	}
 	t.Run("WHK-18 EVX-11 to a subscription that was created again with an older cursor", func(t *testing.T) {
@@ -914,9 +898,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.subscribeFrom(got.Cursor)
 		r.drain(d, retry)
 		for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
-			if posted(r)[id] == before[id] {
-				t.Errorf("%s was not delivered after the cursor", id)
-			}
+			expect.Differ(t, "the posts of "+id+" after the cursor", posted(r)[id], before[id])
 		}
 	})
 	t.Run("EVX-13 to a subscription that was created again, and the event is lost again: the gap is announced", func(t *testing.T) {

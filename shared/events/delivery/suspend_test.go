@@ -369,9 +369,7 @@ func (r *rig) round() {
 // back checks the number of retries in the slow queue.
 func (r *rig) back(t *testing.T, want int) {
 	t.Helper()
-	if n := len(r.queues[queue.Slow]); n != want {
-		t.Fatalf("%d retries came back, want %d", n, want)
-	}
+	expect.MustLen(t, "the retries that came back", r.queues[queue.Slow], want)
 }
 
 func TestRetriesSurviveDaysWithoutAServer(t *testing.T) {
@@ -424,9 +422,7 @@ func TestAnUndecodableDueEntryHoldsNothingUp(t *testing.T) {
 	if err != nil || slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil }) {
 		t.Errorf("an entry is still in the way, %v", err)
 	}
-	if n := len(r.queues[queue.Dead]); n != len(keys) {
-		t.Fatalf("%d dead letters, want %d", n, len(keys))
-	}
+	expect.MustEqual(t, "the dead letters", len(r.queues[queue.Dead]), len(keys))
 	l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
 	if err != nil || l.Queue != "table:deliveries" || l.Body != "{broken" || l.Reason == "" || !strings.HasPrefix(l.Message, "due#") {
 		t.Errorf("AWS-07: got %+v, %v", l, err)

@@ -247,9 +247,7 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 			}
 		}
 	}
-	if wrong > 0 {
-		t.Errorf("%d attempts came at a wrong time, want 0", wrong)
-	}
+	expect.Equal(t, "attempts at a wrong time", wrong, 0)
 	return latest
 }
 

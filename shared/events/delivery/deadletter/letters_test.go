@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -167,9 +166,7 @@ func TestDeadLettersOfBuses(t *testing.T) {
 		"eventbridge could not put it into the inbox: NO_PERMISSIONS: Access denied": "inbox",
 		"sns could not put it into the inbox":                                        "inbox", queue.ReasonReceives: "dead",
 	}
-	if !maps.Equal(reasons, want) {
-		t.Errorf("got the reasons %q, want %q", reasons, want)
-	}
+	expect.Map(t, "the reasons", reasons, want)
 	expect.Equal(t, "messages of the inbox", len(r.queues[queue.Inbox]), 2)
 }
 

@@ -2,7 +2,6 @@ package records
 
 import (
 	"encoding/json"
-	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -59,9 +58,7 @@ func TestRecordsAreEncodedAsTheirTagsSay(t *testing.T) {
 			var got, want map[string]any
 			expect.OK(t, json.Unmarshal(r.encode(), &got))
 			expect.OK(t, json.Unmarshal(expect.Value(json.Marshal(r))(t), &want))
-			if !maps.Equal(got, want) {
-				t.Errorf("got %v, want %v", got, want)
-			}
+			expect.Deep(t, "the record", got, want)
 		})
 	}
 }

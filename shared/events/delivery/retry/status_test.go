@@ -34,19 +34,11 @@ func TestStatusesOfOneEventToVeryMany(t *testing.T) {
 	if rest < 800 || rest > 1200 { // a thousand on average; four deviations are 120
 		t.Errorf("AWS-15 %d of about 16,000 further ones were written, want about a thousand", rest)
 	}
-	if !written("retried", true, at) {
-		t.Error("the success of a retry was not written")
-	}
+	expect.True(t, "the success of a retry is written", written("retried", true, at))
 	s.seen.Put("default#failing", seenStatus{written: at, failing: true})
-	if !written("failing", false, at) {
-		t.Error("the success after a failure was not written")
-	}
-	if written("failing", false, at.Add(time.Second)) {
-		t.Error("a status was written twice in a minute")
-	}
-	if !written("quiet", false, at.Add(time.Minute)) {
-		t.Error("the next minute has no budget of its own")
-	}
+	expect.True(t, "the success after a failure is written", written("failing", false, at))
+	expect.True(t, "a status is not written twice in a minute", !written("failing", false, at.Add(time.Second)))
+	expect.True(t, "the next minute has a budget of its own", written("quiet", false, at.Add(time.Minute)))
 }
 
 // A page writes the statuses of its attempts when all of them have ended. So a failure may read a status that lacks the success of another

@@ -2,7 +2,6 @@ package task
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -29,9 +28,7 @@ func TestAPageIsTheSameWithAndWithoutItsValue(t *testing.T) {
 	direct := expect.Value(DecodePage(queue.Message{Outgoing: out}))(t)
 	out.Value = nil
 	decoded := expect.Value(DecodePage(queue.Message{Outgoing: out}))(t)
-	if !reflect.DeepEqual(direct, decoded) {
-		t.Errorf("got %+v with the value, want %+v as without", direct, decoded)
-	}
+	expect.Deep(t, "the page with the value", direct, decoded)
 }
 
 func TestTasksFitIntoMessages(t *testing.T) {
@@ -47,9 +44,7 @@ func TestTasksFitIntoMessages(t *testing.T) {
 	found := 0
 	for _, p := range Pages("production", uri, subscription.Range{}, 1, events) {
 		found += len(p.Events)
-		if size := len(p.Encode()); size > queue.MaxBody {
-			t.Errorf("a task of %d events has %d bytes, and a message has room for %d", len(p.Events), size, queue.MaxBody)
-		}
+		expect.AtMost(t, fmt.Sprintf("the bytes of a task of %d events", len(p.Events)), len(p.Encode()), queue.MaxBody)
 	}
 	expect.Equal(t, "events in the tasks", found, many)
 }
