@@ -20,30 +20,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// Adapter says how a sender of webhooks is driven. This project's own server has one too, so that all senders
-// pass through the same code.
+// Adapter describes how to publish events to a sender of webhooks, and how to register endpoints with it. This project's own server
+// has an adapter too, so that all senders are measured with the same code.
 //
-// Texts may hold {{id}}, {{uri}}, {{n}} (the event's number) and {{payload}} (a JSON object) where an event is
-// published, and {{target}}, {{uri}} and {{n}} (the endpoint's number) where an endpoint is registered.
-// They are put in as they are.
+// The texts may contain variables. A publish request may contain {{id}}, {{uri}}, {{n}} (the event's number) and {{payload}} (a JSON
+// object). A registration may contain {{target}}, {{uri}} and {{n}} (the endpoint's number). Values are inserted without escaping.
 type Adapter struct {
 	Name    string  `yaml:"name"`
 	Publish Request `yaml:"publish"`
-	// Array says that the sender takes a JSON array of publish bodies in one request. Without it, a batch is
-	// a request for each event.
+	// Array is true if the sender accepts a JSON array of publish bodies in one request. Otherwise, a batch is sent as one request
+	// per event.
 	Array bool `yaml:"array"`
-	// Register is sent for each endpoint before the first event. Without it, they have to be registered
-	// beforehand: http://RECEIVER/endpoint/N for N from 0 to URIs × subscribers, for the URI N modulo URIs.
+	// Register is sent for each endpoint before the first event. If it is nil, register the endpoints with the sender before the run.
+	// Their URLs are http://RECEIVER/endpoint/N with N from 0 to URIs × subscribers - 1, and endpoint N subscribes to the URI with the
+	// number N modulo URIs.
 	Register *Request `yaml:"register"`
-	// Secret is a JSON pointer to the endpoint's secret in the answer to Register. With it, signatures
-	// are verified as Standard Webhooks.
+	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. If it is set, the receiver verifies one signature
+	// in 64. The signatures must have the format of Standard Webhooks.
 	Secret   string   `yaml:"secret"`
 	Received Received `yaml:"received"`
-	// PID is the sender's process, whose CPU time and memory are measured.
+	// PID is the id of the sender's process, whose CPU time and memory are measured. 0 means that they are not measured.
 	PID int `yaml:"pid"`
 }
 
-// Request is a POST.
+// Request is an HTTP POST request whose texts may contain variables, see [Adapter].
 type Request struct {
 	URL     string            `yaml:"url"`
 	Headers map[string]string `yaml:"headers"`
@@ -52,16 +52,17 @@ type Request struct {
 	sign *signature // nil if the sender wants none
 }
 
-// signature is a header with the HMAC-SHA256 of the body, in hex.
+// signature describes a header that contains a prefix and the HMAC-SHA256 of the request's body, in hexadecimal.
 type signature struct{ header, prefix, secret string }
 
-// Received says where a webhook carries the id that {{id}} had: in a header or at a JSON pointer into the body.
+// Received says where a webhook contains the event's id, which is the value of {{id}} in the publish request: in a header, or in the
+// body at a JSON Pointer.
 type Received struct {
 	Header  string `yaml:"header"`
 	Pointer string `yaml:"pointer"`
 }
 
-// ReadAdapter reads a file in YAML or JSON. Unknown members are refused.
+// ReadAdapter reads an adapter from a YAML or JSON file. It refuses unknown members.
 func ReadAdapter(file string) (Adapter, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -111,7 +112,7 @@ func headerLines(headers map[string]string) []string {
 	return lines
 }
 
-// template is a text with {{variables}}.
+// template is a text with variables such as {{id}}, split at the variables.
 type template []part
 
 type part struct{ text, variable string }
@@ -130,13 +131,13 @@ func parseTemplate(s string) template {
 	return t
 }
 
-// values of the variables.
+// values has the values of the variables in a [template].
 type values struct {
 	id, uri, payload, target string
 	n                        int
 }
 
-// append writes the text with values. A variable that is unknown stays as it is.
+// append appends the text to b, with the values in place of the variables. Unknown variables stay as they are.
 func (t template) append(b []byte, v values) []byte {
 	for _, p := range t {
 		b = append(b, p.text...)
@@ -159,7 +160,7 @@ func (t template) append(b []byte, v values) []byte {
 	return b
 }
 
-// request is a [Request] made ready: it is filled in for every event.
+// request is a [Request] with parsed texts, so that filling in the values of each event takes little time.
 type request struct {
 	url              template
 	fixed            *url.URL // if the URL has no variables
@@ -176,7 +177,8 @@ func (r Request) ready() *request {
 	return q
 }
 
-// post sends the request for one or, with array, for many.
+// post sends one HTTP request and returns the body of the answer. If array is true, the request's body is a JSON array with an element
+// for each of the values. Otherwise all has only one element.
 func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	target := q.fixed
 	if target == nil {
@@ -205,7 +207,7 @@ func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	return c.post(target, q.headers, q.content)
 }
 
-// text returns the string at a JSON pointer (RFC 6901), or "" if there is no string.
+// text returns the string at a JSON Pointer (RFC 6901) in a JSON document, or "" if there is no string.
 func text(doc []byte, pointer string) string {
 	var whole any
 	p, err := jsonpointer.Parse(pointer)
@@ -217,7 +219,7 @@ func text(doc []byte, pointer string) string {
 	return s
 }
 
-// own drives this project's server.
+// own returns the adapter for this project's server. server is the server's URL without a path.
 func own(server, token string) Adapter {
 	headers := map[string]string{}
 	if token != "" {

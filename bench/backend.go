@@ -29,7 +29,7 @@ func (b *backend) close() {
 	b.server.Close()
 }
 
-// changed announces a change of its tools on all streams, and tells how many there are.
+// changed announces a change of the backend's tools on all open streams, and returns the number of these streams.
 func (b *backend) changed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +94,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream notifies of changes until the other side goes.
+// stream sends a notification for each change of the backend's tools until the client disconnects.
 func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	changes := make(chan struct{}, 16)
 	b.mu.Lock()

@@ -19,14 +19,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// bothRevisions puts one backend behind the gateway twice, once in each revision. gatewayConfig adds a server with events.
+// bothRevisions is a configuration with the same backend twice: as b25 with revision 2025-11-25, and as b26 with revision 2026-07-28.
+// gatewayConfig also has a backend that sends events.
 const bothRevisions = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n"
 
 const gatewayConfig = bothRevisions + "  - {name: events, prefix: " + eventsPrefix + ", url: %q}\nquotas:\n  - {workspace: default, sessions: %d}\n"
 
-// Gateway puts a backend behind a server and measures what the gateway adds to a call and to its progress
-// messages, against the same calls to the backend itself, in turn; how long a change of the backend's tools takes to many streams;
-// what the gateway adds to an event of a backend; and the memory of idle sessions.
+// Gateway puts a backend behind a server, and measures:
+//
+//   - the time that the gateway adds to a call and to its progress messages (direct calls to the backend and calls through the gateway
+//     alternate),
+//   - how long a change of the backend's tools takes to reach many streams,
+//   - the time that the gateway adds to an event of a backend, and
+//   - the memory of idle sessions.
 func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) error {
 	if o.Server != "" || calls < 20 {
 		return fault.New(fault.Invalid, "--gateway measures a server of its own, with 20 --calls or more")
@@ -75,13 +80,15 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server in front of a backend. The name is empty for the server that is measured, and tells another one apart.
+// through is a server whose gateway is in front of a backend. name is empty for the server that [Gateway] measures. For the program of
+// [Options.Against], name is its label in the report.
 type through struct {
 	url, name string
 	backend   *backend
 }
 
-// against starts the other program of [Options.Against], with a backend of its own.
+// against starts the other program of [Options.Against], with a backend of its own. The caller must call end to stop both, also after an
+// error.
 func (o Options) against(ctx context.Context) (other through, end func(), err error) {
 	b := newBackend()
 	o.Data, o.Profile, o.Serve = "", "", append([]string{o.Against}, o.Serve[1:]...)
@@ -93,13 +100,13 @@ func (o Options) against(ctx context.Context) (other through, end func(), err er
 }
 
 const (
-	// warmCalls is the number of calls before the measured ones.
+	// warmCalls is the number of calls that are made before the measured calls, because the first calls are slower.
 	warmCalls = 50
-	// progressSteps is how many progress messages a call has whose progress is measured.
+	// progressSteps is the number of progress messages per call when progress messages are measured.
 	progressSteps = 20
 )
 
-// gateway measures the servers in turn, and returns the lines of the report.
+// gateway measures calls, progress messages and changes of tools for all servers, and returns the lines of the report.
 func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
 	progressCalls := calls / progressSteps // each takes as long as many calls without
@@ -165,7 +172,7 @@ func (o Options) gateway(ctx context.Context, servers []through, calls int) (rep
 	return report, nil
 }
 
-// compared describes the percentiles of both ways and their differences.
+// compared describes the percentiles of the times without the gateway (direct) and with it (over), and their differences.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)
@@ -176,7 +183,7 @@ func compared(direct, over []time.Duration) string {
 		p(over, 50)-p(direct, 50), p(over, 99)-p(direct, 99))
 }
 
-// toolCaller is a client of either revision.
+// toolCaller is an MCP client of revision 2025-11-25 or 2026-07-28 that calls one tool.
 type toolCaller struct {
 	url, tool string
 	header    http.Header
@@ -218,7 +225,8 @@ func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, err
 	return resp, fault.Wrap(fault.Unavailable, err, "call %s", c.url)
 }
 
-// call calls the tool and returns how long each of its progress messages took, or without steps the call.
+// call calls the tool, which sends the given number of progress messages (steps). It returns how long each progress message took to
+// arrive or, if steps is 0, how long the call took.
 func (c *toolCaller) call(ctx context.Context, steps int) (took []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
@@ -265,7 +273,8 @@ const (
 
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
-// changes opens many listens and measures how long a change of the backend's tools takes to all.
+// changes opens many streams, and measures how long a change of the backend's tools takes to reach all of them. It passes each line of the
+// report to say.
 func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
 	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()
@@ -302,12 +311,12 @@ const (
 	// eventsPrefix is the prefix of the backend with events.
 	eventsPrefix = "events_"
 	eventName    = "bench.tick"
-	// warmEvents is the number of events before the measured ones.
+	// warmEvents is the number of events that are published before the measured events, because the first events are slower.
 	warmEvents = 50
 )
 
-// backendEvents publishes events at a backend, one at a time, and compares how long each takes to a stream of the backend and to one of the
-// gateway.
+// backendEvents publishes events at a backend, one at a time. It compares how long each event takes to reach a stream of the backend and a
+// stream of the gateway, and returns the result for the report.
 func (o Options) backendEvents(ctx context.Context, backend *server, gateway string, count int) (string, error) {
 	direct, end, err := openStream(ctx, backend.url, eventName)
 	if err != nil {
@@ -372,7 +381,8 @@ func openStream(ctx context.Context, server, name string) (arrived <-chan time.T
 	return times, func() { _ = c.Close() }, err
 }
 
-// idleSessions begins sessions of 2025-11-25, each with a call to a backend, and measures their memory.
+// idleSessions starts sessions of revision 2025-11-25, makes a call to a backend in each, and measures how much memory the server needs for
+// the idle sessions. It returns a line for the report, or "" if count is 0.
 func (o Options) idleSessions(ctx context.Context, s *server, count int) (string, error) {
 	if count == 0 {
 		return "", nil

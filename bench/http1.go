@@ -54,7 +54,7 @@ func (m *message) read(r *bufio.Reader) error {
 	return m.readBody(r)
 }
 
-// framing reads the headers that say where the message ends.
+// framing reads a header line if it says where the message ends, or whether the connection stays open.
 func (m *message) framing(line []byte) (err error) {
 	switch value, name := header(line); {
 	case is(name, "content-length"):
@@ -133,7 +133,7 @@ type poster interface {
 	close()
 }
 
-// newPoster returns the poster for a client.
+// newPoster returns the poster for a value of [Shape.Client].
 func newPoster(client string) poster {
 	if client == ClientStd {
 		return stdPoster{&http.Client{Timeout: callTimeout, Transport: &http.Transport{MaxConnsPerHost: 1}}}
@@ -170,7 +170,7 @@ func (p stdPoster) post(target *url.URL, head, body []byte) ([]byte, error) {
 
 func (p stdPoster) close() { p.CloseIdleConnections() }
 
-// caller is a poster of our own. It opens its connection again when the server has closed it.
+// caller is the poster that uses the HTTP/1.1 code of this file. If the server has closed the connection, caller opens a new one.
 type caller struct {
 	conn   net.Conn
 	reader *bufio.Reader

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver takes webhooks at /endpoint/N, and takes them without ever answering at /hang/N.
+// receiver is an HTTP server that receives the webhooks. It answers requests to /endpoint/N, and never answers requests to /hang/N.
 type receiver struct {
 	std       bool // receive with net/http
 	listeners []net.Listener
@@ -34,7 +34,7 @@ type receiver struct {
 	served atomic.Int64 // webhooks that were received with net/http
 }
 
-// received is where webhooks are noted, and how their ids are found.
+// received is what the receiver needs during a run: the ledger in which it records webhooks, and where to find an event's id in them.
 type received struct {
 	*ledger
 	find  Received
@@ -44,7 +44,7 @@ type received struct {
 const (
 	endpointPath = "/endpoint/"
 	hangPath     = "/hang/"
-	// verifyEvery is of how many webhooks one signature is verified.
+	// The receiver verifies the signature of one webhook in verifyEvery. Verifying all of them would add much to the measured CPU time.
 	verifyEvery = 64
 )
 
@@ -54,7 +54,7 @@ func newReceiver(addr, client string) (*receiver, error) {
 	return r, err
 }
 
-// listen opens an origin and returns its URL.
+// listen makes the receiver listen on an additional address, and returns the URL of that address.
 func (r *receiver) listen(addr string) (origin string, err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 
 func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
 
-// close ends all connections, including the hanging ones.
+// close stops the receiver. It closes all connections, including connections with a request that hangs.
 func (r *receiver) close() {
 	for _, l := range r.listeners {
 		_ = l.Close()
@@ -107,7 +107,7 @@ func (r *receiver) letGo() {
 	r.hung = make(chan struct{})
 }
 
-// admit keeps a connection for close to end, unless close was first.
+// admit records a connection, so that the method close can close it. It returns false if close was called before.
 func (r *receiver) admit(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,7 +156,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// take notes a webhook and waits until it is time to answer. It reports false if there is no answer.
+// take records a webhook, and waits for the configured delay of the answer. verify says whether to check the signature. take returns
+// false if the receiver must close the connection without an answer, for example because the endpoint hangs.
 func (r *receiver) take(m *message, verify bool) bool {
 	at := time.Now()
 	if hangs(m.start()) {
@@ -176,7 +177,7 @@ func (r *receiver) take(m *message, verify bool) bool {
 	return r.wait(run.delay)
 }
 
-// wait waits before an answer. It reports false if the receiver closes meanwhile.
+// wait waits for the delay before an answer. It returns false if [receiver.close] or [receiver.letGo] is called during the wait.
 func (r *receiver) wait(delay time.Duration) bool {
 	if delay == 0 {
 		return true
@@ -202,7 +203,7 @@ func hangs(start []byte) bool {
 	return bytes.HasPrefix(path, []byte(hangPath))
 }
 
-// endpointOf returns N of "POST /endpoint/N HTTP/1.1".
+// endpointOf returns the endpoint's number N in a request line such as "POST /endpoint/N HTTP/1.1".
 func endpointOf(start []byte) (int, error) {
 	_, rest, _ := bytes.Cut(start, []byte(" "))
 	path, _, _ := bytes.Cut(rest, []byte(" "))
@@ -235,8 +236,7 @@ func (r *received) note(m *message, at time.Time, verify bool) {
 	}
 }
 
-// ledger knows of each delivery of a run whether it arrived and how long that took. Its methods may be called
-// concurrently.
+// ledger records for each delivery of a run whether it has arrived, and how long that took. Its methods may be called concurrently.
 type ledger struct {
 	prefix      string // of the ids of this run's events
 	subscribers int
@@ -267,11 +267,11 @@ func newLedger(prefix string, s Shape, secrets []string) *ledger {
 
 func (l *ledger) id(n int) string { return l.prefix + strconv.Itoa(n) }
 
-// publishing notes when event n is sent, or should have been: an event that waits because the server is slow
-// to accept those before it is late too.
+// publishing records when event n is sent or, with a fixed rate, when it should be sent. So if an event is sent late because the server
+// was slow to accept the previous events, the delay counts as part of the event's latency.
 func (l *ledger) publishing(n int, at time.Time) { l.sent[n].Store(int64(at.Sub(l.began))) }
 
-// arrive notes a webhook with the id at an endpoint. Webhooks of other runs are ignored.
+// arrive records that the event with the given id arrived at an endpoint. It ignores events of other runs.
 func (l *ledger) arrive(id []byte, endpoint int, at time.Time) {
 	text, ours := strings.CutPrefix(string(id), l.prefix)
 	if !ours {
@@ -313,7 +313,7 @@ func (l *ledger) latencies() []time.Duration {
 	return out
 }
 
-// percentile returns the smallest of the sorted values that at least p % of them do not exceed (nearest rank).
+// percentile returns the smallest of the sorted durations that is as long as, or longer than, at least p percent of them (nearest rank).
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

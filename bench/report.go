@@ -22,7 +22,7 @@ type Report struct {
 	Results []Result  `json:"results"`
 }
 
-// Machine is where it was measured.
+// Machine describes the machine on which the benchmark ran.
 type Machine struct {
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
@@ -32,7 +32,7 @@ type Machine struct {
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
-// Result holds the measurements of one sender with the shape. Times are in milliseconds.
+// Result holds the measurements of one sender under the load of [Report.Shape].
 type Result struct {
 	Sender  string `json:"sender"`
 	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
@@ -42,14 +42,15 @@ type Result struct {
 	PublishedPerSecond float64 `json:"publishedPerSecond"`
 	DeliveredPerSecond float64 `json:"deliveredPerSecond"` // first publish to last arrival
 
-	// CPU seconds, of the sender (nil if it cannot be told) and of driver and receiver; Per10k is both
-	// for 10,000 deliveries.
+	// SenderCPU and DriverCPU are the CPU times of the sender and of this process, which publishes and receives. CPUPer10k is the
+	// sum of both per 10,000 deliveries. The pointers are nil if the CPU time of the sender is unknown.
 	SenderCPU       *float64 `json:"senderCPUSeconds"`
 	DriverCPU       float64  `json:"driverCPUSeconds"`
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
-	// SourceRatio is how many times the CPU of this result, which published directly, the source before it took.
+	// SourceRatio is set if the previous result is for events from a source, and this one for the same events from POST /events. It
+	// is the sender's CPU time per delivery in the previous result, divided by the sender's CPU time per delivery in this result.
 	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
 	Latency Latency `json:"latencyMillis"` // publish to arrival
@@ -66,7 +67,7 @@ type Result struct {
 	all []time.Duration
 }
 
-// Latency are percentiles, by nearest rank.
+// Latency has percentiles of the latencies, in milliseconds and by nearest rank.
 type Latency struct {
 	P50 float64 `json:"p50"`
 	P90 float64 `json:"p90"`
@@ -86,7 +87,7 @@ func newReport(o Options) Report {
 	return Report{At: time.Now().UTC().Truncate(time.Second), Shape: o.Shape, Machine: m}
 }
 
-// sample holds the counters at one moment.
+// sample holds the CPU seconds of the driver and the sender, and the counters of the sender's store, at one moment.
 type sample struct {
 	driver, sender float64
 	store          *storeCounts
@@ -128,7 +129,7 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Err says what is wrong with the results, if anything is.
+// Err returns an error if deliveries were lost, had wrong signatures, or arrived at an endpoint that did not subscribe to the event.
 func (r Report) Err() error {
 	for _, x := range r.Results {
 		if x.Lost > 0 || x.Forged > 0 || x.Strange > 0 {
@@ -139,7 +140,8 @@ func (r Report) Err() error {
 	return nil
 }
 
-// WriteTo writes a report to a file; an empty name writes nothing, - to the standard output.
+// WriteTo calls f with a writer to the file with the given name. If the name is -, f writes to standard output. If the name is empty,
+// WriteTo does nothing.
 func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
 	switch name {
 	case "":
@@ -158,14 +160,15 @@ func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
 	return fault.Wrap(fault.Unavailable, file.Close(), "write the results")
 }
 
-// WriteJSON writes the report for machines.
+// WriteJSON writes the report as JSON, for programs.
 func (r Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(r)
 }
 
-// ratio describes how much longer the slowest hundredth of the deliveries takes. Lost deliveries have no latency.
+// ratio describes how many times longer the 99th percentile of the latency is with hanging endpoints than without. It is unknown if
+// deliveries were lost, because a lost delivery has no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"
@@ -173,7 +176,7 @@ func ratio(with, without Result) string {
 	return fmt.Sprintf("%.2f", with.Latency.P99/without.Latency.P99)
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report as text, for people.
 func (r Report) WriteText(w io.Writer) error {
 	var err error
 	say := func(format string, args ...any) {
@@ -217,10 +220,10 @@ func (r Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// percentiles of the chart, from the middle to the rarest.
+// percentiles are the percentiles on the horizontal axis of the chart, from the median to the maximum.
 var percentiles = []float64{50, 75, 90, 95, 99, 99.9, 100}
 
-// WriteSVG draws how long deliveries took, a line for each result.
+// WriteSVG draws a chart of the latencies by percentile, with a line for each result.
 func (r Report) WriteSVG(w io.Writer) error {
 	c := chart.Chart{
 		Title: "Publish to arrival: " + r.Shape.String(), TitleStyle: chart.Style{FontSize: 10},

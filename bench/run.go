@@ -1,12 +1,12 @@
-// Package bench measures senders of webhooks: this project's server, which it starts as a process of its own,
-// and others through an [Adapter], all with one driver and one receiver, so that figures of one run compare.
+// Package bench measures senders of webhooks: this project's server, which it starts as a separate process, and other senders through an
+// [Adapter]. The same driver publishes to all of them, and the same receiver receives their webhooks, so that results can be compared.
 //
 //	driver ── POST, --publishers connections ──▶ server under test ── webhooks ──▶ receiver ──▶ ledger
 //	  └── when was event n sent? ─────────────────────────────────────────────────────────────────┘
 //
-// The driver and the receiver are in every figure that counts both sides, so they do little: they speak HTTP/1.1
-// by themselves over connections that stay open, and verify one signature in 64. Read [Shape], then [Run].
-// What streams and the gateway cost is measured in streams.go and gateway.go.
+// The CPU time per 10,000 deliveries includes the driver and the receiver, so they do little work: they have their own HTTP/1.1 code, keep
+// connections open, and verify only one signature in 64. Read [Shape] first, then [Run]. streams.go and gateway.go measure streams and the
+// gateway.
 package bench
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// Options say what is measured.
+// Options configure a benchmark.
 type Options struct {
 	Shape
 	Serve    []string      // the program and arguments that start a server; flags are added
@@ -57,7 +57,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// report has something measured with a receiver.
+// report starts a receiver, calls measure with it, and returns the report with the results that measure has added.
 func (o Options) report(ctx context.Context, measure func(context.Context, *receiver, *Report) error) (Report, error) {
 	report := newReport(o)
 	if err := o.check(); err != nil {
@@ -74,7 +74,8 @@ func (o Options) report(ctx context.Context, measure func(context.Context, *rece
 	return report, err
 }
 
-// measure measures an adapter; the zero one is this project's server.
+// measure measures the sender of an adapter, and adds the results to the report. For the zero Adapter, it starts this project's server and
+// measures that.
 func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Report) (err error) {
 	s := &server{pid: a.PID}
 	if a.Name == "" {
@@ -99,7 +100,7 @@ func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Re
 	return p.run(ctx, report)
 }
 
-// pass is one measurement of one sender.
+// pass holds the parts of a benchmark of one sender.
 type pass struct {
 	options  Options
 	adapter  Adapter
@@ -141,7 +142,8 @@ func (p *pass) registerHanging(ctx context.Context) error {
 	}, func(int, []byte) error { return nil })
 }
 
-// register registers endpoints on eight connections.
+// register registers count endpoints over eight connections. endpoint returns the values for the registration of endpoint i, and answered
+// gets the sender's answer to it.
 func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
 	if p.adapter.Register == nil {
 		return nil
@@ -177,7 +179,7 @@ func together(ctx context.Context, n int, f func(context.Context) error) error {
 	return all.Wait()
 }
 
-// trailing is how long after the last arrival the CPU is still counted: what a server puts off is part of its work.
+// trailing is how long the CPU time is still measured after the last arrival, because a server may postpone some of its work.
 const trailing = 500 * time.Millisecond
 
 var runs atomic.Int64
@@ -214,7 +216,7 @@ func (p *pass) name() string {
 	return p.adapter.Name
 }
 
-// publish sends all events.
+// publish publishes all events, and records in the ledger when each is sent.
 func (p *pass) publish(ctx context.Context, l *ledger) error {
 	o := p.options
 	payload := o.filler()
@@ -284,7 +286,8 @@ func until(ctx context.Context, at time.Time) error {
 	return periodic.Sleep(ctx, time.Until(at))
 }
 
-// Shape is a load: what is published, how fast, and who subscribes. A figure means nothing without it.
+// Shape describes a load: how many events are published, how fast, and how many endpoints subscribe. Results can only be compared if they
+// have the same Shape.
 type Shape struct {
 	Events      int  `json:"events"`
 	Batch       int  `json:"batch"`       // events per request
@@ -294,8 +297,8 @@ type Shape struct {
 	Subscribers int  `json:"subscribers"` // for each URI
 	Payload     int  `json:"payload"`     // bytes
 	Latency     bool `json:"latency"`     // one event at a time; the next when it has arrived everywhere
-	// Hang is how many endpoints take requests and never answer. Each subscribes to every URI, at the origin
-	// of the healthy endpoints or, with HangOrigin, each at an origin of its own. They count for nothing themselves.
+	// Hang is the number of additional endpoints that receive requests and never answer. Each of them subscribes to every URI. They
+	// have the origin of the healthy endpoints or, with HangOrigin, each an origin of its own. No result counts deliveries to them.
 	Hang       int  `json:"hang"`
 	HangOrigin bool `json:"hangOrigin"`
 	// AnswerDelay is how long the healthy endpoints take to answer.
@@ -310,7 +313,7 @@ const (
 	ClientStd = "net/http" // Go's, for a comparison that others can repeat with their own programs
 )
 
-// maxDeliveries bounds what one run keeps in memory about its deliveries, four bytes each.
+// maxDeliveries limits the deliveries of a run, because the ledger keeps four bytes in memory for each.
 const maxDeliveries = 100_000_000
 
 func (s Shape) check() error {
@@ -343,7 +346,7 @@ func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
 
 func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }
 
-// due returns the time at which to send the request with event n.
+// due returns the time at which to send the request that begins with event n, so that events are published at the shape's rate.
 func (s Shape) due(started time.Time, n int) time.Time {
 	return started.Add(time.Duration(float64(n) / float64(s.Rate) * float64(time.Second)))
 }
@@ -355,7 +358,7 @@ func (s Shape) filler() string {
 	return fmt.Sprintf(`{"filler":"%x"}`, b)
 }
 
-// String says the shape as a person would.
+// String describes the shape in words, for example "20000 events, batch 1, …".
 func (s Shape) String() string {
 	speed := "as fast as possible"
 	switch {

@@ -31,15 +31,17 @@ const catalog = `events:
       properties: {filler: {type: string}}
 `
 
-// server is the one that is measured. If it was there before, only its URL is known.
+// server is the process that is measured. If the benchmark did not start it, only url is set (for [Options.Server]) or only pid (for the
+// sender of an [Adapter]).
 type server struct {
 	url, debug string
 	pid        int
 	stop       func()
 }
 
-// start runs the serve command with a database in o.Data, or in a temporary directory, on a free port, and with a
-// configuration file of that content unless it is empty. With o.Server it is that one.
+// start starts the serve command on a free port, with a database in o.Data or, if that is empty, in a temporary directory. The server gets
+// a configuration file with the content of config, unless that is empty, and the flags in more. If o.Server is set, start returns that
+// server and starts no other.
 func (o Options) start(ctx context.Context, config string, more ...string) (*server, error) {
 	if o.Server != "" {
 		return &server{url: o.Server, stop: func() {}}, nil
@@ -131,7 +133,7 @@ type storeCounts struct {
 	Written        int64 `json:"written_bytes"`
 }
 
-// counts reads the store's counters; nil if the server shows none.
+// counts returns the counters of the server's store, or nil if the server does not show them.
 func (s *server) counts(ctx context.Context) *storeCounts {
 	var vars struct{ Database *storeCounts }
 	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)

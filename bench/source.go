@@ -42,7 +42,8 @@ const (
 		`"sender":"octocat","sha":"{{id}}","state":"open","title":"Mend the search","url":"https://github.com/acme/0/pull/{{n}}"}`
 )
 
-// Source measures both ways for a request of 1 KB, and for one of 20 KB as GitHub sends it.
+// Source measures events from a source and the same events from POST /events. It does so for requests of 1 KB, and for requests of 20 KB,
+// such as GitHub sends.
 func Source(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		if o.Server != "" || o.URIs != 1 || o.Batch != 1 || o.Hang != 0 {
@@ -67,7 +68,7 @@ func Source(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// compareSource measures the source, and then the events that it made.
+// compareSource measures requests with the given body to the source, and then POST /events with the events that result from such requests.
 func (p *pass) compareSource(ctx context.Context, body string, report *Report) error {
 	direct := own(p.server.url, "")
 	source := direct

@@ -20,11 +20,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// quiet is how long the CPU of quiet streams is measured.
+// quiet is how long the server's CPU time is measured while the streams are open and no event is published.
 const quiet = 20 * time.Second
 
-// Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet
-// and how long one event takes to reach all.
+// Streams opens count streams (subscriptions/listen) of the shape's URIs. It measures the server's memory and CPU time while no event is
+// published, and how long one event takes to reach all streams of its URI.
 func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -61,7 +61,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
 	grown := memory(pid, "VmRSS") - before
 
-	// The first event also warms what is only needed then.
+	// Publish several events, because the first one is slower than the others.
 	times := make([]time.Duration, 0, 5)
 	for n := range cap(times) {
 		published := time.Now()
@@ -88,7 +88,8 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	return nil
 }
 
-// StreamLatency opens one listen and measures how long events take to it, one at a time.
+// StreamLatency opens one stream (subscriptions/listen), publishes events one at a time, and measures how long each takes to reach the
+// stream.
 func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -162,8 +163,8 @@ func (p *publisher) publish(n int) error {
 // listensAtOnce is the number of streams that are opened concurrently.
 const listensAtOnce = 64
 
-// listens opens count streams, each with its filter, and sends the arrival times of messages with the method until end is
-// called. It counts the opened streams.
+// listens opens count streams. filter returns the filter of stream i. Until the caller calls end, the channel arrived receives the arrival
+// time of each message with the given method. listens increments opened for each stream that it has opened.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)
@@ -190,7 +191,7 @@ func listens(ctx context.Context, server string, count int, method string, filte
 	}, err
 }
 
-// updates opens count streams of the shape's URIs in turn.
+// updates opens count streams, each for one of the shape's URIs in turn. See [listens].
 func (o Options) updates(ctx context.Context, s *server, count int, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	return listens(ctx, s.url, count, "notifications/resources/updated", func(i int) string {
 		return fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, o.uri(i))
@@ -225,7 +226,7 @@ func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *
 	}
 }
 
-// follow says when a message of the method arrives, until the stream ends.
+// follow sends the arrival time of each message with the given method to the channel arrived, until the stream ends.
 func follow(r *bufio.Reader, method string, arrived chan<- time.Time) {
 	update := []byte(method)
 	for {

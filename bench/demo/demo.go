@@ -1,5 +1,5 @@
-// Package demo shows one event going every way, with times: two webhooks and two streams, each subscribed
-// to as an application would, by package client.
+// Package demo publishes one event and prints when it arrives at two webhooks and two streams. It subscribes with package client, as an
+// application would.
 package demo
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// What the demo publishes, and the event type of that.
+// The event that the demo publishes, and a catalog with its event type.
 const (
 	demoName   = "github.pull_request"
 	demoURI    = "event://github/acme/website/pull_request"
@@ -40,7 +40,7 @@ events:
 `
 )
 
-// Options say what is shown.
+// Options configure [Run].
 type Options struct {
 	Agent   string        // what the demo calls itself to the server
 	Timeout time.Duration // longest run
@@ -48,8 +48,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Run starts a server in this process with its data in a temporary directory, subscribes in four ways,
-// publishes one event and tells when it arrived where. It fails unless it arrived everywhere.
+// Run starts a server in this process with its data in a temporary directory, subscribes in four ways, publishes one event, and
+// prints when the event arrives at each subscription. Run returns an error unless the event arrives at all of them.
 func Run(ctx context.Context, o Options) error {
 	dir, err := os.MkdirTemp("", "mcpevents-demo-")
 	if err != nil {
@@ -84,10 +84,10 @@ func Run(ctx context.Context, o Options) error {
 	return cmp.Or(err, fault.Wrap(fault.Unavailable, d.unwritten, "print"))
 }
 
-// endTimeout bounds the server's shutdown.
+// endTimeout limits how long the server's shutdown may take.
 const endTimeout = 5 * time.Second
 
-// demo is one run.
+// demo is the state of one call of [Run].
 type demo struct {
 	out   io.Writer
 	log   *slog.Logger
@@ -101,15 +101,14 @@ type demo struct {
 	unwritten error      // the first failure to write to out
 }
 
-// arrival is the event at the end of one way.
+// arrival records that an event arrived at the subscription with the name way.
 type arrival struct {
 	way string
 	at  time.Time
 	ev  client.Event
 }
 
-// say tells a step with its time: since the event was published, or before that
-// since the start.
+// say prints a step of the demo and its time: the time since the event was published or, before that, the time since the demo began.
 func (d *demo) say(step, format string, args ...any) { d.sayAt(time.Now(), step, format, args...) }
 
 func (d *demo) sayAt(at time.Time, step, format string, args ...any) {
@@ -129,7 +128,7 @@ func (d *demo) title(text string) {
 	d.print("\n%s\n", text)
 }
 
-// print writes to the output. The caller holds the lock.
+// print writes to the output and keeps the first error. The caller holds the lock.
 func (d *demo) print(format string, args ...any) {
 	_, err := fmt.Fprintf(d.out, format, args...)
 	d.unwritten = cmp.Or(d.unwritten, err)
@@ -184,14 +183,15 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// way is a way to receive the event.
+// way is one of the four ways in which the demo receives the event.
 type way struct {
 	name, revision string
 	does           string // what to print when the server has accepted the subscription
 	options        client.SubscribeOptions
 }
 
-// subscribe receives in one way until end is called. Failed receives the error of a subscription that ends before.
+// subscribe subscribes in one way and receives events until the caller calls end. If the subscription ends with an error, subscribe
+// sends the error to the channel failed.
 func (d *demo) subscribe(ctx context.Context, w way, failed chan<- error) (end func(), err error) {
 	hooks := &client.Handler{Log: d.log}
 	stop := func() {}
@@ -274,7 +274,7 @@ func (d *demo) await(ctx context.Context, id string, missing []string, failed <-
 	return nil
 }
 
-// account says what arrived.
+// account describes a received event for the output.
 func account(r client.Event) string {
 	var action struct {
 		Action string `json:"action"`
