@@ -28,7 +28,7 @@ type consentFlags struct {
 	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace. The key then needs the scope consent:manage. Default: the principal of the key."`
 }
 
-// ConsentListCmd lists providers.
+// ConsentListCmd lists the context providers, and whether each has consent.
 type ConsentListCmd struct{ consentFlags }
 
 // consentChange holds the flags and the argument of the commands that change consent.

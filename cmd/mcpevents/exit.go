@@ -59,7 +59,7 @@ var plainMessages = []struct {
 	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
 }
 
-// usage prints an error in the arguments and the command whose --help explains them.
+// usage prints an error in the arguments, names the command whose --help explains them, and returns the exit code.
 func usage(w io.Writer, err error) int {
 	if isOutputError(err) { // of --help
 		return report(w, err)

@@ -88,7 +88,7 @@ Examples:
   mcpevents listen --name ci.build_finished  receive events from it
   mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'`
 
-// footer follows the list of commands.
+// footer is printed after the list of commands in the help of the program.
 const footer = `
 You can set every flag with the environment variable that is shown with it.
 
@@ -435,7 +435,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	return t.Serve(ctx, name, version, g.in, g.out)
 }
 
-// open opens a file. What names the kind of the file in errors, for example "catalog".
+// open opens a file. The parameter what is the kind of the file for error messages, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -42,7 +42,7 @@ type ServeCmd struct {
 // webhook may take by default. Service managers allow 30 s or more, and a server that is killed earlier loses no event.
 const longestDrain = 20 * time.Second
 
-// Run serves until SIGINT or SIGTERM, then drains.
+// Run serves until SIGINT or SIGTERM, and then shuts the server down gracefully.
 func (c *ServeCmd) Run(g *Globals) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // first of all, because SIGHUP ends a program that does not handle it
