@@ -122,7 +122,7 @@ type MissingScopes struct {
 	prefix string   // see [Principal.ScopePrefix]
 }
 
-// LacksScope reports whether [Principal.Require] returned the error.
+// LacksScope reports whether err is an error of [Principal.Require], because the caller lacks a scope.
 func LacksScope(err error) bool {
 	_, ok := fault.DataOf(err).(MissingScopes)
 	return ok
@@ -157,7 +157,7 @@ func (n none) Authenticate(context.Context, http.Header) (Principal, error) { re
 // Mode is the value of --auth.
 type Mode string
 
-// The modes.
+// The modes in which a server authenticates callers.
 const (
 	ModeNone Mode = "none"
 	ModeKeys Mode = "keys"

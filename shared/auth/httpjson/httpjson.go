@@ -55,8 +55,8 @@ type Answer struct {
 	Body   any
 }
 
-// Serve calls serve and writes its result as JSON with the status. If the result is an [Answer], it has its own status. If it is an
-// [http.Handler], it writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
+// Serve calls the function serve and writes its result as JSON with the status. An [Answer] replaces the status with its own. An
+// [http.Handler] writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
 // [Responder.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
 // error, because on Lambda it would otherwise end the process.
 func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
@@ -80,7 +80,7 @@ func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, se
 	writeJSON(w, status, "application/json", body)
 }
 
-// allowed is the data of [NotAllowed].
+// allowed is the data of an error from [NotAllowed]: the HTTP methods for the header Allow.
 type allowed struct {
 	Methods string `json:"allow"`
 }

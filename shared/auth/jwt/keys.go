@@ -33,7 +33,7 @@ const (
 	pause = 5 * time.Second
 	// retry is the pause after a failed fetch while the old keys are still usable.
 	retry = 30 * time.Second
-	// patience limits a fetch, including the metadata.
+	// patience limits how long a fetch of an issuer's keys may take, including a fetch of the issuer's metadata.
 	patience = 5 * time.Second
 )
 
