@@ -52,7 +52,7 @@ type Server struct {
 }
 
 // Endpoint returns the URL of an endpoint. It appends the path, e.g. /mcp, unless the server's URL already has a path. It fails
-// if the URL is that of another endpoint of this project.
+// if the server's URL ends with the path of another endpoint of this project, e.g. /events instead of /mcp.
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -131,7 +131,8 @@ func (s Server) Do(ctx context.Context, method, url string, header http.Header, 
 	return s.DoRead(ctx, method, url, header, body, func(resp *http.Response) ([]byte, error) { return io.ReadAll(resp.Body) })
 }
 
-// endTime and maxEnd limit how long, and for how many bytes, [Server.DoRead] waits for the end of a body.
+// endTime and maxEnd limit how long, and for how many bytes, [Server.DoRead] waits for the end of a body, so that the connection can
+// be reused.
 const (
 	endTime = 20 * time.Millisecond
 	maxEnd  = 16 << 10

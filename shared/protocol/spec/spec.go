@@ -35,7 +35,7 @@ func (v Version) Stateless() bool { return v >= V20260728 }
 // Known reports whether this server speaks the revision.
 func (v Version) Known() bool { return slices.Contains(Versions, v) }
 
-// The methods.
+// The methods of requests that clients send to servers.
 const (
 	MethodInitialize   = "initialize"
 	MethodPing         = "ping"
@@ -73,7 +73,7 @@ const (
 	MethodRoots  = "roots/list"
 )
 
-// The notifications.
+// The methods of notifications, except for the notifications of an events/stream.
 const (
 	NoteInitialized     = "notifications/initialized"
 	NoteAcknowledged    = "notifications/subscriptions/acknowledged"
@@ -217,7 +217,7 @@ const (
 	HeaderName      = "Mcp-Name"
 	HeaderSession   = "Mcp-Session-Id"
 	HeaderLastEvent = "Last-Event-Id"
-	// HeaderParameter begins the headers that repeat a tool's arguments (2026-07-28, Custom Headers from Tool Parameters).
+	// HeaderParameter is the prefix of the headers that repeat the arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
 	HeaderParameter = "Mcp-Param-"
 )
 
