@@ -38,10 +38,7 @@ func TestOnLocalAWS(t *testing.T) {
 		name string
 		hold func(*testing.T)
 	}{ // the longest ones are first, so that they do not end long after the others
-		{"admin and commands", func(t *testing.T) {
-			operating(t, target, 5*time.Second, func() []string { return aws.Items(t) })
-			commanding(t, target)
-		}},
+		{"admin", func(t *testing.T) { operating(t, target, 5*time.Second, func() []string { return aws.Items(t) }) }},
 		{"follow", func(t *testing.T) { following(t, target) }},
 		{"subscribe", func(t *testing.T) { subscribing(t, target) }},
 		{"subscription resources", func(t *testing.T) { subscriptionResources(t, target) }},

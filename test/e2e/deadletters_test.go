@@ -138,22 +138,6 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 			})
 		})
 	})
-	t.Run("OPS-04 a replay without a queue is for webhooks", func(t *testing.T) {
-		var count struct{ Count int }
-		o.callAs(operator, "POST", "replays", `{"select":{},"dryRun":true}`, http.StatusOK, &count)
-		expect.Equal(t, "the count", count.Count, 0)
-	})
-	t.Run("OPS-08 the audit trail has each retry and its caller", func(t *testing.T) {
-		var trail struct{ Items []object }
-		o.callAs(operator, "GET", "audit?limit=100", "", http.StatusOK, &trail)
-		by := map[any]any{}
-		for _, e := range trail.Items {
-			by[e["action"]] = e["by"]
-		}
-		if by["dead-letter.retry"] != operator || by["replay.start"] != operator {
-			t.Errorf("got %v", by)
-		}
-	})
 }
 
 // TestStoryOfAnOutage plays a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the

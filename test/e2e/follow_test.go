@@ -359,27 +359,4 @@ func ranges(t *testing.T, s *harness.Target) {
 			}
 		})
 	}
-	t.Run("RCH-09 inputSchema shows where ranges are allowed, and they are accepted only there", func(t *testing.T) {
-		var list struct {
-			Events []struct {
-				Name        string
-				InputSchema struct {
-					Properties map[string]struct{ AnyOf []struct{ Properties object } }
-				}
-			}
-		}
-		c.Call(t, "events/list", nil, &list)
-		for _, e := range list.Events {
-			for _, argument := range []string{"total", "at", "note"} {
-				shown := false
-				for _, alternative := range e.InputSchema.Properties[argument].AnyOf {
-					shown = shown || alternative.Properties["$gte"] != nil
-				}
-				expect.Equal(t, "a range is shown for "+argument, shown, argument != "note")
-			}
-		}
-		for _, arguments := range []object{{"note": object{"$gte": "a"}}, {"total": object{"$gte": "100"}}, {"total": object{}}, {"total": object{"$gte": 500, "$lt": 100}}, {"at": object{"$gte": "today"}}} {
-			c.Refused(t, -32602, "events/poll", object{"name": "order.placed", "arguments": arguments})
-		}
-	})
 }
