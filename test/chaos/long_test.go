@@ -267,7 +267,7 @@ func (c *chaos) publish(ctx context.Context, r *rand.Rand) {
 		if r.IntN(4) == 0 {
 			n = 2 + r.IntN(9)
 		}
-		if !wait(ctx, time.Duration(r.ExpFloat64()*float64(n*publishers)/float64(c.rate)*float64(time.Second))) {
+		if !harness.Sleep(ctx, time.Duration(r.ExpFloat64()*float64(n*publishers)/float64(c.rate)*float64(time.Second))) {
 			return
 		}
 		c.send(c.book.take(n, ""))
@@ -288,23 +288,6 @@ func (c *chaos) send(events []event) {
 		return err
 	})
 }
-
-// wait waits, and reports false if ctx ends before.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// about returns a random time between half and one and a half of d.
-func about(r *rand.Rand, d time.Duration) time.Duration { return d/2 + upTo(r, d) }
-
-func upTo(r *rand.Rand, d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
 
 // count adds one to n and notes the fault for the history of events that are lost.
 func (c *chaos) count(n *int, text string) {
@@ -339,7 +322,7 @@ func (c *chaos) history(e event, l *ledger, accepted time.Time) string {
 }
 
 func (c *chaos) killServers(ctx context.Context, r *rand.Rand) {
-	for wait(ctx, about(r, c.pause)) {
+	for harness.Sleep(ctx, harness.About(r, c.pause)) {
 		if err := c.kill(r); err != nil {
 			c.t.Errorf("a server does not end or start again: %v", err)
 			return
@@ -350,8 +333,8 @@ func (c *chaos) killServers(ctx context.Context, r *rand.Rand) {
 
 // killClients kills listeners. Sometimes a listener stays away for longer than its retry schedule.
 func (c *chaos) killClients(ctx context.Context, r *rand.Rand) {
-	for wait(ctx, about(r, 8*time.Second)) {
-		away := upTo(r, 5*time.Second)
+	for harness.Sleep(ctx, harness.About(r, 8*time.Second)) {
+		away := time.Duration(r.Int64N(int64(5 * time.Second)))
 		if r.IntN(15) == 0 {
 			away = min(3*time.Minute, c.length/4)
 		}
@@ -363,11 +346,11 @@ func (c *chaos) killClients(ctx context.Context, r *rand.Rand) {
 
 // breakEndpoints has the endpoints that fail at times fail for seconds, each in a random way.
 func (c *chaos) breakEndpoints(ctx context.Context, r *rand.Rand) {
-	for wait(ctx, about(r, 5*time.Second)) {
+	for harness.Sleep(ctx, harness.About(r, 5*time.Second)) {
 		name := fmt.Sprintf("webhook-that-fails-at-times-%d", r.IntN(regions))
 		c.door.fail(name, randomWay(r))
 		c.count(&c.breaks, name+" fails")
-		if !wait(ctx, about(r, 8*time.Second)) {
+		if !harness.Sleep(ctx, harness.About(r, 8*time.Second)) {
 			break
 		}
 		c.door.fail(name, nil)
@@ -384,11 +367,11 @@ func randomWay(r *rand.Rand) http.HandlerFunc {
 
 // outage has two endpoints fail for longer than a retry schedule, one after the other.
 func (c *chaos) outage(ctx context.Context, r *rand.Rand) {
-	for n := 0; wait(ctx, min(time.Minute, c.length/8)); n++ {
+	for n := 0; harness.Sleep(ctx, min(time.Minute, c.length/8)); n++ {
 		name := []string{outageName, hookName}[n%2]
 		c.door.fail(name, randomWay(r))
 		c.count(&c.breaks, name+" fails")
-		more := wait(ctx, min(3*time.Minute, c.length/4))
+		more := harness.Sleep(ctx, min(3*time.Minute, c.length/4))
 		c.door.fail(name, nil)
 		if !more {
 			return
@@ -398,7 +381,7 @@ func (c *chaos) outage(ctx context.Context, r *rand.Rand) {
 
 // changeCatalog adds an event type, publishes events of it immediately, and removes types that were added long before.
 func (c *chaos) changeCatalog(ctx context.Context, r *rand.Rand) {
-	for n := 1; wait(ctx, about(r, min(20*time.Second, c.length/3))); n++ {
+	for n := 1; harness.Sleep(ctx, harness.About(r, min(20*time.Second, c.length/3))); n++ {
 		if err := c.setCatalog(chaosCatalog(n)); err != nil {
 			if ctx.Err() == nil {
 				c.t.Errorf("change the catalog: %v", err)
@@ -414,7 +397,7 @@ func (c *chaos) changeCatalog(ctx context.Context, r *rand.Rand) {
 
 // progress logs each minute how far the run is.
 func (c *chaos) progress(ctx context.Context, _ *rand.Rand) {
-	for began := time.Now(); wait(ctx, time.Minute); {
+	for began := time.Now(); harness.Sleep(ctx, time.Minute); {
 		c.t.Logf("%s after %v: %s", c.target.Name, time.Since(began).Round(time.Second), c.summary())
 	}
 }
@@ -442,7 +425,7 @@ const (
 func (c *chaos) settle() {
 	c.t.Logf("%s has published: %s", c.target.Name, c.summary())
 	began, changed, logged, last := time.Now(), time.Now(), time.Now(), -1
-	for time.Since(changed) < stillness && time.Since(began) < longestSettling && wait(c.t.Context(), 3*time.Second) {
+	for time.Since(changed) < stillness && time.Since(began) < longestSettling && harness.Sleep(c.t.Context(), 3*time.Second) {
 		left, arrived := 0, 0
 		for _, l := range c.consumers {
 			missing := l.missing(c.book)

@@ -204,36 +204,7 @@ func (c *caller) answer(ctx context.Context, id, method, how, mark string) (int,
 	} else {
 		body["result"] = newAnswer(method, how, mark)
 	}
-	return c.post(ctx, body)
-}
-
-// post sends a message that has no JSON-RPC response, and returns the HTTP status.
-func (c *caller) post(ctx context.Context, body map[string]any) (int, error) {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return 0, err
-	}
-	req, err := c.Request(ctx, "", nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	req.Body, req.ContentLength, req.GetBody = io.NopCloser(strings.NewReader(string(text))), int64(len(text)), nil
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, nil
-}
-
-// notify sends a notification.
-func (c *caller) notify(ctx context.Context, method string, params map[string]any) error {
-	status, err := c.post(ctx, map[string]any{"jsonrpc": "2.0", "method": method, "params": params})
-	if err == nil && status != http.StatusAccepted {
-		err = fmt.Errorf("%s: status %d", method, status)
-	}
-	return err
+	return c.TryAnswer(ctx, body)
 }
 
 // end ends the session. It tries again if an instance did not reach the store in time.

@@ -160,7 +160,7 @@ func (p *pair) cancels(t *testing.T, prefix string, b *harness.Backend) {
 		_, _ = p.moved(c, 0).call(ctx, request{tool: prefix + "test_wait", mark: "m", id: json.RawMessage(`"<1>"`), arguments: map[string]any{}})
 	}()
 	harness.Eventually(t, harness.Patience, "the call is at the backend", func() bool { return b.State(t).Calls["test_wait"] > calls })
-	expect.OK(t, p.moved(c, 1).notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": "<1>"}))
+	expect.Equal(t, "the status of the cancellation", p.moved(c, 1).Notify(t, "notifications/cancelled", map[string]any{"requestId": "<1>"}), http.StatusAccepted)
 	harness.Eventually(t, harness.Patience, "the call is cancelled at the backend", func() bool { return b.State(t).Cancelled["test_wait"] > before })
 	<-ended
 	if ctx.Err() != nil {

@@ -467,8 +467,8 @@ func (s *soak) cancelCall(ctx context.Context, c *caller, r request) {
 		ended <- err
 	}()
 	time.Sleep(pause)
-	if err := c.notify(bounded, "notifications/cancelled", map[string]any{"requestId": r.id}); err != nil {
-		s.fault("cancel: %v", err)
+	if status, err := c.TryNotify(bounded, "notifications/cancelled", map[string]any{"requestId": r.id}); err != nil || status != http.StatusAccepted {
+		s.fault("cancel: status %d, %v", status, err)
 	}
 	if err := <-ended; errors.Is(err, context.DeadlineExceeded) {
 		s.fault("%s with mark %s was cancelled and has not ended after %v", r.tool, r.mark, time.Since(began))

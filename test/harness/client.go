@@ -196,17 +196,10 @@ func (c *Client) Request(ctx context.Context, method string, params map[string]a
 	if id != nil {
 		message["id"] = id
 	}
-	body, err := json.Marshal(message)
+	req, err := c.newPost(ctx, message)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	c.header(req.Header)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json, text/event-stream")
 	if c.stateless() {
 		req.Header.Set("Mcp-Method", method)
 		switch method {
@@ -218,6 +211,21 @@ func (c *Client) Request(ctx context.Context, method string, params map[string]a
 			req.Header.Set("Mcp-Name", fmt.Sprint(params["taskId"]))
 		}
 	}
+	return req, nil
+}
+
+func (c *Client) newPost(ctx context.Context, message map[string]any) (*http.Request, error) {
+	body, err := json.Marshal(message)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	c.header(req.Header)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
 	return req, nil
 }
 
@@ -249,6 +257,19 @@ func (c *Client) TryNotify(ctx context.Context, method string, params map[string
 	if err != nil {
 		return 0, err
 	}
+	return sendForStatus(req)
+}
+
+// TryAnswer sends the answer to a request of the server, and returns the status of the answer to this.
+func (c *Client) TryAnswer(ctx context.Context, answer map[string]any) (int, error) {
+	req, err := c.newPost(ctx, answer)
+	if err != nil {
+		return 0, err
+	}
+	return sendForStatus(req)
+}
+
+func sendForStatus(req *http.Request) (int, error) {
 	resp, err := callers.Do(req)
 	if err != nil {
 		return 0, err

@@ -62,6 +62,13 @@ func (t *Target) SDK(tb testing.TB, principal, version string, o SDKOptions) *SD
 			return res, err
 		}
 	})
+	c.ClientSession = t.ConnectSDK(tb, client, principal, version)
+	return c
+}
+
+// ConnectSDK connects a client of the Go SDK as the principal at a revision, until the end of the test.
+func (t *Target) ConnectSDK(tb testing.TB, client *sdk.Client, principal, version string) *sdk.ClientSession {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), Patience)
 	defer cancel()
 	session, err := client.Connect(ctx, &sdk.StreamableClientTransport{
@@ -74,9 +81,8 @@ func (t *Target) SDK(tb testing.TB, principal, version string, o SDKOptions) *SD
 	if got := session.InitializeResult().ProtocolVersion; got != version {
 		tb.Fatalf("the Go SDK's client speaks %s, want %s", got, version)
 	}
-	c.ClientSession = session
 	tb.Cleanup(func() { session.Close() })
-	return c
+	return session
 }
 
 // Follow subscribes to URIs and waits until each subscription holds.

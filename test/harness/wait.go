@@ -3,6 +3,8 @@
 package harness
 
 import (
+	"context"
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -39,4 +41,21 @@ func Within(tb testing.TB, within time.Duration, cond func() bool) bool {
 			return cond()
 		}
 	}
+}
+
+// Sleep waits, and reports false if ctx ends before.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// About returns a random time between half and one and a half of d.
+func About(r *rand.Rand, d time.Duration) time.Duration {
+	return d/2 + time.Duration(r.Int64N(int64(d)))
 }

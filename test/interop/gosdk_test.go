@@ -5,7 +5,6 @@ package interop
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 	"sync"
 	"testing"
 
@@ -50,13 +49,7 @@ func goSDK(t *testing.T, w *harness.Wire, version string) driver {
 			return next(ctx, method, req)
 		}
 	})
-	session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
-		Endpoint:   w.MCP,
-		HTTPClient: &http.Client{Transport: harness.Bearer{Key: w.Keys["alice"]}},
-	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
-	expect.OK(t, err, "connect the client of the Go SDK at", version)
-	c.session = session
-	t.Cleanup(func() { session.Close() })
+	c.session = w.ConnectSDK(t, client, "alice", version)
 	return c
 }
 

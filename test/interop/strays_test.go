@@ -5,7 +5,6 @@ package interop
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,11 +40,7 @@ func TestQuestionsOnTheGETStream(t *testing.T) {
 					return &sdk.ElicitResult{Action: "accept", Content: map[string]any{"value": "answer to " + req.Params.Message}}, nil
 				},
 			})
-			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
-				Endpoint: gateway.MCP, HTTPClient: &http.Client{Transport: harness.Bearer{Key: gateway.Keys["alice"]}},
-			}, &sdk.ClientSessionOptions{ProtocolVersion: tt.version})
-			expect.OK(t, err)
-			defer session.Close()
+			session := gateway.ConnectSDK(t, client, "alice", tt.version)
 			for i := range 2 {
 				mark := fmt.Sprint("question ", i)
 				result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ask", Arguments: map[string]any{

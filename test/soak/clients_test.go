@@ -75,7 +75,7 @@ func (c *client) begin(ctx context.Context) error {
 			if err == nil && (a.Error == nil || strings.HasSuffix(uri, "/refused")) {
 				break
 			}
-			if !wait(ctx, 500*time.Millisecond) {
+			if !harness.Sleep(ctx, 500*time.Millisecond) {
 				return fmt.Errorf("subscribe to %s: %v %+v", uri, err, a)
 			}
 		}
@@ -91,7 +91,7 @@ func (c *client) follow(ctx context.Context, r *rand.Rand) {
 		if err != nil {
 			if ctx.Err() == nil {
 				c.run.account.fault("%s: a stream does not open: %v", c.name, err)
-				wait(ctx, time.Second)
+				harness.Sleep(ctx, time.Second)
 			}
 			continue
 		}
@@ -100,7 +100,7 @@ func (c *client) follow(ctx context.Context, r *rand.Rand) {
 			// A session's stream resumes where it was. A listen does not, so the client has to look itself.
 			c.touch(append([]string{listURI}, c.uris...)...)
 		}
-		keep, cancel := context.WithTimeout(ctx, about(r, c.run.reopen))
+		keep, cancel := context.WithTimeout(ctx, harness.About(r, c.run.reopen))
 		for n := 0; ; {
 			for _, m := range stream.From(n) {
 				n++
@@ -175,7 +175,7 @@ func (c *client) read(ctx context.Context) {
 		for uri := range dirty {
 			if err := c.readOne(ctx, uri); err != nil && ctx.Err() == nil {
 				c.run.account.count("reads that failed and were repeated")
-				if !wait(ctx, time.Second) {
+				if !harness.Sleep(ctx, time.Second) {
 					return
 				}
 				c.touch(uri)
@@ -266,7 +266,7 @@ const longest = 45 * time.Second
 
 // work makes one call after the other until ctx ends.
 func (c *client) work(ctx context.Context) {
-	for n := 0; wait(ctx, about(c.rand, c.run.pause)); n++ {
+	for n := 0; harness.Sleep(ctx, harness.About(c.rand, c.run.pause)); n++ {
 		b := c.run.backends[c.rand.IntN(len(c.run.backends))]
 		mark := fmt.Sprintf("%s-%d", c.name, n)
 		began := time.Now()
@@ -329,7 +329,7 @@ func (c *client) cancel(ctx context.Context, b *backend, mark string) {
 	case <-sent:
 	case <-ended:
 	}
-	wait(ctx, time.Duration(c.rand.IntN(3))*time.Duration(c.rand.IntN(300))*time.Millisecond)
+	harness.Sleep(ctx, time.Duration(c.rand.IntN(3))*time.Duration(c.rand.IntN(300))*time.Millisecond)
 	c.run.account.count("cancellations sent")
 	c.run.account.with(mark, func(k *call) { k.cancelledAt = time.Now() })
 	if c.stateless() {
@@ -347,11 +347,11 @@ func (c *client) ask(ctx context.Context, b *backend, mark string) {
 	action := "accept"
 	switch c.rand.IntN(6) {
 	case 0:
-		delay = about(c.rand, 3*time.Second)
+		delay = harness.About(c.rand, 3*time.Second)
 	case 1:
 		patience, delay = 2*time.Second, 3*time.Second
 	case 2:
-		patience, delay = 2*time.Second, about(c.rand, 2*time.Second) // close to the withdrawal
+		patience, delay = 2*time.Second, harness.About(c.rand, 2*time.Second) // close to the withdrawal
 	case 3:
 		action = "decline"
 	}
@@ -362,7 +362,7 @@ func (c *client) ask(ctx context.Context, b *backend, mark string) {
 		}
 		c.run.account.count("questions received")
 		c.run.account.with(mark, func(k *call) { k.questions++ })
-		wait(ctx, delay)
+		harness.Sleep(ctx, delay)
 		result := map[string]any{"action": action}
 		if action == "accept" {
 			result["content"] = map[string]any{"value": value}
@@ -377,7 +377,7 @@ func (c *client) ask(ctx context.Context, b *backend, mark string) {
 			accepted()
 			return result
 		}
-		status, err := c.post(ctx, map[string]any{"jsonrpc": "2.0", "id": id, "result": result})
+		status, err := c.TryAnswer(ctx, map[string]any{"jsonrpc": "2.0", "id": id, "result": result})
 		switch {
 		case err != nil:
 			c.run.account.fault("%s: answer: %v", mark, err)
@@ -388,26 +388,6 @@ func (c *client) ask(ctx context.Context, b *backend, mark string) {
 		}
 		return nil
 	}))
-}
-
-// post sends a message that gets no response.
-func (c *client) post(ctx context.Context, body map[string]any) (int, error) {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return 0, err
-	}
-	req, err := c.Request(ctx, "", nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	req.Body, req.ContentLength, req.GetBody = io.NopCloser(strings.NewReader(string(text))), int64(len(text)), nil
-	resp, err := c.run.http.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, err
 }
 
 // answering answers a question. It posts the answer itself if the question has an id; otherwise it returns the result.

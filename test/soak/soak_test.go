@@ -187,27 +187,27 @@ func (r *run) change(b *backend, name string) {
 }
 
 func (r *run) changeResources(ctx context.Context, choices *rand.Rand) {
-	for wait(ctx, about(choices, 1500*time.Millisecond)) {
+	for harness.Sleep(ctx, harness.About(choices, 1500*time.Millisecond)) {
 		r.change(r.any(choices), []string{"r0", "r1", "r2", "slow", "refused"}[choices.IntN(5)])
 	}
 }
 
 // changeRareResources changes resources so rarely that no later change hides the loss of one.
 func (r *run) changeRareResources(ctx context.Context, choices *rand.Rand) {
-	for n := choices.IntN(6); wait(ctx, about(choices, 25*time.Second)); n++ {
+	for n := choices.IntN(6); harness.Sleep(ctx, harness.About(choices, 25*time.Second)); n++ {
 		r.change(r.backends[n%3], []string{"r3", "r4"}[n/3%2])
 	}
 }
 
 func (r *run) changeLists(ctx context.Context, choices *rand.Rand) {
-	for wait(ctx, about(choices, min(40*time.Second, r.length/3))) {
+	for harness.Sleep(ctx, harness.About(choices, min(40*time.Second, r.length/3))) {
 		r.change(r.any(choices), "list")
 	}
 }
 
 // restart ends a backend, by a signal or as a crash would, and starts its next version.
 func (r *run) restart(ctx context.Context, choices *rand.Rand) {
-	for wait(ctx, about(choices, min(50*time.Second, r.length/3))) {
+	for harness.Sleep(ctx, harness.About(choices, min(50*time.Second, r.length/3))) {
 		b := r.any(choices)
 		sig := []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[choices.IntN(2)]
 		r.account.count("restarts of backends")
@@ -245,7 +245,7 @@ func (r *run) settle() {
 func (r *run) measure(ctx context.Context, _ *rand.Rand) {
 	began := time.Now()
 	every := min(10*time.Second, r.length/20)
-	for n := 1; wait(ctx, every); n++ {
+	for n := 1; harness.Sleep(ctx, every); n++ {
 		s := sample{after: time.Since(began), rss: r.server.RSS(), files: r.server.Files(), goroutines: r.goroutines(ctx)}
 		for _, b := range r.backends {
 			s.connections = append(s.connections, b.connections())
@@ -308,21 +308,4 @@ func (r *run) checkLevels() {
 	for n, b := range r.backends {
 		compare("connections to "+b.name, 20, func(s sample) float64 { return float64(s.connections[n]) })
 	}
-}
-
-// wait waits, and reports false if ctx ends before.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// about returns a random time between half and one and a half of d.
-func about(r *rand.Rand, d time.Duration) time.Duration {
-	return d/2 + time.Duration(r.Int64N(int64(d)))
 }
