@@ -138,6 +138,11 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 			})
 		})
 	})
+	t.Run("OPS-04 a replay without a queue is for webhooks", func(t *testing.T) {
+		var count struct{ Count int }
+		o.callAs(operator, "POST", "replays", `{"select":{},"dryRun":true}`, http.StatusOK, &count)
+		expect.Equal(t, "the count", count.Count, 0)
+	})
 }
 
 // TestStoryOfAnOutage plays a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the
