@@ -196,20 +196,15 @@ func TestAlarms(t *testing.T) {
 		}
 	})
 	t.Run("AWS-20 HttpErrorsAlarm watches every function URL", func(t *testing.T) {
-		urls, want := 0, []string{}
-		resources := at(tree(t), "Resources")
-		for i := 0; i < len(resources.Content); i += 2 {
-			if at(resources.Content[i+1], "Properties", "FunctionUrlConfig") != nil {
+		urls := 0
+		d, _ := readDeployment(t)
+		for id, r := range d.Resources {
+			if r.Properties.FunctionURLConfig != nil {
 				urls++
-				want = append(want, "MetricName: Url5xxCount, Dimensions: [{Name: FunctionName, Value: !Ref "+resources.Content[i].Value+"}]")
+				expect.Contains(t, "HttpErrorsAlarm", all["HttpErrorsAlarm"], "MetricName: Url5xxCount, Dimensions: [{Name: FunctionName, Value: !Ref "+id+"}]")
 			}
 		}
-		for _, metric := range want {
-			expect.Contains(t, "HttpErrorsAlarm", all["HttpErrorsAlarm"], metric)
-		}
-		if urls == 0 {
-			t.Error("the template has no function URL")
-		}
+		expect.AtLeast(t, "the function URLs", urls, 1)
 	})
 	t.Run("AWS-20 Lambda forwards metrics regardless of LogLevel", func(t *testing.T) {
 		// Lambda drops lines below its own level, and treats lines without a level as INFO. The functions filter

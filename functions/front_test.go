@@ -91,11 +91,10 @@ func TestOneHostForAllPaths(t *testing.T) {
 func TestNoURLIsUnused(t *testing.T) {
 	doc := tree(t)
 	outputs, front := written(t, *at(doc, "Outputs")), written(t, *at(doc, "Resources", "Front"))
-	resources := at(doc, "Resources")
 	urls := 0
-	for i := 0; i < len(resources.Content); i += 2 {
-		id := resources.Content[i].Value
-		if at(resources.Content[i+1], "Properties", "FunctionUrlConfig") == nil {
+	d, _ := readDeployment(t)
+	for id, r := range d.Resources {
+		if r.Properties.FunctionURLConfig == nil {
 			continue
 		}
 		urls++
@@ -157,24 +156,22 @@ func rolledBackBy(t *testing.T, resources, alarms *yaml.Node) {
 	expect.AtMost(t, "the number of functions", len(got), most)
 }
 
+// AWS-25: the functions know the key that the front sends.
 func TestTheFrontIsTheOnlyWay(t *testing.T) {
 	doc := tree(t)
-	const key = `!If [HasFront, !Select [2, !Split ["/", !Ref 'AWS::StackId']], ""]`
-	t.Run("AWS-25 the functions know the key that the front sends", func(t *testing.T) {
-		expect.Equal(t, "MCPEVENTS_FRONT_KEY", written(t, *at(doc, "Globals", "Function", "Environment", "Variables", "MCPEVENTS_FRONT_KEY")), key)
-		for _, origin := range at(doc, "Resources", "Front", "Properties", "DistributionConfig", "Origins").Content {
-			want := `[{HeaderName: X-Mcpevents-Front, HeaderValue: !Select [2, !Split ["/", !Ref 'AWS::StackId']]}]`
-			if headers := at(origin, "OriginCustomHeaders"); headers == nil || written(t, *headers) != want {
-				t.Errorf("origin %s does not send the key", value(at(origin, "Id")))
-			}
+	const key = `!Select [2, !Split ["/", !Ref 'AWS::StackId']]`
+	expect.Equal(t, "MCPEVENTS_FRONT_KEY", written(t, *at(doc, "Globals", "Function", "Environment", "Variables", "MCPEVENTS_FRONT_KEY")), "!If [HasFront, "+key+`, ""]`)
+	for _, origin := range at(doc, "Resources", "Front", "Properties", "DistributionConfig", "Origins").Content {
+		headers := at(origin, "OriginCustomHeaders")
+		if want := "[{HeaderName: X-Mcpevents-Front, HeaderValue: " + key + "}]"; headers == nil || written(t, *headers) != want {
+			t.Errorf("origin %s does not send the key", value(at(origin, "Id")))
 		}
-	})
+	}
 }
 
+// AWS-22: the key can be replicated to another Region.
 func TestTheSealingKey(t *testing.T) {
-	t.Run("AWS-22 the key can be replicated to another Region", func(t *testing.T) {
-		expect.Equal(t, "MultiRegion", value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")), "true")
-	})
+	expect.Equal(t, "MultiRegion", value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")), "true")
 }
 
 // AWS-12: every use of a table or of the key refers to the adopted one, if there is one, and otherwise to the stack's
