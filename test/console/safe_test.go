@@ -162,12 +162,15 @@ func (b *browser) signInFails(key, why string) {
 
 // TestHostileContents: OPS-11. Content from outside is shown as text: its scripts do not run, and it cannot break a page.
 func TestHostileContents(t *testing.T) {
-	w := start(t, nil)
+	w := start(t, withSources(t))
 	evil := `"><img src=x onerror=alert(1)><script>alert(2)</script></td></table><style>*{display:none}</style>{{alert(3)}}${alert(4)}` +
 		"\u202e" + strings.Repeat("w", 3000) + `<a href="javascript:alert(5)">`
 	w.subscribe("alice", "/gone/"+strings.Repeat("x", 900)+"/%3Cscript%3Ealert(1)%3C/script%3E", incident)
 	w.publishData(incident, "evt_evil", map[string]any{"title": evil[:900], "<img src=x onerror=alert(6)>": evil})
 	w.listed("dead-letters", 1)
+	sent, _ := json.Marshal(map[string]string{"kind": "build", "id": evil, "n": evil, "state": evil})
+	w.send("builds", sourceKey, string(sent))
+	w.listed("sources/builds/outcomes", 1)
 	reason, _ := json.Marshal(map[string]string{"reason": evil[:500]})
 	w.api("PUT", "switches/event/"+"ci.build_finished", string(reason), nil)
 	b := open(t, w.console())
@@ -177,6 +180,7 @@ func TestHostileContents(t *testing.T) {
 	for _, at := range []string{
 		"now", "subscriptions", "deliveries", "dead-letters", "switches", "audit", "events?name=incident.created", "events/evt_evil", "live",
 		"events/%3Cimg%20src=x%20onerror=alert(7)%3E", "subscriptions?principal=%22%3E%3Cscript%3Ealert(8)%3C/script%3E", "deliveries/%3Cb%3E/evt_evil", "audit?cursor=%22%3E%3Cimg%3E",
+		"sources", "sources/builds?kind=%22%3E%3Cimg%20src=x%3E", "sources/%3Cimg%20src=x%20onerror=alert(9)%3E", "dead-letters?queue=inbox", "sources/builds",
 	} {
 		b.to("#/" + at)
 		b.fits(at)
@@ -184,9 +188,11 @@ func TestHostileContents(t *testing.T) {
 			t.Errorf("OPS-11 %s: %d elements come from outside", at, n)
 		}
 	}
-	b.to("#/events/evt_evil")
-	b.shows("onerror=alert(1)")
-	b.shoot("hostile-phone")
+	for page, at := range map[string]string{"hostile-phone": "#/events/evt_evil", "source-hostile-phone": "#/sources/builds"} {
+		b.to(at)
+		b.shows("onerror=alert(1)")
+		b.shoot(page)
+	}
 }
 
 // TestManySubscriptions: OPS-11. The list of 100,000 subscriptions is paged, and as fast as a short one.
