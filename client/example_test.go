@@ -21,16 +21,19 @@ events:
 `
 
 // serve starts a server for the examples.
-func serve(ctx context.Context) (s *server.Server, end func(), err error) {
-	s, err = server.New(ctx, server.Options{
+func serve(ctx context.Context) (s *server.Server, end func()) {
+	s, err := server.New(ctx, server.Options{
 		Addr: "127.0.0.1:0", Data: server.InMemory, Catalog: []byte(catalog), Log: slog.New(slog.DiscardHandler),
 		Settings: map[string]string{"allow-insecure-targets": "true"}, // because the receiver is on this machine
 	})
+	if err != nil {
+		panic(err)
+	}
 	return s, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = s.Shutdown(ctx)
-	}, err
+	}
 }
 
 // publish publishes an event that says that an order was shipped.
@@ -44,13 +47,8 @@ func publish(ctx context.Context, s *server.Server, order, data string) {
 func ExampleClient_Subscribe() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	s, end, err := serve(ctx)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	s, end := serve(ctx)
 	defer end()
-
 	c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1"})
 	if err != nil {
 		fmt.Println(err)
@@ -78,13 +76,8 @@ func ExampleClient_Subscribe() {
 func ExampleClient_Subscribe_uris() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	s, end, err := serve(ctx)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	s, end := serve(ctx)
 	defer end()
-
 	c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1"})
 	if err != nil {
 		fmt.Println(err)
@@ -109,11 +102,7 @@ func ExampleClient_Subscribe_uris() {
 func ExampleHandler() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	s, end, err := serve(ctx)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	s, end := serve(ctx)
 	defer end()
 
 	hooks := &client.Handler{}
@@ -150,11 +139,7 @@ func ExampleHandler() {
 func ExampleDir() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	s, end, err := serve(ctx)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	s, end := serve(ctx)
 	defer end()
 	dir, err := os.MkdirTemp("", "cursors-")
 	if err != nil {
@@ -198,11 +183,7 @@ func ExampleDir() {
 func ExamplePublisher() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	s, end, err := serve(ctx)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	s, end := serve(ctx)
 	defer end()
 	publisher := client.Publisher{URL: s.URL(), Agent: "example/1"}
 	shipped := client.Event{URI: "event://orders/42/shipped", ID: "1", Data: json.RawMessage(`{"carrier":"DHL"}`)}
