@@ -70,10 +70,10 @@ events:
 
 const everything = "events:read events:subscribe events:publish"
 
-func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider) {
+func startJWT(t *testing.T) (*harness.Server, *identity.Provider) {
 	t.Helper()
 	p := identity.Start(t, "")
-	s := harness.StartServer(t, harness.ServerOptions{Provider: p, Catalog: owned, Args: args})
+	s := harness.StartServer(t, harness.ServerOptions{Provider: p, Catalog: owned})
 	s.Keys["publisher"] = p.Token("publisher", "events:publish", nil)
 	s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
 	s.Keys["reader"] = p.Token("reader", "events:read", nil)

@@ -114,10 +114,10 @@ func pullRequest(id, owner, repo string, number int) harness.Event {
 }
 
 // incident returns a valid event of the type incident.created.
-func incident(id, service, severity string) harness.Event {
-	return harness.Event{ID: id, URI: "event://incidents/" + service + "/created", Data: object{
-		"id": id, "title": "It is down", "severity": severity,
-	}}
+func incident(id, service string) harness.Event {
+	return harness.Event{
+		ID: id, URI: "event://incidents/" + service + "/created", Data: object{"id": id, "title": "It is down", "severity": "info"},
+	}
 }
 
 // message returns a valid event of the type message.created.

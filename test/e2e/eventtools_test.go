@@ -50,8 +50,8 @@ func withTools(t *testing.T, s *harness.Target) {
 			if m := st.Next(t); m.Method != "notifications/progress" || !strings.Contains(string(m.Params), `"waits"`) {
 				t.Fatalf("the first message is %s", m.Raw)
 			}
-			s.Publish(t, incident(revision+"-other", "another", "info"))
-			s.Publish(t, incident(revision+"-1", service, "info"))
+			s.Publish(t, incident(revision+"-other", "another"))
+			s.Publish(t, incident(revision+"-1", service))
 			m := st.Next(t)
 			for m.Method == "notifications/progress" {
 				m = st.Next(t)
@@ -61,7 +61,7 @@ func withTools(t *testing.T, s *harness.Target) {
 			if got := r.StructuredContent; len(got.Events) != 1 || got.Events[0].ID != revision+"-1" || got.Events[0].Name != "incident.created" || got.TimedOut {
 				t.Errorf("got %s", m.Raw)
 			}
-			s.Publish(t, incident(revision+"-2", service, "info"))
+			s.Publish(t, incident(revision+"-2", service))
 			var next toolResult
 			harness.Eventually(t, harness.Patience, "the next event is recent", func() bool {
 				next = call(t, "recent_events", object{"subscription": r.StructuredContent.Subscription})

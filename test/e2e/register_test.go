@@ -57,7 +57,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 			t.Errorf("got the secret %+v, %v, want a standard one of 32 bytes", r.WebhookSecret, err)
 		}
 		for i := range 20 {
-			s.Publish(t, incident(fmt.Sprint("registered-", i), "registered", "info"))
+			s.Publish(t, incident(fmt.Sprint("registered-", i), "registered"))
 		}
 		hook.Wait(t, 20)
 		deregister(t, c, r.URI)
@@ -66,7 +66,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		failing := receiver.Endpoint("failing")
 		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
 		r := register(t, c, failing, "event://incidents/retried/created")
-		s.Publish(t, incident("retried", "retried", "info"))
+		s.Publish(t, incident("retried", "retried"))
 		failing.WaitAttempts(t, 2)
 		deregister(t, c, r.Subscription.URI)
 		answered := time.Now()
@@ -78,7 +78,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 			}
 			return harness.Reply{}
 		})
-		s.Publish(t, incident("control", "retried", "info"))
+		s.Publish(t, incident("control", "retried"))
 		control.WaitAttempts(t, 4) // by then there would have been retries
 		silent(t, failing, answered)
 	})
@@ -89,7 +89,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		for p := range 4 {
 			wg.Go(func() {
 				for i := range 25 {
-					s.Publish(t, incident("load-"+string(rune('a'+p))+"-"+string(rune('A'+i)), "load", "info"))
+					s.Publish(t, incident("load-"+string(rune('a'+p))+"-"+string(rune('A'+i)), "load"))
 				}
 			})
 		}
@@ -100,7 +100,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		control := receiver.Endpoint("load-control")
 		register(t, c, control, "event://incidents/load/created")
 		time.Sleep(time.Until(answered.Add(late)))
-		s.Publish(t, incident("load-last", "load", "info"))
+		s.Publish(t, incident("load-last", "load"))
 		harness.Eventually(t, harness.Patience, "the last event", func() bool { return control.IDs()["load-last"] > 0 })
 		expect.AtMost(t, "the deliveries of an event that was published after the response", hook.IDs()["load-last"], 0)
 		silent(t, hook, answered)
@@ -228,7 +228,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 			t.Errorf("read: %+v", st)
 		}
 		other.Refused(t, -32602, "resources/read", object{"uri": uri})
-		s.Publish(t, incident("one", "owned", "info"))
+		s.Publish(t, incident("one", "owned"))
 		waitStatus(t, owner, uri, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastDeliveryAt != nil })
 	})
 	t.Run("EVS-12 WHK-08 a change of state notifies", func(t *testing.T) {
@@ -238,7 +238,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		waitChanges(t, 2)
 		listen := owner.Listen(t, "state", object{"resourceSubscriptions": []string{goneURI}}, nil)
 		session.Call(t, "resources/subscribe", object{"uri": goneURI}, nil)
-		s.Publish(t, incident("two", "owned", "info"))
+		s.Publish(t, incident("two", "owned"))
 		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": sessionBased} {
 			harness.Eventually(t, harness.Patience, "the update on "+name, func() bool {
 				return slices.ContainsFunc(st.Updates(), func(u *harness.Update) bool { return u.URI == goneURI })
@@ -247,7 +247,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		if st := readStatus(t, owner, goneURI); st.State != "disabled" || st.Reason == "" {
 			t.Errorf("after 410: %+v", st)
 		}
-		s.Publish(t, incident("three", "owned", "info"))
+		s.Publish(t, incident("three", "owned"))
 		hook.Wait(t, 3)
 		if n, _ := gone.Count(); n != 1 {
 			t.Errorf("%d attempts at an endpoint that answered 410", n)

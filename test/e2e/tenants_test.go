@@ -424,10 +424,10 @@ func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[stri
 		}
 		return req
 	}
-	statuses := func(mute, other, elsewhere int) map[string]int {
+	statuses := func(mute, other int) map[string]int {
 		return map[string]int{
 			"no token": 401, "expired": 401, "wrong audience": 401,
-			"missing scope": mute, "other principal": other, "wrong workspace": elsewhere,
+			"missing scope": mute, "other principal": other, "wrong workspace": 404,
 		}
 	}
 	list := `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`
@@ -435,14 +435,14 @@ func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[stri
 	theirs := []string{"Mcp-Session-Id", v.session.Session, "Mcp-Protocol-Version", harness.V20251125}
 	tenant := s.MCP + "/tenants"
 	return map[string]way{
-		"POST /events":                          {request("POST", s.Events, event), event, statuses(403, 202, 404)},
-		"GET /mcp of the victim's session":      {request("GET", s.MCP, "", theirs...), "", statuses(404, 404, 404)},
-		"POST /mcp in the victim's session":     {request("POST", s.MCP, list, theirs...), list, statuses(404, 404, 404)},
-		"DELETE /mcp of the victim's session":   {request("DELETE", s.MCP, "", theirs...), "", statuses(404, 404, 404)},
-		"GET /mcp/{workspace}":                  {request("GET", tenant, ""), "", statuses(403, 200, 404)},
-		"GET /mcp/{workspace} of its session":   {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session), "", statuses(404, 404, 404)},
-		"POST /mcp/{workspace}":                 {request("POST", tenant, list, "Accept", "application/json"), list, statuses(403, 200, 404)},
-		"POST /mcp/{workspace} in its session":  {request("POST", tenant, list, "Mcp-Session-Id", v.named.Session), list, statuses(404, 404, 404)},
-		"GET /mcp/{workspace} with its last id": {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session, "Last-Event-ID", v.cursor), "", statuses(404, 404, 404)},
+		"POST /events":                          {request("POST", s.Events, event), event, statuses(403, 202)},
+		"GET /mcp of the victim's session":      {request("GET", s.MCP, "", theirs...), "", statuses(404, 404)},
+		"POST /mcp in the victim's session":     {request("POST", s.MCP, list, theirs...), list, statuses(404, 404)},
+		"DELETE /mcp of the victim's session":   {request("DELETE", s.MCP, "", theirs...), "", statuses(404, 404)},
+		"GET /mcp/{workspace}":                  {request("GET", tenant, ""), "", statuses(403, 200)},
+		"GET /mcp/{workspace} of its session":   {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session), "", statuses(404, 404)},
+		"POST /mcp/{workspace}":                 {request("POST", tenant, list, "Accept", "application/json"), list, statuses(403, 200)},
+		"POST /mcp/{workspace} in its session":  {request("POST", tenant, list, "Mcp-Session-Id", v.named.Session), list, statuses(404, 404)},
+		"GET /mcp/{workspace} with its last id": {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session, "Last-Event-ID", v.cursor), "", statuses(404, 404)},
 	}
 }

@@ -36,7 +36,7 @@ func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
 	b.URL = b.base + "/mcp"
 	b.Start()
 	tb.Cleanup(func() {
-		if err := b.p.stop(Patience); err != nil {
+		if err := b.p.stop(); err != nil {
 			tb.Errorf("end the %s backend: %v", kind, err)
 		}
 		keepOutput(tb, "the "+string(kind)+" backend", b.out)

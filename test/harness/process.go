@@ -55,9 +55,9 @@ func environment() []string {
 }
 
 // stop ends the process with SIGTERM, or SIGKILL when it has not ended in time.
-func (p *process) stop(within time.Duration) error {
+func (p *process) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	timer := time.NewTimer(within)
+	timer := time.NewTimer(Patience)
 	defer timer.Stop()
 	select {
 	case <-p.ended:

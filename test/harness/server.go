@@ -122,7 +122,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	s.args = append(s.args, o.Args...)
 	tb.Cleanup(func() {
 		if s.p != nil {
-			if err := s.p.stop(Patience); err != nil {
+			if err := s.p.stop(); err != nil {
 				tb.Errorf("end the server: %v", err)
 			}
 		}
@@ -181,7 +181,7 @@ func (s *Server) healthy(ctx context.Context) bool {
 func (s *Server) Kill() { s.p.kill() }
 
 // TryStop ends the server with SIGTERM and waits for it. It may be called from any goroutine.
-func (s *Server) TryStop() error { return s.p.stop(Patience) }
+func (s *Server) TryStop() error { return s.p.stop() }
 
 // SetCatalog replaces the text of the catalog file, which [ServerOptions.Catalog] must have named. A running server
 // notices the change. It may be called from any goroutine.
@@ -196,13 +196,10 @@ func (s *Server) SetCatalog(text string) error {
 // Stop ends the server with SIGTERM and waits for it.
 func (s *Server) Stop() {
 	s.tb.Helper()
-	if err := s.p.stop(Patience); err != nil {
+	if err := s.p.stop(); err != nil {
 		s.tb.Fatalf("stop the server: %v", err)
 	}
 }
-
-// ExitCode returns the exit code of a server that has ended.
-func (s *Server) ExitCode() int { return s.p.cmd.ProcessState.ExitCode() }
 
 // Enqueue puts messages on a queue of a server that does not run.
 func (s *Server) Enqueue(tb testing.TB, name queue.Name, messages ...queue.Outgoing) {

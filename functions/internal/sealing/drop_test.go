@@ -48,7 +48,7 @@ func newDeployment(t *testing.T) *deployment {
 }
 
 // register makes a subscription with a secret that s seals.
-func (d *deployment) register(workspace, target string, s targets.Sealer) *subscription.Subscription {
+func (d *deployment) register(workspace, target string, s targets.Sealer) {
 	d.t.Helper()
 	parsed, err := catalog.Parse([]byte("events:\n  - name: ci.built\n    uri: event://ci/built\n    payloadSchema: {type: object}\n"))
 	expect.OK(d.t, err)
@@ -58,10 +58,8 @@ func (d *deployment) register(workspace, target string, s targets.Sealer) *subsc
 		},
 		Targets: targets.Targets{Sender: webhook.NewSender(webhook.Options{Guard: &webhook.Guard{AllowInsecure: true}}), Sealer: s},
 	}
-	got, err := g.Register(d.t.Context(), auth.Principal{ID: "alice", Workspace: workspace, Scopes: auth.Scopes()},
-		subscription.RegisterRequest{URIs: []string{"event://ci/built"}, Target: target})
-	expect.OK(d.t, err)
-	return got.Subscription
+	expect.OK(d.t, expect.ErrOf(g.Register(d.t.Context(), auth.Principal{ID: "alice", Workspace: workspace, Scopes: auth.Scopes()},
+		subscription.RegisterRequest{URIs: []string{"event://ci/built"}, Target: target})))
 }
 
 func (d *deployment) rotate() {
