@@ -289,15 +289,6 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 		p.handles("b")
 		p.ends()
 	})
-	t.Run("EVX-21 EVX-19 a repetition in another message is dropped", func(t *testing.T) {
-		t.Parallel()
-		h := newHome(t, func(o *standalone.Options) { o.Limits.Profile = "final" })
-		p := run(t, h.server.URL, client.ModeWebhook, nil)
-		p.begins()
-		h.publish("a", "b")
-		p.handles("a", "b")
-		p.ends()
-	})
 }
 
 // TestARollingDeployment starts the new version of a program before it ends the old one. Both have the same URL, event type
