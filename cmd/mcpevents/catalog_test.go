@@ -46,11 +46,7 @@ func TestCatalogInit(t *testing.T) {
 
 func TestCatalogCheckWithConfig(t *testing.T) {
 	dir := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
-		return path
-	}
+	file := func(name, text string) string { return writeFile(t, filepath.Join(dir, name), text) }
 	catalog := file("catalog.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
 	for name, tt := range map[string]struct{ config, want string }{
 		"it is good":                    {"sources: [{name: x, from: sns, events: [{name: a.b}]}]", ""},
@@ -70,12 +66,7 @@ func TestCatalogCheckWithConfig(t *testing.T) {
 // SSE-06: --workspace-catalog is read strictly, like --catalog.
 func TestWorkspaceCatalogs(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
-		return path
-	}
-	good := write("good.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
+	good := writeFile(t, filepath.Join(dir, "good.yaml"), "events:\n  - {name: a.b, uri: event://a/b}\n")
 	for name, tc := range map[string]struct {
 		files map[string]string
 		want  string
@@ -83,7 +74,7 @@ func TestWorkspaceCatalogs(t *testing.T) {
 		"a good one":       {map[string]string{"blue": good}, ""},
 		"an invalid name":  {map[string]string{"b/lue": good}, "b/lue"},
 		"a missing file":   {map[string]string{"blue": filepath.Join(dir, "none.yaml")}, "none.yaml"},
-		"a faulty catalog": {map[string]string{"blue": write("bad.yaml", "events:\n  - {name: a.b}\n")}, "bad.yaml:2"},
+		"a faulty catalog": {map[string]string{"blue": writeFile(t, filepath.Join(dir, "bad.yaml"), "events:\n  - {name: a.b}\n")}, "bad.yaml:2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := readCatalogs(tc.files)

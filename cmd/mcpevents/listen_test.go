@@ -3,10 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net"
 	"net/http"
-	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -340,11 +339,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 func TestCatalogCheck(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	file := func(name, text string) string {
-		path := fmt.Sprintf("%s/%s", dir, name)
-		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
-		return path
-	}
+	file := func(name, text string) string { return writeFile(t, filepath.Join(dir, name), text) }
 	one := file("one.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
 	two := file("two.yaml", "events:\n  - {name: a.c, uri: event://a/c}\n")
 	none := file("none-order.yaml", "events:\n  - {name: a.b, uri: event://a/b, order: none}\n")

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -40,8 +39,7 @@ func TestSourceCommands(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 	expect.Eventually(o, "the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
-	saved := filepath.Join(t.TempDir(), "saved.txt")
-	expect.OK(t, os.WriteFile(saved, []byte("Content-Type: application/json\n\n"+good), 0o600))
+	saved := writeFile(t, filepath.Join(t.TempDir(), "saved.txt"), "Content-Type: application/json\n\n"+good)
 	for line, want := range map[string]string{
 		"sources":             `(?m)^NAME +FROM +PATH +VERIFY +EVENTS +RECENT +LAST +OUTCOME +REASON\nbuilds +http +/sources/builds/\{key\} +none +ci\.build_finished +\{"accepted":1,"unfit":1,"unmatched":1\} +20.* unmatched *$`,
 		"sources show builds": `(?m)^ +id: /body/id$`,
@@ -89,11 +87,7 @@ const checkedSources = `sources:
 // TestSourceCheck checks saved requests.
 func TestSourceCheck(t *testing.T) {
 	dir := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
-		return path
-	}
+	file := func(name, text string) string { return writeFile(t, filepath.Join(dir, name), text) }
 	config, scheme := file("config.yaml", checkedSources), sender.Schemes()[0]
 	t.Setenv(scheme.Env, scheme.Secret)
 	saved := func(action, line, end string) string {
