@@ -260,12 +260,4 @@ func testTasks(t *testing.T, s *harness.Target, backend *tasks.Backend, restart 
 			}
 		}
 	})
-	t.Run("GWN-23 another principal's task does not exist", func(t *testing.T) {
-		for _, method := range []string{"tasks/get", "tasks/update", "tasks/cancel"} {
-			expect.Equal(t, method, declaring("bob").Refused(t, -32602, method, object{"taskId": waiting}).Message, "there is no task with this id")
-		}
-		if ack := declaring("bob").Listen(t, "l", object{"taskIds": []string{waiting}}, nil).Next(t); strings.Contains(string(ack.Params), "taskIds") {
-			t.Errorf("the acknowledgment is %s, want no task", ack.Params)
-		}
-	})
 }
