@@ -263,9 +263,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src string) {
 		c, err := Parse([]byte(src))
 		if err != nil {
-			if !fault.Is(err, fault.Invalid) {
-				t.Fatalf("got %v of kind %v", err, fault.KindOf(err))
-			}
+			expect.Fault(t, src, err, fault.Invalid)
 			return
 		}
 		expect.OK(t, expect.ErrOf(auth.NewStaticKeys(c.Keys, nil)), "the keys")
@@ -306,9 +304,7 @@ func TestScopesOfBackendsApplyToTheirEventTypes(t *testing.T) {
 				}
 				expect.Equal(t, tc.what+", "+when+": the event types", len(c.Entries()), want)
 				if e := c.ByName(tc.name); tc.name != "" {
-					if e == nil {
-						t.Fatalf("%s, %s: there is no %s", tc.what, when, tc.name)
-					}
+					expect.MustEqual(t, tc.what+", "+when+": there is "+tc.name, e != nil, true)
 					var scopes []string
 					if e.Access != nil {
 						scopes = e.Access.Scopes
