@@ -192,9 +192,7 @@ func TestIssuersAreApart(t *testing.T) {
 	expect.Equal(t, "the id for a second token", w.accept(t, w.provider.Token("alice", "events:read", nil)).ID, one.ID)
 	// The second issuer's key does not sign for the first.
 	w.refuse(t, fault.Unauthenticated, second.Key(0).Sign(t, nil, w.provider.Claims("alice", "", nil)))
-	if jwt.PrincipalID("a", "sub", "bc") == jwt.PrincipalID("ab", "sub", "c") {
-		t.Error("got the same id for two pairs of issuer and subject with the same concatenation")
-	}
+	expect.Differ(t, "the id of another pair with the same concatenation", jwt.PrincipalID("a", "sub", "bc"), jwt.PrincipalID("ab", "sub", "c"))
 }
 
 // AUT-01, AUT-05: the principal and the workspace can come from other claims.
