@@ -2,7 +2,6 @@ package session_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -210,9 +209,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	begins := func(t *testing.T, s *session.Store, sess *session.Session, connection string) {
 		t.Helper()
-		if err := s.RecordStreamBegun(t.Context(), sess, connection); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, s.RecordStreamBegun(t.Context(), sess, connection))
 	}
 	isNewest := func(t *testing.T, s *session.Store, sess *session.Session, connection string, want bool) {
 		t.Helper()
@@ -267,9 +264,7 @@ func TestASessionThatIsNeverUsedExpiresSoon(t *testing.T) {
 		used, unused := create(t, s), createUnused(t, s)
 		time.Sleep(11 * time.Minute)
 		load(t, s, used.ID)
-		if _, err := s.Load(t.Context(), unused.ID, alice, false); !errors.Is(err, session.ErrNone) {
-			t.Errorf("AUT-07: 11 minutes after initialize, the unused session gives %v, want %v", err, session.ErrNone)
-		}
+		expect.Is(t, "AUT-07: the unused session, 11 minutes after initialize", expect.ErrOf(s.Load(t.Context(), unused.ID, alice, false)), session.ErrNone)
 	})
 }
 
