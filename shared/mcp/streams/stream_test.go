@@ -100,9 +100,7 @@ func TestReadyMessagesShareAWrite(t *testing.T) {
 		}
 		out.err = errors.New("the connection is broken")
 		notify(1)
-		if err := s.sendPending(t.Context()); !errors.Is(err, method.ErrWriting) {
-			t.Errorf("got %v for a write that failed", err)
-		}
+		expect.Is(t, "a write that fails", s.sendPending(t.Context()), method.ErrWriting)
 	})
 }
 
