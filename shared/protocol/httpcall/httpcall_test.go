@@ -31,9 +31,7 @@ func TestAKeyInAURLIsNotShown(t *testing.T) {
 
 func TestTheURLOfAServer(t *testing.T) {
 	for _, url := range []string{"http://127.0.0.1:0", "http://127.0.0.1:99999", "https://events.example.com:-1", "http://:8080", "events.example.com", "ftp://events.example.com"} {
-		if got, err := (httpcall.Server{URL: url}).Endpoint("/mcp"); !fault.Is(err, fault.Invalid) {
-			t.Errorf("OPS-10 %s: got %q, %v", url, got, err)
-		}
+		expect.Fault(t, "OPS-10 "+url, expect.ErrOf((httpcall.Server{URL: url}).Endpoint("/mcp")), fault.Invalid)
 	}
 	for _, url := range []string{"http://127.0.0.1:8080", "https://events.example.com", "https://[::1]:65535"} {
 		expect.Equal(t, "OPS-10 "+url, expect.Value((httpcall.Server{URL: url}).Endpoint("/mcp"))(t), url+"/mcp")
