@@ -134,9 +134,7 @@ func TestDrain(t *testing.T) {
 	})
 	t.Run("AWS-07 a message that SQS moved has its queue, its attributes and when it was sent", func(t *testing.T) {
 		i := slices.IndexFunc(got, func(m queue.Message) bool { return string(m.Body) == "poison" })
-		if i < 0 {
-			t.Fatal("it is not there")
-		}
+		expect.MustEqual(t, "the message is there", i >= 0, true)
 		if m := got[i]; m.From != queue.Inbox || m.Attributes["team"] != "red" || time.Since(m.Sent) > time.Minute {
 			t.Errorf("got %+v", m)
 		}
