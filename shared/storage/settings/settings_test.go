@@ -95,9 +95,7 @@ func TestGivenADocumentThatAnotherWriterChangedAnEditIsRefused(t *testing.T) {
 	old := expect.Value(Read(t.Context(), db, "d"))(t)
 	write(t, db, "rival")
 	expect.Fault(t, "the write", Write(t.Context(), db, Edit{Old: old, Text: []byte("mine")}), fault.Conflict)
-	if got, _ := Read(t.Context(), db, "d"); string(got.Text) != "rival" {
-		t.Errorf("got %q, want rival", got.Text)
-	}
+	expect.Equal(t, "the text", string(expect.Value(Read(t.Context(), db, "d"))(t).Text), "rival")
 }
 
 func cache(db store.DB) *Cache[string] {
