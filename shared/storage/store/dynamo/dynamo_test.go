@@ -70,9 +70,7 @@ func TestHowManyRequestsACallTakes(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got := db.requests(func() {
-			if err := tt.call(t.Context()); err != nil {
-				t.Errorf("%s: %v", tt.name, err)
-			}
+			expect.OK(t, tt.call(t.Context()), tt.name)
 		})
 		expect.Equal(t, "the requests of "+tt.name, got, tt.want)
 	}
