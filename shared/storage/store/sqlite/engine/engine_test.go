@@ -129,9 +129,7 @@ func TestAJobThatFailsHarmsNoOther(t *testing.T) {
 			release()
 			all.Wait()
 			for i, err := range results {
-				if (err != nil) != (i == 2) {
-					t.Errorf("job %d: %v", i, err)
-				}
+				expect.Equal(t, fmt.Sprintf("job %d failed", i), err != nil, i == 2)
 			}
 			expect.Equal(t, "rows that came in", number(t, e, "SELECT count(*) FROM n")-before, 4)
 		})
