@@ -77,9 +77,7 @@ func TestPlans(t *testing.T) {
 							t.Errorf("%s: %s", sql, step)
 						}
 					}
-					if steps == 0 {
-						t.Error("there is no plan")
-					}
+					expect.True(t, "there is a plan", steps > 0)
 					return nil
 				})
 				expect.OK(t, err)
@@ -128,9 +126,7 @@ func TestTheFileIsBoundedOverAWeek(t *testing.T) {
 		}
 		hour(events)
 		if h > 24 {
-			if got := size(); 2*got > 5*live() {
-				t.Fatalf("hour %d: %d bytes for %d that live", h, got, live())
-			}
+			expect.AtMost(t, fmt.Sprintf("hour %d: twice the bytes of the file", h), 2*size(), 5*live())
 		}
 		most = max(most, size())
 		if h%24 == 23 {
