@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var deliveryCases = []testCase{
@@ -62,9 +63,7 @@ var deliveryCases = []testCase{
 		}
 		for q, r := range records {
 			b.wait(r, "the message of "+string(q), func() bool { return len(r.bodies()) > 0 })
-			if got := r.bodies(); !slices.Equal(got, []string{string(q)}) {
-				b.Errorf("%s delivered %q", q, got)
-			}
+			expect.List(b, "the messages of "+string(q), r.bodies(), []string{string(q)})
 		}
 	}},
 	{"bodies_and_groups_arrive_unchanged", func(b *bench) {
@@ -78,12 +77,8 @@ var deliveryCases = []testCase{
 		b.consume(queue.Slow, queue.ConsumeOptions{}, r.accept)
 		b.wait(r, "all bodies", func() bool { return r.distinct() == len(bodies) })
 		for _, m := range r.all() {
-			if !slices.Contains(bodies, string(m.Body)) {
-				b.Errorf("got %q", m.Body)
-			}
-			if m.Group != "g_-9" {
-				b.Errorf("got group %q", m.Group)
-			}
+			expect.Has(b, "the bodies", bodies, string(m.Body))
+			expect.Equal(b, "the group", m.Group, "g_-9")
 		}
 	}},
 	{"a_batch_is_never_larger_than_the_option", func(b *bench) {
@@ -93,9 +88,7 @@ var deliveryCases = []testCase{
 			r := newRecord()
 			b.consume(q, queue.ConsumeOptions{Batch: batch, Concurrency: 2}, r.accept)
 			b.wait(r, "all messages", func() bool { return r.distinct() == 23 })
-			if largest := r.largest(); largest > want {
-				b.Errorf("batch %d: a call with %d messages", batch, largest)
-			}
+			expect.AtMost(b, fmt.Sprintf("the messages in a call with batch %d", batch), r.largest(), want)
 		}
 	}},
 	{"as_many_concurrent_calls_as_the_option", func(b *bench) {
@@ -126,9 +119,7 @@ var deliveryCases = []testCase{
 			return r.accept(ctx, batch)
 		})
 		b.wait(r, "all messages", func() bool { return r.distinct() == 12 })
-		if most != concurrency {
-			b.Errorf("got %d concurrent calls, want %d", most, concurrency)
-		}
+		expect.Equal(b, "the concurrent calls", most, concurrency)
 	}},
 	{"a_delayed_message_arrives_later", func(b *bench) {
 		const delay = 2 * time.Second
@@ -147,12 +138,8 @@ var deliveryCases = []testCase{
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("late"), Delay: delay, Group: "g"}, queue.Outgoing{Body: []byte("soon"), Group: "g"})
 		b.wait(r, "both", func() bool { return r.distinct() == 2 })
 		// The delay may be a little shorter, because the server of the queue has another clock and may count whole seconds.
-		if after := arrived["late"].Sub(sent); after < delay-600*time.Millisecond {
-			b.Errorf("got the delayed message after %v, want %v", after, delay)
-		}
-		if !arrived["soon"].Before(arrived["late"]) {
-			b.Error("the delayed message arrived first")
-		}
+		expect.AtLeast(b, "the time of the delayed message", arrived["late"].Sub(sent), delay-600*time.Millisecond)
+		expect.True(b, "the delayed message arrived last", arrived["soon"].Before(arrived["late"]))
 	}},
 	{"a_handler_may_send", func(b *bench) {
 		r := newRecord()
@@ -198,9 +185,7 @@ var deliveryCases = []testCase{
 		case <-time.After(deadline):
 			b.Fatal("Consume did not return after its context ended")
 		}
-		if !finished {
-			b.Error("the call had not finished")
-		}
+		expect.True(b, "the call has finished", finished)
 	}},
 }
 
@@ -219,9 +204,7 @@ var fifoCases = []testCase{
 			b.send(queue.Events, msgs...)
 		}
 		b.wait(r, "all messages", func() bool { return len(r.bodies()) >= len(want) })
-		if got := r.bodies(); !slices.Equal(got, want) {
-			b.Errorf("got %v", got)
-		}
+		expect.List(b, "the messages", r.bodies(), want)
 	}},
 	{"a_failed_message_blocks_only_its_group", func(b *bench) {
 		var mu sync.Mutex
@@ -260,13 +243,9 @@ var fifoCases = []testCase{
 					got = append(got, body)
 				}
 			}
-			if !slices.Equal(got, want) {
-				b.Errorf("group %s: got %v, want %v", group, got, want)
-			}
+			expect.List(b, "the messages of group "+group, got, want)
 		}
-		if slices.Index(log, "again") < slices.Index(log, "b3") {
-			b.Errorf("group b waited for group a: %v", log)
-		}
+		expect.True(b, fmt.Sprint("group b did not wait for group a in ", log), slices.Index(log, "again") > slices.Index(log, "b3"))
 	}},
 	{"a_group_is_in_one_batch_at_a_time", func(b *bench) {
 		const groups, each = 20, 12
@@ -304,9 +283,7 @@ var fifoCases = []testCase{
 			b.send(queue.Events, msgs...)
 		}
 		b.wait(r, "all messages", func() bool { return r.distinct() == groups*each })
-		if got := len(r.bodies()); got != groups*each {
-			b.Errorf("%d deliveries of %d messages", got, groups*each)
-		}
+		expect.Equal(b, "the deliveries", len(r.bodies()), groups*each)
 	}},
 	{"a_second_message_with_the_same_dedup_id_is_dropped", func(b *bench) {
 		r := newRecord()
@@ -319,9 +296,7 @@ var fifoCases = []testCase{
 		b.wait(r, "the second marker", func() bool { return r.count("marker-2") == 1 })
 		b.send(queue.Events, twice("after the first was handled"), ordered("g", "marker-3"))
 		b.wait(r, "the third marker", func() bool { return r.count("marker-3") == 1 })
-		if got, want := r.bodies(), []string{"first", "marker-1", "marker-2", "marker-3"}; !slices.Equal(got, want) {
-			b.Errorf("got %q, want %q", got, want)
-		}
+		expect.List(b, "the messages", r.bodies(), []string{"first", "marker-1", "marker-2", "marker-3"})
 	}},
 	{"messages_without_a_dedup_id_are_all_delivered", func(b *bench) {
 		r := newRecord()
@@ -330,9 +305,7 @@ var fifoCases = []testCase{
 		b.send(queue.Events, same, ordered("g", "marker"))
 		b.consume(queue.Events, queue.ConsumeOptions{}, r.accept)
 		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
-		if n := r.count("same"); n != 3 {
-			b.Errorf("got %d messages, want 3", n)
-		}
+		expect.Equal(b, "the messages", r.count("same"), 3)
 	}},
 	{"WHK-19_a_poison_message_becomes_a_dead_letter_and_unblocks_its_group", func(b *bench) {
 		r, dead := newRecord(), newRecord()
@@ -347,9 +320,7 @@ var fifoCases = []testCase{
 		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
 		b.wait(dead, "the dead letter", func() bool { return slices.Equal(dead.originals(), []string{"poison"}) })
 		b.wait(r, "the next message", func() bool { return r.count("after") == 1 })
-		if got, want := r.bodies(), []string{"before", "poison", "poison", "after"}; !slices.Equal(got, want) {
-			b.Errorf("got %q, want %q", got, want)
-		}
+		expect.List(b, "the messages", r.bodies(), []string{"before", "poison", "poison", "after"})
 	}},
 	{"WHK-19_messages_behind_a_poison_message_do_not_become_dead_letters", func(b *bench) {
 		r, dead := newRecord(), newRecord()
@@ -368,8 +339,6 @@ var fifoCases = []testCase{
 		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
 		b.wait(r, "the others", func() bool { return r.distinct() == 3 })
 		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) > 0 })
-		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
-			b.Errorf("got dead letters %q, want only the poison message", got)
-		}
+		expect.List(b, "the dead letters", dead.originals(), []string{"poison"})
 	}},
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Backend is a set of queues under test.
@@ -81,9 +82,7 @@ type bench struct {
 // send sends messages and fails the test on an error.
 func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	b.Helper()
-	if err := b.Send(b.Context(), q, msgs...); err != nil {
-		b.Fatalf("Send %d to %s: %v", len(msgs), q, err)
-	}
+	expect.OK(b, b.Send(b.Context(), q, msgs...), "send to", q)
 }
 
 // consume runs a consumer until the test ends or stop is called. stop waits for the consumer.
@@ -246,9 +245,7 @@ var failureCases = []testCase{
 			if slices.Contains(bad, body) {
 				want = []int{1, 2}
 			}
-			if !slices.Equal(got, want) {
-				b.Errorf("%s was received %v, want %v", body, got, want)
-			}
+			expect.List(b, "the receives of "+body, got, want)
 		}
 	}},
 	{"an_error_fails_the_whole_batch", func(b *bench) {
@@ -290,9 +287,7 @@ var failureCases = []testCase{
 		mu.Lock()
 		defer mu.Unlock()
 		for i, least := range []time.Duration{800 * time.Millisecond, 1600 * time.Millisecond} {
-			if gap := times[i+1].Sub(times[i]); gap < least-50*time.Millisecond {
-				b.Errorf("got a redelivery %v after failure %d, want at least %v", gap, i+1, least)
-			}
+			expect.AtLeast(b, fmt.Sprintf("the time of the redelivery after failure %d", i+1), times[i+1].Sub(times[i]), least-50*time.Millisecond)
 		}
 	}},
 	{"a_message_is_not_redelivered_while_its_handler_runs", func(b *bench) {
@@ -310,9 +305,7 @@ var failureCases = []testCase{
 		<-ended
 		b.send(queue.Deliveries, text("marker"))
 		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
-		if n := r.count("long"); n != 1 {
-			b.Errorf("got the message %d times, want once", n)
-		}
+		expect.Equal(b, "the receives of the message", r.count("long"), 1)
 	}},
 	{"a_message_becomes_a_dead_letter_after_MaxReceives_failures", func(b *bench) {
 		r, dead := newRecord(), newRecord()
@@ -329,12 +322,8 @@ var failureCases = []testCase{
 		b.send(queue.Deliveries, queue.Outgoing{Body: []byte("poison"), Group: "g"}, text("good"))
 		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) == 1 })
 		b.wait(r, "the good message", func() bool { return r.count("good") == 1 })
-		if n := r.count("poison"); n != 2 {
-			b.Errorf("got the poison message %d times, want 2", n)
-		}
-		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
-			b.Errorf("got dead letters %q, want only the poison message", got)
-		}
+		expect.Equal(b, "the receives of the poison message", r.count("poison"), 2)
+		expect.List(b, "the dead letters", dead.originals(), []string{"poison"})
 	}},
 	{"an_error_counts_as_a_failure_of_every_message", func(b *bench) {
 		r, dead := newRecord(), newRecord()
@@ -395,9 +384,7 @@ var limitCases = []testCase{
 		for _, body := range r.bodies() {
 			got = append(got, body[:2])
 		}
-		if !slices.Equal(got, want) {
-			b.Errorf("got %v", got)
-		}
+		expect.List(b, "the messages", got, want)
 	}},
 	{"bodies_are_text", func(b *bench) {
 		for name, body := range map[string]string{"empty": "", "not UTF-8": "a\xff", "half a pair": "\xed\xa0\x80"} {
@@ -432,22 +419,16 @@ var limitCases = []testCase{
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay})
 	}},
 	{"an_invalid_message_fails_the_whole_send", func(b *bench) {
-		if err := b.Send(b.Context(), queue.Inbox, text("good"), text("bad\xff")); !fault.Is(err, fault.Invalid) {
-			b.Errorf("got %v", err)
-		}
+		expect.Fault(b, "the send", b.Send(b.Context(), queue.Inbox, text("good"), text("bad\xff")), fault.Invalid)
 		b.send(queue.Inbox, text("marker"))
 		r := newRecord()
 		b.consume(queue.Inbox, queue.ConsumeOptions{}, r.accept)
 		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
-		if r.count("good") > 0 {
-			b.Error("the good half was sent")
-		}
+		expect.Equal(b, "the receives of the good half", r.count("good"), 0)
 	}},
 	{"a_send_with_an_ended_context_fails", func(b *bench) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		if err := b.Send(ctx, queue.Inbox, text("m")); !errors.Is(err, context.Canceled) {
-			b.Errorf("got %v", err)
-		}
+		expect.Is(b, "the send", b.Send(ctx, queue.Inbox, text("m")), context.Canceled)
 	}},
 }
