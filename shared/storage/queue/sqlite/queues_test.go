@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,10 +51,7 @@ func TestGroupsOfAStandardQueueTakeTurns(t *testing.T) {
 		send(t, q, queue.Slow, noisy...)
 		send(t, q, queue.Slow, queue.Outgoing{Body: []byte("quiet 0"), Group: "a"}, queue.Outgoing{Body: []byte("quiet 1"), Group: "b"})
 		var got []string
-		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-			got = append(got, string(batch[0].Body))
-			return nil, nil
-		})
+		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1}, accepting(func(batch []queue.Message) { got = append(got, string(batch[0].Body)) }))
 		synctest.Wait()
 		stop()
 		if last := max(slices.Index(got, "quiet 0"), slices.Index(got, "quiet 1")); len(got) != 102 || last > 4 {
@@ -139,9 +137,7 @@ func TestPushFrontIsLinear(t *testing.T) {
 		d.push(n + i)
 	}
 	runtime.ReadMemStats(&after)
-	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(16*n*8); got > most {
-		t.Errorf("got %d bytes allocated, want at most %d", got, most)
-	}
+	expect.AtMost(t, "the bytes allocated", after.TotalAlloc-before.TotalAlloc, 16*n*8)
 	last := 1 - 2*n - 1
 	for d.len() > 0 {
 		if v := d.pop(); v < last {
@@ -298,10 +294,7 @@ func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 		send(t, q, queue.Events, once)
 		expect.Equal(t, "visible messages after a second one with the same id", depth(t, q, queue.Events).Visible, 1)
 		got := make(chan queue.Message)
-		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-			got <- batch[0]
-			return nil, nil
-		})
+		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) { got <- batch[0] }))
 		if m := <-got; string(m.Body) != "failed" || m.Received != 2 {
 			t.Errorf("got %+v, want the failed message, received twice", m)
 		}
@@ -407,41 +400,21 @@ func TestAKilledProcessLosesNoMessage(t *testing.T) {
 	}
 	q := open(t, path, Options{})
 	var mu sync.Mutex
-	arrived := make(chan struct{}, 1)
 	for _, name := range []queue.Name{queue.Events, queue.Deliveries} {
-		stop := run(q, name, queue.ConsumeOptions{Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+		defer run(q, name, queue.ConsumeOptions{Concurrency: 2}, accepting(func(batch []queue.Message) {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, m := range batch {
 				handled[string(m.Body)] = true
 			}
-			select {
-			case arrived <- struct{}{}:
-			default:
-			}
-			return nil, nil
-		})
-		defer stop()
+		}))()
 	}
-	timeout := time.After(20 * time.Second)
-	for {
-		lost := 0
+	expect.Eventually(t, "each message that was sent is handled", func() bool {
 		mu.Lock()
-		for body := range sent {
-			if !handled[body] {
-				lost++
-			}
-		}
-		mu.Unlock()
-		if lost == 0 {
-			return
-		}
-		select {
-		case <-arrived:
-		case <-timeout:
-			t.Fatalf("got %d lost messages of %d, want none", lost, len(sent))
-		}
-	}
+		defer mu.Unlock()
+		maps.DeleteFunc(sent, func(body string, _ bool) bool { return handled[body] })
+		return len(sent) == 0
+	})
 }
 
 func workUntilKilled(path string) {

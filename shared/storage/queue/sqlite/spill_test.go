@@ -174,9 +174,8 @@ func TestForwardedMessages(t *testing.T) {
 			expect.Equal(t, "the time that the sender waited", forward(t, q, "a", "b"), 0)
 			time.Sleep(time.Second)
 			expect.Equal(t, "rows", rowsOf(t, q, queue.Deliveries), 0)
-			if d := depth(t, q, queue.Deliveries); d.Visible+d.InFlight != 0 {
-				t.Errorf("got depth %+v, want no messages", d)
-			}
+			d := depth(t, q, queue.Deliveries)
+			expect.Equal(t, "the messages", d.Visible+d.InFlight, 0)
 			expect.AtMost(t, "the commits", q.engine.Stats().Commits-before, 1)
 		})
 	})
@@ -184,10 +183,7 @@ func TestForwardedMessages(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			time.Sleep(time.Second) // until there are no other writes
 			release := make(chan struct{})
-			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
-				<-release
-				return nil, nil
-			})()
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, accepting(func([]queue.Message) { <-release }))()
 			expect.Equal(t, "the time that the sender waited", forward(t, q, "a"), forwardWithin)
 			expect.Equal(t, "rows while the handler runs", rowsOf(t, q, queue.Deliveries), 1)
 			close(release)
@@ -231,9 +227,7 @@ func TestForwardedMessages(t *testing.T) {
 	t.Run("given a forwarded message, when it cannot be written, then it keeps its body, also as a dead letter", func(t *testing.T) {
 		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
 			repair := breakInserts(t, q, queue.Deliveries)
-			if err := q.Forward(context.Background(), queue.Deliveries, queue.Outgoing{Body: []byte("forwarded")}); err == nil {
-				t.Fatal("the sender got no error")
-			}
+			expect.Error(t, "the sender", q.Forward(context.Background(), queue.Deliveries, queue.Outgoing{Body: []byte("forwarded")}))
 			repair()
 			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // exceeds MaxBytes
 			var bodies []string
@@ -271,15 +265,14 @@ func TestForwardedMessages(t *testing.T) {
 				}
 			}()
 			time.Sleep(20 * time.Millisecond)
-			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
 				mu.Lock()
 				for _, m := range batch {
 					seen[string(m.Body)]++
 				}
 				mu.Unlock()
 				time.Sleep(3 * time.Millisecond)
-				return nil, nil
-			})()
+			}))()
 			<-sending
 			time.Sleep(10 * time.Second)
 			mu.Lock()
@@ -362,10 +355,7 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 	// record runs a worker that records the messages it gets.
 	record := func(q *Queues) (got *handled, stop func()) {
 		got = &handled{}
-		stop = run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-			got.add(batch)
-			return nil, nil
-		})
+		stop = run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2}, accepting(got.add))
 		time.Sleep(time.Second) // until the workers wait and there are no other writes
 		return got, stop
 	}
@@ -408,11 +398,10 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			got := &handled{}
 			release := make(chan struct{})
-			stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2, Batch: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2, Batch: 3}, accepting(func(batch []queue.Message) {
 				<-release
 				got.add(batch)
-				return nil, nil
-			})
+			}))
 			time.Sleep(time.Second)
 			start := time.Now()
 			for _, id := range []string{"a", "b", "c"} {
@@ -420,9 +409,7 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 			}
 			expect.OK(t, forward(q, "d", "e", "f"))
 			expect.OK(t, q.Send(context.Background(), queue.Events, event("g")))
-			if waited := time.Since(start); waited > 2*forwardEventWithin { // a and b: the worker has not written anything
-				t.Errorf("the senders waited %v, want at most %v", waited, 2*forwardEventWithin)
-			}
+			expect.AtMost(t, "the time of the senders", time.Since(start), 2*forwardEventWithin) // a and b: the worker has not written anything
 			close(release)
 			time.Sleep(time.Second)
 			stop()
@@ -502,45 +489,37 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 			})()
 			time.Sleep(time.Second)
 			repair := breakInserts(t, q, queue.Events)
-			if err := forward(q, "a", "b"); err == nil {
-				t.Fatal("got no error for messages that were not written")
-			}
+			expect.Error(t, "messages that were not written", forward(q, "a", "b"))
 			repair()
 			time.Sleep(time.Hour)
 			expect.List(t, "the messages that were not written", got.bodies(), []string{})
 			expect.OK(t, forward(q, "a", "b"))
 			time.Sleep(time.Second)
 			expect.List(t, "all messages", got.bodies(), []string{"a", "b", "own"})
-			if d := depth(t, q, queue.Events); d.Visible+d.InFlight != 0 {
-				t.Errorf("got depth %+v, want no messages", d)
-			}
+			d := depth(t, q, queue.Events)
+			expect.Equal(t, "the messages", d.Visible+d.InFlight, 0)
 		})
 	})
 	t.Run("given a message behind another of its group, when it cannot be written, then only its repetition is delivered", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			got := &handled{}
 			release := make(chan struct{})
-			opts := queue.ConsumeOptions{Concurrency: 2}
-			defer run(q, queue.Events, opts, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			defer run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2}, accepting(func(batch []queue.Message) {
 				<-release
 				got.add(batch)
-				return nil, nil
-			})()
+			}))()
 			time.Sleep(time.Second)
 			expect.OK(t, forward(q, "a"))
 			time.Sleep(time.Second)
 			repair := breakInserts(t, q, queue.Events)
-			if err := forward(q, "b"); err == nil {
-				t.Fatal("got no error for a message that was not written")
-			}
+			expect.Error(t, "a message that was not written", forward(q, "b"))
 			repair()
 			expect.OK(t, forward(q, "b"))
 			close(release)
 			time.Sleep(time.Minute)
 			expect.List(t, "the messages", got.bodies(), []string{"a", "b"})
-			if d := depth(t, q, queue.Events); d.Visible+d.InFlight != 0 {
-				t.Errorf("got depth %+v, want no messages", d)
-			}
+			d := depth(t, q, queue.Events)
+			expect.Equal(t, "the messages", d.Visible+d.InFlight, 0)
 		})
 	})
 	t.Run("WHK-18 given a forwarded message, when the server restarts, then it was delivered once and a repetition is dropped", func(t *testing.T) {
@@ -548,12 +527,11 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 		calls := make(chan string, 10)
 		for _, id := range []string{"a", "b"} {
 			q, end := start(t, path, store.Options{}, Options{})
-			stop := run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			stop := run(q, queue.Events, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
 				for _, m := range batch {
 					calls <- string(m.Body)
 				}
-				return nil, nil
-			})
+			}))
 			expect.OK(t, forward(q, "a"))
 			expect.OK(t, forward(q, id))
 			expect.Equal(t, "the message", <-calls, id)
@@ -575,12 +553,11 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 		q, end = start(t, path, store.Options{}, Options{})
 		defer end()
 		bodies := make(chan string, 10)
-		defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+		defer run(q, queue.Events, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
 			for _, m := range batch {
 				bodies <- string(m.Body)
 			}
-			return nil, nil
-		})()
+		}))()
 		expect.Equal(t, "the first message", <-bodies, "a")
 		expect.Equal(t, "the second message", <-bodies, "b")
 	})

@@ -61,17 +61,23 @@ func run(q *Queues, name queue.Name, opts queue.ConsumeOptions, h queue.Handler)
 	return func() { cancel(); <-done }
 }
 
-func TestTimes(t *testing.T) {
-	text := func(body string, delay time.Duration) queue.Outgoing {
-		return queue.Outgoing{Body: []byte(body), Delay: delay}
+// accepting returns a handler that calls add with each batch and accepts its messages.
+func accepting(add func(batch []queue.Message)) queue.Handler {
+	return func(_ context.Context, batch []queue.Message) ([]string, error) {
+		add(batch)
+		return nil, nil
 	}
+}
+
+func text(body string, delay time.Duration) queue.Outgoing {
+	return queue.Outgoing{Body: []byte(body), Delay: delay}
+}
+
+func TestTimes(t *testing.T) {
 	t.Run("delayed_messages_arrive_on_time", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			a := arrivals{start: time.Now()}
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				a.add(batch)
-				return nil, nil
-			})()
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, accepting(a.add))()
 			send(t, q, queue.Slow, text("longest", queue.MaxDelay), text("hour's third", 10*time.Minute), text("now", 0))
 			time.Sleep(time.Minute)
 			send(t, q, queue.Slow, text("sooner", 5*time.Second))
@@ -97,10 +103,7 @@ func TestTimes(t *testing.T) {
 				}
 			}
 			dead := make(chan queue.Message, 1)
-			defer run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				dead <- batch[0]
-				return nil, nil
-			})()
+			defer run(q, queue.Dead, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) { dead <- batch[0] }))()
 			m := <-dead
 			if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
 				t.Errorf("got %+v after %d calls, want a dead letter in group g after 12", m, len(times))
@@ -153,10 +156,7 @@ func TestTimes(t *testing.T) {
 	t.Run("a_deduplication_id_counts_for_five_minutes", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			a := arrivals{start: time.Now()}
-			defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				a.add(batch)
-				return nil, nil
-			})()
+			defer run(q, queue.Events, queue.ConsumeOptions{}, accepting(a.add))()
 			for i := range 14 {
 				send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
 				time.Sleep(59 * time.Second)
@@ -167,7 +167,7 @@ func TestTimes(t *testing.T) {
 	})
 	t.Run("results_whose_transaction_did_not_begin_are_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
 			mq.submitted = true // as if a job were submitted that finds the file locked
@@ -181,7 +181,7 @@ func TestTimes(t *testing.T) {
 	})
 	t.Run("results_that_could_not_be_written_are_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
 			mq.submitted = true // as if a job were submitted
@@ -193,9 +193,7 @@ func TestTimes(t *testing.T) {
 			job.taken.append(&mq.settled)
 			mq.submitted = false
 			mq.mu.Unlock()
-			if len(job.taken.accepted) != 1 {
-				t.Fatalf("%d messages to delete, want 1", len(job.taken.accepted))
-			}
+			expect.MustLen(t, "the messages to delete", job.taken.accepted, 1)
 			job.Done(errors.New("disk full"))
 			expect.Equal(t, "rows before", rowsOf(t, q, queue.Slow), 1)
 			time.Sleep(retryAfter + time.Second)
@@ -207,9 +205,6 @@ func TestTimes(t *testing.T) {
 // TestDelaysAfterTheClockWentBack sets the clock of the machine back by a day and by some minutes. Timers continue, as they do
 // on a machine.
 func TestDelaysAfterTheClockWentBack(t *testing.T) {
-	text := func(body string, delay time.Duration) queue.Outgoing {
-		return queue.Outgoing{Body: []byte(body), Delay: delay}
-	}
 	for name, back := range map[string]time.Duration{"by a day": 24 * time.Hour, "by ten minutes": 10 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -222,15 +217,14 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 				var stop func()
 				start := time.Now()
 				read := func() {
-					stop = run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+					stop = run(q, queue.Slow, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
 						for _, m := range batch {
 							if _, again := arrived[string(m.Body)]; again {
 								t.Errorf("got %s twice, want it once", m.Body)
 							}
 							arrived[string(m.Body)] = time.Since(start)
 						}
-						return nil, nil
-					})
+					}))
 				}
 				read()
 				send(t, q, queue.Slow, text("before", time.Second))
@@ -322,12 +316,6 @@ func TestDeduplicationAfterTheClockWentBack(t *testing.T) {
 	})
 }
 
-// blocking is a job that holds up the writer until it is released.
-type blocking struct{ began, release chan struct{} }
-
-func (b *blocking) Apply(*engine.Tx) error { close(b.began); <-b.release; return nil }
-func (*blocking) Done(error)               {}
-
 func TestDiscard(t *testing.T) {
 	const rows = discardRows + 10
 	delayed := func(i int) queue.Outgoing {
@@ -350,12 +338,11 @@ func TestDiscard(t *testing.T) {
 				t.Errorf("got depth %+v, want 5 delayed and 1 visible", d)
 			}
 			got := map[string]int{}
-			stop := run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			stop := run(q, queue.Slow, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
 				for _, m := range batch {
 					got[string(m.Body)]++
 				}
-				return nil, nil
-			})
+			}))
 			time.Sleep(2 * time.Minute)
 			stop()
 			if len(got) != 6 || got[string(msgs[3].Body)] != 1 || got[string(msgs[rows-1].Body)] != 1 {
@@ -367,9 +354,7 @@ func TestDiscard(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			q := open(t, filepath.Join(t.TempDir(), "q.db"), Options{})
 			send(t, q, queue.Slow, delayed(1), delayed(2))
-			b := &blocking{make(chan struct{}), make(chan struct{})}
-			go func() { _ = q.engine.Do(context.Background(), b) }()
-			<-b.began
+			unblock := blockWriter(q)
 			var err error
 			done := false
 			go func() { err = q.Discard(context.Background(), queue.Slow, "sub_other"); done = true }()
@@ -377,7 +362,7 @@ func TestDiscard(t *testing.T) {
 			if !done || err != nil {
 				t.Errorf("got done %v, %v while the writer was busy, want it done", done, err)
 			}
-			close(b.release)
+			unblock()
 			synctest.Wait()
 		})
 	})
