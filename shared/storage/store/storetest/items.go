@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var itemCases = []testCase{
@@ -23,10 +24,7 @@ var itemCases = []testCase{
 		two := store.Item{Key: b.key(store.Log, "p", "two"), Value: []byte("second")}
 		b.write(store.Put(one), store.Put(two))
 
-		got, err := b.db.Get(b.ctx, two.Key, b.at("p", "absent"), one.Key, b.at("q", "one"))
-		if err != nil {
-			b.Fatal(err)
-		}
+		got := expect.Value(b.db.Get(b.ctx, two.Key, b.at("p", "absent"), one.Key, b.at("q", "one")))(b)
 		if len(got) != 4 || got[0] == nil || got[1] != nil || got[2] == nil || got[3] != nil {
 			b.Fatalf("got %v, want the second, nil, the first, nil", got)
 		}
@@ -34,15 +32,9 @@ var itemCases = []testCase{
 		b.checkSame(*got[2], one)
 	}},
 	{"calls_without_keys_or_operations_succeed", func(b *bench) {
-		if got, err := b.db.Get(b.ctx); err != nil || len(got) != 0 {
-			b.Errorf("got %v, %v", got, err)
-		}
-		if err := b.db.Write(b.ctx); err != nil {
-			b.Errorf("Write without operations: %v", err)
-		}
-		if err := b.db.WriteAll(b.ctx); err != nil {
-			b.Errorf("WriteAll without operations: %v", err)
-		}
+		expect.Len(b, "the items", expect.Value(b.db.Get(b.ctx))(b), 0)
+		expect.OK(b, b.db.Write(b.ctx), "Write without operations")
+		expect.OK(b, b.db.WriteAll(b.ctx), "WriteAll without operations")
 	}},
 	{"Get_returns_an_item_twice_for_the_same_key_twice", func(b *bench) {
 		b.write(put(b.at("p", "s"), "v"))
@@ -80,9 +72,7 @@ var itemCases = []testCase{
 		for _, text := range []string{"a#b/c:d", "ä€😀", "tab\there", "quote'\"\\%_*", " ", "a\x00b"} {
 			key := b.at(text, text)
 			b.write(put(key, text))
-			if got := b.value(key); got != text {
-				b.Errorf("%q: got %q", text, got)
-			}
+			expect.Equal(b, fmt.Sprintf("the value of %q", text), b.value(key), text)
 		}
 		b.checkAbsent("a key that differs after a zero byte", b.at("a\x00b", "a\x00c"), b.at("a", "a"))
 	}},
@@ -91,9 +81,7 @@ var itemCases = []testCase{
 			b.write(put(b.key(table, "p", "s"), fmt.Sprint(i)))
 		}
 		for i, table := range store.Tables() {
-			if got := b.value(b.key(table, "p", "s")); got != fmt.Sprint(i) {
-				b.Errorf("table %s: got %q, want %d", table, got, i)
-			}
+			expect.Equal(b, fmt.Sprintf("the value in table %s", table), b.value(b.key(table, "p", "s")), fmt.Sprint(i))
 		}
 		b.checkAbsent("another partition", b.at("P", "s"), b.at("p ", "s"))
 	}},
@@ -112,9 +100,7 @@ var itemCases = []testCase{
 		}
 		b.writeAll(ops...)
 		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "many", Limit: 1000})
-		if len(items) != n {
-			b.Fatalf("got %d items, want %d", len(items), n)
-		}
+		expect.MustLen(b, "the items", items, n)
 		for i := range ops {
 			ops[i] = store.Delete(ops[i].Item.Key)
 		}
@@ -178,9 +164,7 @@ var limitCases = []testCase{
 		b.checkRefused("one too many", b.db.Write(b.ctx, ops...), fault.Invalid, fault.TooLarge)
 		b.checkAbsent("after the refusal", ops[0].Item.Key)
 		b.write(ops[:store.MaxTransaction]...)
-		if got := b.value(ops[store.MaxTransaction-1].Item.Key); got != "v" {
-			b.Errorf("the last of the largest transaction: %q", got)
-		}
+		expect.Equal(b, "the last item of the largest transaction", b.value(ops[store.MaxTransaction-1].Item.Key), "v")
 	}},
 	{"MaxWrite", func(b *bench) {
 		var ops []store.Op
@@ -209,9 +193,7 @@ var limitCases = []testCase{
 		partition := strings.Repeat("p", 2048-len(b.prefix))
 		key := b.at(partition, strings.Repeat("s", 1024))
 		b.write(put(key, "v"))
-		if b.value(key) != "v" {
-			b.Error("the item came back changed")
-		}
+		expect.Equal(b, "the value", b.value(key), "v")
 	}},
 	{"pages_end_at_the_largest_sort_key", func(b *bench) {
 		large := strings.Repeat("s", 1023)
@@ -366,9 +348,7 @@ var conditionCases = []testCase{
 			if winner < 0 {
 				b.Fatalf("round %d: no writer won", round)
 			}
-			if got := b.value(key); got != fmt.Sprint(winner) {
-				b.Fatalf("round %d: got %s in the item, want %d, which won", round, got, winner)
-			}
+			expect.MustEqual(b, fmt.Sprintf("the item after round %d, which another writer won", round), b.value(key), fmt.Sprint(winner))
 		}
 	}},
 	{"one_creator_wins", func(b *bench) {
@@ -393,9 +373,7 @@ var conditionCases = []testCase{
 					b.Fatalf("creator %d: %v", i, err)
 				}
 			}
-			if won != 1 {
-				b.Fatalf("round %d: got %d creators that won, want 1", round, won)
-			}
+			expect.MustEqual(b, fmt.Sprintf("the creators that won round %d", round), won, 1)
 		}
 	}},
 }
@@ -458,12 +436,8 @@ var transactionCases = []testCase{
 			}
 		}
 		b.checkAbsent("after the conflicts", b.at("p", "first"), b.key(store.Deliveries, "p", "sum"), b.at("p", "new counter"))
-		if got := b.value(exists); got != "v" {
-			b.Errorf("got %q in the existing item, want v", got)
-		}
-		if got := b.count(counter, "n"); got != 9 {
-			b.Errorf("got a count of %d, want 9", got)
-		}
+		expect.Equal(b, "the value of the existing item", b.value(exists), "v")
+		expect.Equal(b, "the count", b.count(counter, "n"), 9)
 	}},
 	{"over_several_tables", func(b *bench) {
 		record, due, quota := b.key(store.Deliveries, "d", "1"), b.key(store.Deliveries, "due", "1"), b.key(store.Sessions, "quota", "alice")
@@ -473,9 +447,7 @@ var transactionCases = []testCase{
 		)
 		b.write(store.Delete(record, store.Exists()), store.Delete(due), store.Add(quota, map[string]int64{"n": -1}, nil))
 		b.checkAbsent("after the second transaction", record, due)
-		if got := b.count(quota, "n"); got != 0 {
-			b.Errorf("got a quota of %d, want 0", got)
-		}
+		expect.Equal(b, "the quota", b.count(quota, "n"), 0)
 	}},
 	{"concurrent_transfers_keep_the_sum", func(b *bench) {
 		const accounts, workers, transfers = 4, 8, 10
@@ -501,8 +473,6 @@ var transactionCases = []testCase{
 		for i := range accounts {
 			sum += b.count(account(i), "money")
 		}
-		if sum != accounts*100 {
-			b.Errorf("the sum is %d, want %d", sum, accounts*100)
-		}
+		expect.Equal(b, "the sum", sum, accounts*100)
 	}},
 }

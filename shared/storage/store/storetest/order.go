@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // deadline bounds every wait.
@@ -49,9 +50,7 @@ var noStampCases = []testCase{
 	{"a_store_without_stamps_refuses_them_and_has_no_end", func(b *bench) {
 		b.checkRefused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
 		b.checkRefused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
-		if end := b.db.End(); end != 0 {
-			b.Errorf("got the end %d, want 0", end)
-		}
+		expect.Equal(b, "the end", b.db.End(), 0)
 	}},
 }
 
@@ -85,9 +84,7 @@ var stampCases = []testCase{
 			b.Errorf("got %v and %v", p, q)
 		}
 		b.checkConflict("a stamp in a transaction that does not happen", stamped(b, "p", 1), put(b.at("p", "s"), "v", store.Absent()))
-		if got := b.log("p"); len(got) != 2 {
-			b.Errorf("after the conflict: %v", got)
-		}
+		expect.Len(b, "the stamps after the conflict", b.log("p"), 2)
 	}},
 	{"only_a_put_can_be_stamped", func(b *bench) {
 		key := b.key(store.Log, "p", store.AtCommit)
@@ -110,9 +107,7 @@ var stampCases = []testCase{
 		for i := range 3 {
 			b.write(stamped(b, "p", i))
 			stamps := b.log("p")
-			if end := b.db.End(); end != stamps[i] {
-				b.Errorf("got the end %d, want the last of %v", end, stamps)
-			}
+			expect.Equal(b, "the end", b.db.End(), stamps[i])
 		}
 	}},
 	{"a_reader_that_follows_misses_no_item", func(b *bench) {
@@ -158,9 +153,7 @@ var stampCases = []testCase{
 			b.Errorf("got %d items, sorted: %v, want %d sorted ones", len(seen), slices.IsSorted(seen), writers*each)
 		}
 		stamps := slices.Sorted(slices.Values(append(b.log("q"), seen...)))
-		if len(slices.Compact(stamps)) != 2*writers*each {
-			b.Error("two items have the same stamp")
-		}
+		expect.Len(b, "the different stamps", slices.Compact(stamps), 2*writers*each)
 	}},
 }
 
@@ -189,9 +182,7 @@ var watchCases = []testCase{
 			b.Fatal("the watcher was not notified of WriteAll")
 		}
 		if b.db.Stamps() {
-			if n := written(); n != 0 {
-				b.Errorf("got the stamp %d before the first one, want 0", n)
-			}
+			expect.Equal(b, "the stamp before the first one", written(), 0)
 			b.write(stamped(b, "p", 1))
 			if n := written(); n == 0 || n != b.db.End() {
 				b.Errorf("got the stamp %d, want the end %d", n, b.db.End())
@@ -250,9 +241,7 @@ var cancelCases = []testCase{
 			},
 		}
 		for name, call := range calls {
-			if err := call(); !errors.Is(err, context.Canceled) {
-				b.Errorf("%s: got error %v, want context.Canceled", name, err)
-			}
+			expect.Is(b, name, call(), context.Canceled)
 		}
 		b.checkAbsent("after the calls", key)
 	}},
@@ -305,9 +294,7 @@ var queryCases = []testCase{
 					}
 					q := store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", After: after, Until: until, Before: before}
 					items, _ := b.pages(q)
-					if got := sorts(items); !slices.Equal(got, want) {
-						b.Errorf("after %q until %q before %q: got %v, want %v", after, until, before, got, want)
-					}
+					expect.List(b, fmt.Sprintf("after %q until %q before %q", after, until, before), sorts(items), want)
 					if before != "" && before != "g" {
 						continue // in reverse a few suffice
 					}
@@ -315,9 +302,7 @@ var queryCases = []testCase{
 					items, _ = b.pages(q)
 					got := sorts(items)
 					slices.Reverse(got)
-					if !slices.Equal(got, want) {
-						b.Errorf("after %q until %q before %q, reverse: got the reverse of %v, want of %v", after, until, before, got, want)
-					}
+					expect.List(b, fmt.Sprintf("after %q until %q before %q, the reverse of the reverse", after, until, before), got, want)
 				}
 			}
 		}
@@ -341,9 +326,7 @@ var queryCases = []testCase{
 		want := store.Item{Key: b.at("p", "s"), Value: []byte("v"), Version: 3, Counts: map[string]int64{"n": 2}}
 		b.write(store.Put(want))
 		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
-		if len(items) != 1 {
-			b.Fatalf("got %d items", len(items))
-		}
+		expect.MustLen(b, "the items", items, 1)
 		b.checkSame(items[0], want)
 	}},
 	{"the_default_limit_is_100", func(b *bench) {
@@ -369,9 +352,7 @@ var queryCases = []testCase{
 			if reverse {
 				slices.Reverse(items)
 			}
-			if len(items) != n {
-				b.Fatalf("reverse %v: got %v", reverse, sorts(items))
-			}
+			expect.MustLen(b, fmt.Sprintf("the items, reverse %v", reverse), items, n)
 			for i, item := range items {
 				if item.Sort != fmt.Sprintf("%02d", i) || !bytes.Equal(item.Value, bytes.Repeat([]byte{byte(i)}, size)) {
 					b.Errorf("reverse %v: item %d is %s with %d bytes", reverse, i, item.Sort, len(item.Value))
@@ -413,9 +394,7 @@ var listCases = []testCase{
 			items, _ := b.pages(store.Query{
 				Table: store.Deliveries, Partition: b.prefix + "x", Reverse: true, Limit: limit, After: stamp(5), Until: stamp(30) + "~",
 			})
-			if got := sorts(items); !slices.Equal(got, want) {
-				b.Errorf("limit %d: got %v, want %v", limit, got, want)
-			}
+			expect.List(b, fmt.Sprintf("the items with limit %d", limit), sorts(items), want)
 		}
 	}},
 	{"an_item_under_several_keys_is_deleted_by_one_caller", func(b *bench) {
@@ -446,9 +425,7 @@ var listCases = []testCase{
 			})
 		}
 		takers.Wait()
-		if n := won.Load(); n != 1 {
-			b.Errorf("got %d callers that deleted it, want 1", n)
-		}
+		expect.Equal(b, "the callers that deleted it", won.Load(), 1)
 		b.checkAbsent("after the delete", keys...)
 	}},
 	{"each_visits_all_items_while_they_are_deleted", func(b *bench) {
@@ -492,13 +469,9 @@ var listCases = []testCase{
 	{"scrubbing_keeps_other_items", func(b *bench) {
 		b.write(put(b.at("p", "gone"), "secret"), put(b.at("p", "stays"), "v"))
 		b.write(store.Delete(b.at("p", "gone")))
-		if err := store.Scrub(b.ctx, b.db); err != nil {
-			b.Fatal(err)
-		}
+		expect.OK(b, store.Scrub(b.ctx, b.db))
 		b.checkAbsent("after scrubbing", b.at("p", "gone"))
-		if got := b.value(b.at("p", "stays")); got != "v" {
-			b.Errorf("got %q in the other item, want v", got)
-		}
+		expect.Equal(b, "the other item", b.value(b.at("p", "stays")), "v")
 		b.write(put(b.at("p", "later"), "v"))
 	}},
 }

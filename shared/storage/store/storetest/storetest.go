@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Run tests the stores that open returns against the contract of package store. open is called once for each case, from its
@@ -93,17 +95,13 @@ func (b *bench) at(partition, sort string) store.Key {
 // write calls Write, and fails the test on an error.
 func (b *bench) write(ops ...store.Op) {
 	b.Helper()
-	if err := b.db.Write(b.ctx, ops...); err != nil {
-		b.Fatalf("Write: %v", err)
-	}
+	expect.OK(b, b.db.Write(b.ctx, ops...), "Write")
 }
 
 // writeAll calls WriteAll, and fails the test on an error.
 func (b *bench) writeAll(ops ...store.Op) {
 	b.Helper()
-	if err := b.db.WriteAll(b.ctx, ops...); err != nil {
-		b.Fatalf("WriteAll of %d: %v", len(ops), err)
-	}
+	expect.OK(b, b.db.WriteAll(b.ctx, ops...), "WriteAll of", len(ops))
 }
 
 // checkConflict checks that a write returns [store.ErrConflict], to which callers give a kind.
@@ -114,9 +112,7 @@ func (b *bench) checkConflict(what string, ops ...store.Op) {
 		b.Errorf("%s: got error %v, want ErrConflict", what, err)
 		return
 	}
-	if kind := fault.KindOf(fault.Wrap(fault.Unavailable, err, "write")); kind != fault.Unavailable {
-		b.Errorf("%s: got an error of the kind %s, want the kind of the caller", what, kind)
-	}
+	expect.Equal(b, what+": the kind of the error that the caller wraps", fault.KindOf(fault.Wrap(fault.Unavailable, err, "write")), fault.Unavailable)
 }
 
 // checkRefused checks that err has one of the kinds and is not a conflict.
@@ -130,13 +126,8 @@ func (b *bench) checkRefused(what string, err error, kinds ...fault.Kind) {
 // get reads one item that may be absent.
 func (b *bench) get(key store.Key) *store.Item {
 	b.Helper()
-	items, err := b.db.Get(b.ctx, key)
-	if err != nil {
-		b.Fatalf("Get: %v", err)
-	}
-	if len(items) != 1 {
-		b.Fatalf("Get of one key returned %d items", len(items))
-	}
+	items := expect.Value(b.db.Get(b.ctx, key))(b)
+	expect.MustLen(b, "the items of one key", items, 1)
 	return items[0]
 }
 
@@ -144,9 +135,7 @@ func (b *bench) get(key store.Key) *store.Item {
 func (b *bench) value(key store.Key) string {
 	b.Helper()
 	item := b.get(key)
-	if item == nil {
-		b.Fatalf("no item at %s", key.Sort)
-	}
+	expect.MustEqual(b, "the item "+key.Sort+" exists", item != nil, true)
 	return string(item.Value)
 }
 
@@ -154,9 +143,7 @@ func (b *bench) value(key store.Key) string {
 func (b *bench) count(key store.Key, name string) int64 {
 	b.Helper()
 	item := b.get(key)
-	if item == nil {
-		b.Fatalf("no item at %s", key.Sort)
-	}
+	expect.MustEqual(b, "the item "+key.Sort+" exists", item != nil, true)
 	return item.Counts[name]
 }
 
@@ -177,14 +164,9 @@ func (b *bench) pages(q store.Query) (all []store.Item, pages int) {
 		limit = 100
 	}
 	for {
-		page, err := b.db.Query(b.ctx, q)
-		if err != nil {
-			b.Fatalf("Query: %v", err)
-		}
+		page := expect.Value(b.db.Query(b.ctx, q))(b)
 		pages++
-		if len(page.Items) > limit {
-			b.Fatalf("got a page of %d items, want at most %d", len(page.Items), limit)
-		}
+		expect.AtMost(b, "the items of a page", len(page.Items), limit)
 		all = append(all, page.Items...)
 		if !page.More {
 			return all, pages
@@ -280,9 +262,7 @@ var countCases = []testCase{
 		b.write(store.Add(key, map[string]int64{"n": 1}, limits))
 		b.checkConflict("one over the limit", store.Add(key, map[string]int64{"n": 1}, limits))
 		b.write(store.Add(key, map[string]int64{"n": -2}, limits))
-		if got := b.count(key, "n"); got != 1 {
-			b.Errorf("got %d, want 1", got)
-		}
+		expect.Equal(b, "the count", b.count(key, "n"), 1)
 	}},
 	{"a_limit_holds_for_a_new_item", func(b *bench) {
 		b.checkConflict("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
@@ -292,9 +272,7 @@ var countCases = []testCase{
 		key := b.at("p", "s")
 		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
 		b.checkConflict("b is full", store.Add(key, map[string]int64{"a": 1, "b": 1}, map[string]int64{"a": 10, "b": 1}))
-		if got := b.count(key, "a"); got != 1 {
-			b.Errorf("a became %d", got)
-		}
+		expect.Equal(b, "the count a", b.count(key, "a"), 1)
 	}},
 	{"sums_are_exact_under_16_writers", func(b *bench) {
 		const writers, each = 16, 20
@@ -340,14 +318,10 @@ var countCases = []testCase{
 		key := b.at("p", "s")
 		for _, step := range []struct{ raise, want int64 }{{5, 5}, {3, 5}, {5, 5}, {9, 9}, {-1, 9}} {
 			b.write(store.Raise(key, "n", step.raise))
-			if got := b.count(key, "n"); got != step.want {
-				b.Errorf("after raising to %d: got %d, want %d", step.raise, got, step.want)
-			}
+			expect.Equal(b, fmt.Sprintf("the count after raising it to %d", step.raise), b.count(key, "n"), step.want)
 		}
 		b.write(store.Raise(key, "negative", -7))
-		if got := b.count(key, "negative"); got != -7 {
-			b.Errorf("a new count raised to -7 is %d", got)
-		}
+		expect.Equal(b, "a new count raised to -7", b.count(key, "negative"), -7)
 	}},
 	{"Raise_leaves_the_rest", func(b *bench) {
 		key := b.at("p", "s")
@@ -378,9 +352,7 @@ var countCases = []testCase{
 				want = max(want, (i*31+j*17)%101)
 			}
 		}
-		if got := b.count(key, "n"); got != want {
-			b.Errorf("got %d, want %d", got, want)
-		}
+		expect.Equal(b, "the count", b.count(key, "n"), want)
 	}},
 }
 
@@ -393,13 +365,9 @@ var expiryCases = []testCase{
 			store.Put(store.Item{Key: stays, Value: []byte("v"), Expires: now.Add(time.Hour)}),
 		)
 		b.checkAbsent("expired", gone)
-		if b.get(stays) == nil {
-			b.Error("the other item is gone too")
-		}
+		expect.True(b, "the other item is there", b.get(stays) != nil)
 		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
-		if len(items) != 1 || items[0].Sort != "stays" {
-			b.Errorf("the query sees %v", sorts(items))
-		}
+		expect.List(b, "the items that the query sees", sorts(items), []string{"stays"})
 	}},
 	{"a_put_replaces_an_expired_item", func(b *bench) {
 		key := b.at("p", "s")
@@ -437,18 +405,14 @@ var expiryCases = []testCase{
 		b.writeAll(ops...)
 		for _, reverse := range []bool{false, true} {
 			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Limit: 4, Reverse: reverse})
-			if len(items) != 6 {
-				b.Errorf("reverse %v: got %v, want 6 items", reverse, sorts(items))
-			}
+			expect.Len(b, fmt.Sprintf("the items, reverse %v", reverse), items, 6)
 		}
 	}},
 	{"expiry_can_be_moved_and_lifted", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(-time.Minute)}))
 		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(time.Minute)}))
-		if b.get(key) == nil {
-			b.Error("the item is still expired")
-		}
+		expect.True(b, "the item is there", b.get(key) != nil)
 		b.write(store.Put(store.Item{Key: key}))
 		if item := b.get(key); item == nil || !item.Expires.IsZero() {
 			b.Errorf("got %+v, want no expiry", item)
