@@ -35,11 +35,7 @@ func exec(sql string) job { return job{apply: func(tx *Tx) error { return tx.Exe
 func openAt(t *testing.T, path string) *Engine {
 	t.Helper()
 	e := expect.Value(Open(path, Options{Readers: 2}))(t)
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
+	t.Cleanup(func() { expect.OK(t, e.Close()) })
 	return e
 }
 
@@ -317,25 +313,6 @@ func TestValuesOfAllSizes(t *testing.T) {
 			return nil
 		})
 		expect.OK(t, err)
-	}
-}
-
-func TestALazyJobRidesAlongOrGoesAlone(t *testing.T) {
-	e := openTable(t)
-	attempts := make(chan int64, 2)
-	lazy := job{apply: func(tx *Tx) error { attempts <- tx.Attempt; return nil }}
-	release := hold(t, e)
-	expect.OK(t, e.Lazily(lazy))
-	var other int64
-	var all sync.WaitGroup
-	all.Add(1)
-	expect.OK(t, e.Post(job{apply: func(tx *Tx) error { other = tx.Attempt; return nil }, done: func(error) { all.Done() }}))
-	release()
-	all.Wait()
-	expect.Equal(t, "the transaction of the lazy job", <-attempts, other)
-	expect.OK(t, e.Lazily(lazy))
-	if got := <-attempts; got <= other {
-		t.Errorf("alone, the lazy job had transaction %d after %d", got, other)
 	}
 }
 

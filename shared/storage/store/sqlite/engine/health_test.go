@@ -315,11 +315,13 @@ func TestALazyJobRidesAlong(t *testing.T) {
 		expect.Equal(t, "the time with one that waits a tenth", time.Since(start), lazyDelay/10)
 		// Others that come do not put it off, and take it along.
 		start = time.Now()
+		before := e.Stats().Commits
 		done := lazily(t, e, lazyDelay)
 		time.Sleep(10 * time.Millisecond)
 		do(t, e, sleeping)
 		<-done
 		expect.Equal(t, "the time with company", time.Since(start), 10*time.Millisecond+length)
+		expect.Equal(t, "the commits with company", e.Stats().Commits-before, 1)
 		// Ever more lazy ones wait no longer than the first.
 		start = time.Now()
 		done = lazily(t, e, lazyDelay)
