@@ -22,11 +22,7 @@ import (
 func open(t testing.TB, path string, opts Options) *DB {
 	t.Helper()
 	db := expect.Value(Open(path, opts))(t)
-	t.Cleanup(func() {
-		if err := db.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
+	t.Cleanup(func() { expect.OK(t, db.Close()) })
 	return db
 }
 
@@ -54,8 +50,7 @@ func TestContainsFindsATextInTheValuesOfEveryTable(t *testing.T) {
 
 // TestPlans: OPS-03 and OPS-04. Each list of the admin API is a query of one partition, so each is as fast as its index.
 func TestPlans(t *testing.T) {
-	db := expect.Value(Open(Memory, Options{}))(t)
-	t.Cleanup(func() { _ = db.Close() })
+	db := open(t, Memory, Options{})
 	for _, table := range store.Tables() {
 		for name, sql := range map[string]string{
 			"get": tables[table].get, "asc": tables[table].asc, "desc": tables[table].desc, "delete": tables[table].delete, "sweep": tables[table].sweep,
@@ -143,10 +138,9 @@ func TestTheFileIsBoundedOverAWeek(t *testing.T) {
 func TestMemo(t *testing.T) {
 	var clock atomic.Int64
 	clock.Store(1_000_000)
-	db := expect.Value(Open(filepath.Join(t.TempDir(), "db"), Options{
+	db := open(t, filepath.Join(t.TempDir(), "db"), Options{
 		SweepEvery: -1, Engine: engine.Options{Readers: 1, Now: func() time.Time { return time.Unix(clock.Load(), 0) }},
-	}))(t)
-	defer db.Close()
+	})
 	ctx := t.Context()
 	key := func(table store.Table, sort string) store.Key {
 		return store.Key{Table: table, Partition: "p", Sort: sort}
@@ -225,55 +219,43 @@ func TestMemo(t *testing.T) {
 	}
 }
 
-// A caller whose write was answered reads that write or a later one.
+// A caller whose write was answered reads that write or a later one. The memory of sessions is separate for each partition.
 func TestMemoShowsAnsweredWrites(t *testing.T) {
-	db := expect.Value(Open(filepath.Join(t.TempDir(), "db"), Options{SweepEvery: -1}))(t)
-	defer db.Close()
-	ctx := t.Context()
-	key := store.Key{Table: store.Subscriptions, Partition: "p", Sort: "s"}
-	var answered atomic.Int64
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				least := answered.Load()
-				items, err := db.Get(ctx, key)
-				if err != nil || least > 0 && (items[0] == nil || items[0].Version < least) {
-					t.Errorf("got %+v, %v after version %d was answered", items, err, least)
-					return
-				}
-				least = answered.Load()
-				page, err := db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition})
-				if err != nil || least > 0 && (len(page.Items) != 1 || page.Items[0].Version < least) {
-					t.Errorf("got %+v, %v after version %d was answered", page, err, least)
-					return
-				}
+	db := open(t, filepath.Join(t.TempDir(), "db"), Options{SweepEvery: -1})
+	var running sync.WaitGroup
+	for _, key := range []store.Key{
+		{Table: store.Subscriptions, Partition: "p", Sort: "s"}, {Table: store.Sessions, Partition: "s#1", Sort: "-"}, {Table: store.Sessions, Partition: "s#2", Sort: "-"},
+	} {
+		var answered atomic.Int64
+		const last = 500
+		running.Go(func() {
+			for version := int64(1); version <= last; version++ {
+				expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: key, Version: version})))
+				answered.Store(version)
 			}
 		})
+		for range 2 {
+			running.Go(func() {
+				for least := int64(0); least < last && !t.Failed(); {
+					least = answered.Load()
+					items, err := db.Get(t.Context(), key)
+					if err != nil || least > 0 && (items[0] == nil || items[0].Version < least) {
+						t.Errorf("got %+v, %v after version %d was answered", items, err, least)
+					}
+					least = answered.Load()
+					page, err := db.Query(t.Context(), store.Query{Table: key.Table, Partition: key.Partition})
+					if err != nil || least > 0 && (len(page.Items) != 1 || page.Items[0].Version < least) {
+						t.Errorf("got %+v, %v after version %d was answered", page, err, least)
+					}
+				}
+			})
+		}
 	}
-	for v := int64(1); v <= 500; v++ {
-		expect.OK(t, db.Write(ctx, store.Put(store.Item{Key: key, Version: v})))
-		answered.Store(v)
-	}
-	close(done)
-	wg.Wait()
-}
-
-func openMemory(t *testing.T) *DB {
-	t.Helper()
-	db := expect.Value(Open(Memory, Options{SweepEvery: -1}))(t)
-	t.Cleanup(func() { _ = db.Close() })
-	return db
+	running.Wait()
 }
 
 func TestSessionsAreCachedUntilTheirPartitionChanges(t *testing.T) {
-	db := openMemory(t)
+	db := open(t, Memory, Options{SweepEvery: -1})
 	cached := func(keys ...store.Key) bool {
 		_, ok := db.memo.get(db.memo.commitsOfAll(keys), keys, db.engine.Now())
 		return ok
@@ -307,46 +289,6 @@ func TestSessionsAreCachedUntilTheirPartitionChanges(t *testing.T) {
 	expect.True(t, "the item is not cached after a write to its partition", !cached(one))
 	put(one, "d")
 	get(one, "d")
-}
-
-func TestCachedSessionIsNeverOlderThanAnAnsweredWrite(t *testing.T) {
-	db := openMemory(t)
-	var running sync.WaitGroup
-	for n := range 4 {
-		key := store.Key{Table: store.Sessions, Partition: fmt.Sprint("s#", n), Sort: "-"}
-		var answered atomic.Int64
-		done := make(chan struct{})
-		running.Go(func() {
-			defer close(done)
-			for version := range int64(300) {
-				if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Version: version + 1})); err != nil {
-					t.Error(err)
-					return
-				}
-				answered.Store(version + 1)
-			}
-		})
-		running.Go(func() {
-			for {
-				least := answered.Load()
-				items, err := db.Get(t.Context(), key)
-				switch {
-				case err != nil:
-					t.Error(err)
-					return
-				case least > 0 && (items[0] == nil || items[0].Version < least):
-					t.Errorf("got %+v, want version %d or later", items[0], least)
-					return
-				}
-				select {
-				case <-done:
-					return
-				default:
-				}
-			}
-		})
-	}
-	running.Wait()
 }
 
 // TestUnhurriedWritesKeepTheirOrder checks that the later of two writes to a table wins, in all combinations with a batched write.
