@@ -228,9 +228,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	missing := func() {
 		t.Helper()
 		refuses(t, settings, path+" is missing")
-		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Fatalf("keys were created, want an error: %v", err)
-		}
+		expect.Is(t, "the keys", expect.ErrOf(os.Stat(path)), fs.ErrNotExist)
 	}
 	expect.OK(t, os.Remove(path))
 	missing()
@@ -340,12 +338,8 @@ func TestKeysWhileAServerRuns(t *testing.T) {
 				return errors.Join(reseal(ctx, db, s), errInterrupted)
 			},
 		} {
-			if err := expect.ErrOf(dropKeys(t.Context(), settings.Data, interrupted)); !errors.Is(err, errInterrupted) {
-				t.Fatalf("%s: got the error %v, want an interruption", name, err)
-			}
-			if after := expect.Value(readSecrets(settings.Data))(t); !bytes.Equal(before.Private, after.Private) {
-				t.Errorf("%s: the keys have changed", name)
-			}
+			expect.Is(t, name, expect.ErrOf(dropKeys(t.Context(), settings.Data, interrupted)), errInterrupted)
+			expect.True(t, name+": the keys are the same", bytes.Equal(before.Private, expect.Value(readSecrets(settings.Data))(t).Private))
 			s = expect.Value(New(t.Context(), settings))(t)
 			opens(2)
 			end(t, s)

@@ -123,9 +123,7 @@ sources:
 		t.Log("tools/list of a backend without tools:", err)
 	}
 	expect.Error(t, "a call of an unknown tool", mcp.Call(t.Context(), "tools/call", map[string]any{"name": "unknown"}, nil))
-	if err := mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil); err == nil {
-		t.Error("51 URIs are registered")
-	}
+	expect.Error(t, "the registration of 51 URIs", mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil))
 	for _, k := range []string{secretPath, secretPath, "another key"} {
 		ask(t, s, "", "POST", "/sources/builds/"+url.PathEscape(k), `{"kind":"none"}`)
 	}
@@ -190,9 +188,7 @@ sources:
 			t.Fatal(strings.Join(all, "\n"))
 		}
 	}
-	if c.asked.Load() == 0 {
-		t.Error("the backend was not asked")
-	}
+	expect.True(t, "the backend was asked", c.asked.Load() > 0)
 	for name := range served() {
 		if families[name] == nil && !strings.Contains(name, metric.LogLateEntries) {
 			t.Errorf("GET /metrics lacks %s", name)
@@ -264,9 +260,7 @@ func alertsAskForWhatIsServed(t *testing.T) {
 			for _, part := range []string{"\n## " + r.Alert + "\n", "| [" + r.Alert + "](#" + anchor + ") | "} {
 				expect.Contains(t, "docs/runbook-stand-alone.md", string(runbook), part)
 			}
-			if !strings.Contains(string(text), "runbook: docs/runbook-stand-alone.md#"+anchor+"}") {
-				t.Errorf("%s has no link to its heading in the runbook", r.Alert)
-			}
+			expect.Contains(t, "docs/prometheus-alerts.yml", string(text), "runbook: docs/runbook-stand-alone.md#"+anchor+"}")
 		}
 	}
 	expect.Equal(t, "the headings of the runbook", strings.Count(string(runbook), "\n## "), alerts)

@@ -95,9 +95,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 			expect.OK(t, err)
 			types++
 		}
-		if types == 0 {
-			t.Error("there are no event types")
-		}
+		expect.True(t, "there are event types", types > 0)
 	})
 
 	t.Run("RCH-07 a call's progress and result come through", func(t *testing.T) {
