@@ -318,9 +318,7 @@ func TestAccessRulesHoldForEventTools(t *testing.T) {
 		f.publish("event://tenant/acme/alarm", `{"n":1}`)
 		expect.Deep(t, "the events of acme", f.tool(t, acme, "recent_events", at(sub.Subscription)).data(), []string{`{"n":1}`})
 		other := strings.Replace(sub.Subscription, "eyJvcmciOiJhY21lIn0", "eyJvcmciOiJvdGhlciJ9", 1)
-		if other == sub.Subscription {
-			t.Fatalf("the subscription is %q", other)
-		}
+		expect.Differ(t, "the subscription", other, sub.Subscription)
 		for tool, arguments := range map[string]string{"subscribe": `{"name":"tenant.alarm","arguments":{"org":"other"}}`, "recent_events": at(other)} {
 			expect.Differ(t, "the reason of "+tool, f.toolRefusal(t, acme, tool, arguments), "")
 		}

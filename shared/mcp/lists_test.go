@@ -532,9 +532,7 @@ func TestSetLevel(t *testing.T) {
 			g := f.stream(alice, s, "")
 			g.event()
 			got := tells(t, f, g)
-			if len(got) != want {
-				t.Fatalf("got %d messages, want %d: %s", len(got), want, got)
-			}
+			expect.MustLen(t, "the messages", got, want)
 			for _, m := range got {
 				sameJSON(t, m, `{"level":"warning","logger":"mcp-events","data":{"uri":"event://ci/build-finished","message":"the catalog no longer has this URI for you, so it brings no further events"}}`)
 			}
