@@ -188,9 +188,12 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		sub.Suspended = MicrosOf(s.Store.now())
+		// After the clock was set back, the log may have events from after the clock's time. The replay begins at the log's end, so
+		// Suspended must not be before these events. Otherwise dispatch would leave them to the replay.
+		end := s.Log.Position()
+		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
 		if sub.Owed == 0 {
-			sub.Owed = max(s.Log.Position(), 1) // 0 means that no replay is owed
+			sub.Owed = max(end, 1) // 0 means that no replay is owed
 		}
 		return s.Store.update(ctx, sub)
 	})
