@@ -134,7 +134,7 @@ type exchange struct {
 	bridge bridge
 	asker  asker // nil if the backend is stateless
 
-	// The call and where it goes, which do not change.
+	// The call and its destination. These fields do not change.
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry       // the tool, prompt or resource
@@ -239,7 +239,8 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// abandon notifies the backend if the call has ended without a response, unless the backend never received the request.
+// abandon tells the backend that the client no longer waits for the response. It does nothing if there was a response, or if the backend
+// never received the request.
 func (x *exchange) abandon() {
 	if x.abandoned {
 		x.gateway.abandon(x.client, x.with, x.id)
@@ -265,7 +266,7 @@ const (
 	resumePause = time.Second
 )
 
-// relay forwards the backend's messages up to the response.
+// relay forwards the backend's messages to the client, up to and including the response. If the stream breaks, relay resumes it.
 func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	defer func() { answer.Close() }()
 	for fruitless := 0; ; {

@@ -40,8 +40,8 @@ const (
 	// much later. So if a client cancels a call and uses the call's id again within a second, which the revisions forbid, the new call is
 	// cancelled, too.
 	markSkew = time.Second
-	// requestLead is the minimum delay between a request to which the backend has not begun to answer and [exchange.abandon]. The request
-	// and its cancellation use different connections, and a busy backend that sees the cancellation first ignores it.
+	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
+	// two use different connections, and a busy backend that sees the cancellation first ignores it.
 	requestLead = time.Second
 	// notifyTime limits how long a notification to a backend may take.
 	notifyTime = 5 * time.Second
@@ -61,7 +61,8 @@ func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
 }
 
-// cancelSession writes the mark that cancels all calls of a client's session, and cancels the calls of this instance.
+// cancelSession writes the mark that cancels all calls of a client's session. It also cancels the calls of this instance, so that they
+// need not find the mark.
 func (g *Gateway) cancelSession(ctx context.Context, c api.Client) error {
 	key := cancelKey(c, everyCall)
 	err := g.writeMark(ctx, key)
@@ -185,7 +186,8 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer one of the last [store.MaxGet] questions, which one Get can read.
+// anyOpen reports whether the client still has to answer a question. It looks only at the last [store.MaxGet] questions, because a single
+// Get cannot read more.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

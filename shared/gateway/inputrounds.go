@@ -78,7 +78,8 @@ func (b *inputRoundsBridge) params() json.RawMessage {
 	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))
 }
 
-// describeClient returns the description of a session's client for requests of 2026-07-28.
+// describeClient returns the description of a client with a session, in the form that requests of 2026-07-28 have. If the client did not
+// send its name and version, the description has the gateway's (to.Server).
 func describeClient(c api.Client, to *upstream.Client) translate.Client {
 	out := translate.Client{Info: c.Info, Capabilities: translate.WithoutTasks(c.Capabilities), Level: c.Level}
 	if len(out.Info) == 0 {

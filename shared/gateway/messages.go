@@ -71,7 +71,7 @@ func (x *exchange) checkParameters() error {
 	return nil
 }
 
-// addParameters adds the headers that repeat arguments.
+// addParameters adds to h the headers that must repeat the tool's arguments.
 func (x *exchange) addParameters(h http.Header) error {
 	list, err := x.headerParameters()
 	if err != nil {

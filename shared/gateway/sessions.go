@@ -31,7 +31,7 @@ import (
 // share one if they have the same principal, capabilities and log level, because a backend remembers capabilities and level per session.
 // If the backend acts for its callers, they must also have the same token, because tokens may differ in their permissions.
 
-// backendSession is the value of a session's item in the store.
+// backendSession is a client's session with a backend. The store has it in this form.
 type backendSession struct {
 	Version spec.Version `json:"v"`
 	ID      string       `json:"id"` // empty if the backend assigned none
@@ -303,7 +303,8 @@ func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend,
 	}
 }
 
-// forEachSession runs do for all sessions concurrently, so that a hanging backend does not delay the others, and waits.
+// forEachSession calls the function do for all sessions and waits. The calls run concurrently, so that a hanging backend does not delay
+// the others.
 func forEachSession(sessions map[*backends.Backend]backendSession, do func(*backends.Backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -321,10 +322,10 @@ const (
 	// principal needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients.
 	// Sessions that belong to a client's own session do not count.
 	maxUnusedSessions = 16
-	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running. If the backend acts for its callers,
-	// the limit is per token, because many workers may share a principal, and all users share the anonymous one.
+	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running. If the backend acts for its
+	// callers, the limit is per token, because many workers may share a principal, and all users share the anonymous one.
 	maxSessionsInUse = 64
-	// usedEvery is the precision of the recorded last use, so that not every call has to write.
+	// usedEvery is the minimum time between two writes that record the use of a session, so that not every call writes to the store.
 	usedEvery = 10 * time.Minute
 	// endTime limits how long a new session waits while the gateway ends old ones.
 	endTime = 2 * time.Second

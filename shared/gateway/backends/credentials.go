@@ -152,8 +152,8 @@ func (b *Backend) tokenContext() context.Context {
 }
 
 // credentials adds the operator's headers and the Authorization header to requests to a backend. The token belongs to
-// the caller for whom the request is made. It is empty for the gateway's own requests and, if bare is set, for a caller without
-// a token.
+// the caller for whom the request is made. The token is empty for the gateway's own requests, and for requests on behalf of a
+// caller who sent no token. In the latter case, bare is set.
 type credentials struct {
 	*Backend
 	token string

@@ -41,7 +41,8 @@ var reserved = []string{
 	"subscriptions", "notifications", "events", "tasks", "conversation", "cancelled", "progress", "message", "initialized",
 }
 
-// parseExtensions returns the extensions that a backend declares, without [ownExtensions] and malformed ones.
+// parseExtensions returns the extensions that a backend declares. It leaves out [ownExtensions], extensions with our own prefix, malformed
+// ones, and the ones beyond the limits above.
 func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 	var out map[string]json.RawMessage
 	for key, settings := range jsonrpc.Members(declared) {
@@ -76,8 +77,8 @@ func hasMethod(extension, method string) bool {
 	return ok && first == name
 }
 
-// splitMethod splits a method after its first part. It ignores "notifications/" before the method. It returns false if the method cannot
-// belong to an extension of a backend.
+// splitMethod splits a method at its first slash, after it has removed "notifications/" from the beginning. It returns false if the method
+// cannot belong to an extension of a backend.
 func splitMethod(method string) (first, rest string, ok bool) {
 	first, rest, _ = strings.Cut(strings.TrimPrefix(method, "notifications/"), "/")
 	return first, rest, rest != "" && len(method) <= maxName && !slices.Contains(reserved, first)

@@ -87,8 +87,9 @@ func (v *View) Forget(info *ServerInfo) {
 	v.info.Expire(func(now *ServerInfo) bool { return now == info })
 }
 
-// Doubt makes the next caller ask for the capabilities and read the lists again, because a response suggests that info is wrong, for example
-// because the backend was upgraded. It has an effect at most once per askLeast, because some backends always refuse some requests.
+// Doubt makes the next caller ask for the capabilities and read the lists again, because a response suggests that info is wrong. For
+// example, the backend may have been upgraded. Doubt has an effect at most once per askLeast, because some backends always refuse some
+// requests.
 func (v *View) Doubt(info *ServerInfo) {
 	if v.doubt(info) {
 		v.Outdate()
@@ -117,7 +118,8 @@ type versionedList struct {
 	before  *fetched // the last list under earlier versions, or nil
 }
 
-// replaceList replaces the view's versionedList of a kind with a new one. The caller holds the lock.
+// replaceList replaces the view's versionedList of a kind with a new one. since is when the view noticed that the version had changed, or
+// zero for the view's first version. The caller holds the lock.
 func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
@@ -133,7 +135,7 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	return l
 }
 
-// latest returns the list that was fetched last, or nil if none was.
+// latest returns the list that was fetched last, or nil before the first one.
 func (l *versionedList) latest() *fetched {
 	if list, _ := l.list.Peek(); list != nil {
 		return list
@@ -150,8 +152,8 @@ func (l *versionedList) infoAge() time.Duration {
 	return min(askAgain, max(askLeast, time.Since(l.since)))
 }
 
-// list returns the backend's list under a list version. It fetches the list again if the cached one is older than use(cached list). If that
-// fails, it returns an error together with the last list, or nil.
+// list returns the backend's list under a list version. It fetches the list again if the cached one is older than the maximum age, which
+// the function use returns. If that fails, list returns an error together with the last list, or nil.
 func (v *View) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
 	v.mu.Lock()
 	l := v.lists[kind]
@@ -208,7 +210,7 @@ func (v *View) Outdate() {
 // version expires, the lists count as changed.
 const listVersionLife = time.Hour
 
-// listVersionKey returns the key of the list version that changes with a notification, given the notification's method.
+// listVersionKey returns the key of the list version that changes when the backend sends the notification with this method.
 func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }

@@ -96,7 +96,7 @@ func (t *Transport) Wait(ctx context.Context) error {
 // errAborted is the error that a reader of the response gets if the handler panicked.
 var errAborted = errors.New("the handler aborted its answer")
 
-// serve runs the handler and ends the answer. A panic of the handler does not end the process, as with net/http.
+// serve runs the handler and ends the answer. As in net/http, a panic of the handler does not end the process.
 func (t *Transport) serve(w *writer, r *http.Request) {
 	defer func() {
 		p := recover()

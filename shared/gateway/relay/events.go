@@ -89,7 +89,7 @@ func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	return nil
 }
 
-// replace changes the stored event types of a workspace and announces the change.
+// replace changes the stored event types of a workspace with the function edit, and announces the change if there is one.
 func (e *Events) replace(ctx context.Context, db store.DB, workspace string, edit func(map[string]catalog.BackendTypes)) error {
 	changed, err := catalog.ReplaceBackends(ctx, db, workspace, edit)
 	if err != nil || !changed {
@@ -421,7 +421,8 @@ func (e *receiver) overStdio() bool {
 	return strings.HasPrefix(e.backend.Client().URL, api.CommandScheme+":")
 }
 
-// adjust starts and ends subscriptions, so that they are the ones that clients want.
+// adjust starts and ends subscriptions at the backend, so that they match the events that clients want. It makes at most maxReceptions
+// subscriptions, and records in the state of the other ones that the limit is reached.
 func (e *receiver) adjust(ctx context.Context) error {
 	place := e.backend.Place()
 	wanted, err := e.Demand.ListWanted(ctx, place.Workspace, place.Backend)

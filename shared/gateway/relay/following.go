@@ -17,11 +17,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen requests. One
-// goroutine reads each stream. The main goroutine calls [following.connect], [following.settle] and [following.run]. It decides to which
-// resources the relay subscribes at the backend, and starts the requests for that. Each request runs in its own goroutine and reports its
-// result to the main goroutine. Only the main goroutine uses the fields interests and listens, which have the states of the subscriptions, so
-// they need no lock.
+// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen requests. Each
+// stream has a goroutine that reads it. The main goroutine calls [following.connect], [following.settle] and [following.run]. It decides
+// to which resources the relay subscribes at the backend, and starts the requests for that. Each request runs in its own goroutine and
+// reports its result to the main goroutine. The fields interests and listens have the states of the subscriptions. They need no lock,
+// because only the main goroutine uses them.
 type following struct {
 	*follower
 	relay        *Relay
@@ -74,7 +74,7 @@ func (f *following) connect() (err error) {
 	return err
 }
 
-// request returns an empty request in the session.
+// request returns a request in the connection's session, without a body.
 func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
@@ -196,7 +196,7 @@ func (f *following) settle(limit time.Duration) {
 	}
 }
 
-// refresh reads the clients' subscriptions.
+// refresh reads the clients' subscriptions to the backend's resources from the store.
 func (f *following) refresh() error {
 	wanted, err := f.Wanted(f.ctx)
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests compares the resources of a backend that clients want with the subscriptions that the relay has at the backend, for one
-// connection. From that it decides for which resource the relay subscribes or unsubscribes next. A refused or slow subscription does not affect
-// the others. Principals take turns, so that one with very many resources does not delay the others.
+// interests decides, for one connection, for which resource of a backend the relay subscribes or unsubscribes next. For that it compares the
+// resources to which clients are subscribed with the relay's own subscriptions at the backend. A refused or slow subscription does not
+// affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
 type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
 	of     map[string]*interest // the relay's subscriptions, by URI
@@ -88,7 +88,7 @@ func (i *interests) next() (uri, principal string, ok bool) {
 	return uri, principal, ok
 }
 
-// idle reports whether no request is running and none can start now.
+// idle reports whether the backend has answered all requests to subscribe and unsubscribe, and no further one can start now.
 func (i *interests) idle() bool {
 	_, _, left := i.next()
 	return !left && len(i.asking) == 0

@@ -90,7 +90,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 }
 
 func (l *lease) put(ctx context.Context, cond store.Condition) error {
-	// Different holders use different versions, so that none of them can renew or release another one's lease.
+	// Different holders use different versions, so that a holder cannot renew or release another one's lease.
 	version := time.Now().UnixMicro()
 	if l.done != nil {
 		version = l.version + 1
@@ -254,7 +254,7 @@ func (l *lease) nextLook(renewal time.Time) time.Duration {
 	return min(wait, time.Until(l.relay.Until)-l.relay.Handover)
 }
 
-// giveBack lets another relay take the lease immediately. If it fails, the lease expires.
+// giveBack deletes the lease, so that another relay can take it immediately. If that fails, the lease expires later.
 func (l *lease) giveBack() {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(l.ctx), 2*time.Second)
 	defer stop()

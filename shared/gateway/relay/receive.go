@@ -128,9 +128,9 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 	return err
 }
 
-// Some backends deliver events by webhook only. The relay creates and refreshes the subscriptions at these backends, and the publish role
-// receives the webhooks (ingest.Backends). When another relay takes over, it continues the same subscriptions, because the webhook's URL and
-// secret do not depend on the relay.
+// Some backends deliver events by webhook only. The relay creates and refreshes the subscriptions at these backends, and the publish
+// role receives the webhooks (ingest.Backends). When another relay takes over, it continues the same subscriptions, because the
+// webhook's URL and secret do not depend on the relay.
 
 // hookTTL is the lifetime that the relay requests for a webhook subscription. If the relay never ends the subscription, for example because
 // the backend is removed from the configuration, the backend ends it after this time.

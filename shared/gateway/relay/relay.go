@@ -65,8 +65,8 @@ type Backend interface {
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
-	// ListHashKey returns the key under which the relay stores the hash of a list, and under which the gateway stores
-	// [api.LeftOut].
+	// ListHashKey returns the key under which the relay stores the hash of a list. If a client got the list without the backend's
+	// entries, the gateway stores [api.LeftOut] there instead.
 	ListHashKey(kind api.Kind) store.Key
 	// SetNoStream records until the given time that the backend has no notification stream; the zero time removes the record.
 	SetNoStream(ctx context.Context, until time.Time) error
@@ -127,8 +127,8 @@ func key(of Backend, what string) store.Key {
 // log returns the logger for messages about a backend.
 func (r *Relay) log(of Backend) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
 
-// Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier when there is nothing to hold:
-// if there are no backends, or if other relays follow all of them.
+// Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier if it has nothing to do, for example
+// because there are no backends, or because other relays follow all of them.
 func (r *Relay) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -181,8 +181,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. When it does not hold the lease,
-// it sends to idled, so that [Relay.Run] checks whether it has any backend left to follow.
+// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. When it does not hold the
+// lease, it sends to idled, so that [Relay.Run] checks whether it has any backend left to follow.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {
@@ -215,12 +215,13 @@ func spread(wait, most time.Duration) time.Duration {
 	return least + mathrand.N(least)
 }
 
-// compareLists fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores the
-// new hashes, because the changes have already been announced.
+// compareLists fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores
+// the new hashes, because the changes have already been announced.
 //
 // A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
-// with an error. So compareLists skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces its
-// changes, even with notify unset. It also announces a list that a client got without the backend's entries, even if the list is unchanged.
+// with an error. So compareLists skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces
+// its changes, even with notify unset. It also announces a list that a client got without the backend's entries, even if the list is
+// unchanged.
 func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) error {
 	f.Outdate()
 	notified := map[string]bool{}

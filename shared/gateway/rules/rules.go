@@ -59,8 +59,8 @@ type Set struct {
 	scopes      []scoped
 }
 
-// forms are the spellings of a name or a glob that the rules compare: the original one and, for URIs, the results of normalize and flatten,
-// and the bare form.
+// forms are the spellings of a name or a glob that the rules compare: the original one and, for URIs, the results of normalize and
+// flatten, and the form that [bareForm] describes.
 type forms []string
 
 // bareForm is the index of the form of a URI without its query, its fragment and the slashes at its end. Only Deny and Scopes
@@ -143,7 +143,7 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	return slices.Compact(scopes), true
 }
 
-// matchGlob reports whether a glob matches the whole name. A * stands for any characters, also for none and for a slash, and every other
+// matchGlob reports whether a glob matches the whole name. A * stands for any text, also for an empty one and for slashes, and every other
 // character stands for itself. With the semantics of [path.Match], a * in Deny would not match names with a slash.
 //
 // The time is at most proportional to the product of the lengths, because matchGlob tries only the last * at several places. The text

@@ -84,7 +84,7 @@ func (x *exchange) next() ([]byte, error) {
 	}
 }
 
-// end records that no further messages arrive. The caller holds the lock of the process.
+// end records that no further messages arrive, and why: err is io.EOF after the response. The caller holds the lock of the process.
 func (x *exchange) end(err error) {
 	if x.err == nil {
 		x.err = err

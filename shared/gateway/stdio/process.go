@@ -53,8 +53,8 @@ const (
 //
 // A starting process already counts toward the limits on processes (see [Transport.place]), but its command does not run yet.
 //
-// Five goroutines belong to it. One supervises it, and the others write its standard input and read its standard output, standard error and
-// exit status.
+// Five goroutines belong to a process. One supervises it, and the others write its standard input and read its standard output, standard
+// error and exit status.
 type process struct {
 	server *server
 	id     string // names it as a session
@@ -369,8 +369,8 @@ func (s *server) triesInitialize() bool {
 	return version == api.AutoVersion || !spec.Version(version).Stateless()
 }
 
-// oldestVersion is the first revision of MCP. The gateway treats it as the second one, 2025-03-26, because over stdio the two differ only in
-// features that the gateway does not use.
+// oldestVersion is the first revision of MCP. The gateway treats it as the second one, 2025-03-26, because over stdio the two differ only
+// in features that the gateway does not use.
 const oldestVersion = "2024-11-05"
 
 // answer is the outcome of one of the two requests of a handshake.

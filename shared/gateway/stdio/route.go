@@ -19,12 +19,14 @@ import (
 // transport decides by these rules:
 //
 //   - A response belongs to the request with its id.
-//   - Progress belongs to the request with its token. Requests of several clients may have the same token, so the transport replaces it by a unique one.
-//   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions), or to the stream of events (SEP-3415).
-//   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that call ends
-//     with a response, the question belongs to another one and goes there. A question before the first call waits for it.
-//   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other principals
-//     run, it goes to the request that asks for log messages. If several requests ask for log messages, the transport drops it.
+//   - Progress belongs to the request with its token. Requests of several clients may have the same token, so the transport replaces it
+//     by a unique one.
+//   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions), or to the stream of events
+//     (SEP-3415).
+//   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that
+//     call ends with a response, the question belongs to another one and goes there. A question before the first call waits for it.
+//   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other
+//     principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the transport drops it.
 //   - Changes of lists and resources go to the GET stream of the gateway.
 
 // question is a request that the process sends to a client.
@@ -72,7 +74,8 @@ func (p *process) route(line []byte) {
 	}
 }
 
-// maxDepth is how deeply a message may be nested. The reader of an exchange checks its own, lower limit.
+// maxDepth is how deeply a message may be nested. Package upstream, which reads the messages, checks the nesting again, with a lower
+// limit for most requests.
 const maxDepth = 1000
 
 // deliver hands a message to a request, or returns why it cannot. The caller holds the lock.
@@ -208,8 +211,8 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the client
-// got it in two calls and has already answered it in the other one.
+// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the
+// client got it in two calls and has already answered it in the other one.
 func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,8 +243,8 @@ func (p *process) moveQuestions(from *exchange) {
 	}
 }
 
-// deliverLog hands a log message of a shared process to the request that asks for log messages. The message does not say to which request it
-// belongs. So if several requests ask for log messages, or none does, deliverLog returns the reason to drop the message.
+// deliverLog hands a log message of a shared process to the request that asks for log messages. The message does not say to which request
+// it belongs. So unless exactly one request asks for log messages, deliverLog returns the reason to drop the message.
 func (p *process) deliverLog(m upstream.Message) (reason string) {
 	var only *exchange
 	for _, x := range p.exchanges {

@@ -163,8 +163,8 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	return nil
 }
 
-// recordFailure delays the next start for a holder. ready says whether the process that died had ever answered, and lived is how long it
-// ran.
+// recordFailure delays the next start for a holder, which is a principal, or empty for the shared process. ready says whether the process
+// that died had ever answered, and lived is how long it ran.
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

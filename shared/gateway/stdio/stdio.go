@@ -213,7 +213,7 @@ func (t *Transport) Running(b api.Backend) bool {
 	return p != nil && !p.isLeaving()
 }
 
-// Failing reports whether the last shared process of the backend has failed, and none has started since.
+// Failing reports whether the last shared process of the backend has failed, and no other one is running now.
 func (t *Transport) Failing(b api.Backend) bool {
 	s := t.findServer(b)
 	return s != nil && s.readyProcess() == nil && s.failed.Load()

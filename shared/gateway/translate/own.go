@@ -36,7 +36,7 @@ func mayHaveOwn(b []byte) bool {
 			return true
 		}
 	}
-	// A letter or the hyphen may be escaped, for example \u002d.
+	// JSON may also have a letter or the hyphen of our prefix as an escape, for example the hyphen as \u002d.
 	for rest := b; ; {
 		_, after, found := bytes.Cut(rest, []byte(`\u00`))
 		if !found || len(after) < 2 {

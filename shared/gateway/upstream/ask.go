@@ -120,9 +120,9 @@ func (c *Client) ListParams(version spec.Version) json.RawMessage {
 	return c.metaParams(version, ListCapabilities)
 }
 
-// ListCapabilities are the client capabilities that the gateway declares to read lists, because some servers list a tool that asks questions
-// only for clients that can answer them. In a call, a backend learns the client's own capabilities. ListCapabilities does not contain roots,
-// because some servers ask for the roots before they answer any request, and the gateway cannot answer that.
+// ListCapabilities are the client capabilities that the gateway declares to read lists, because some servers list a tool that asks
+// questions only for clients that can answer them. In a call, a backend learns the client's own capabilities. ListCapabilities does not
+// contain roots, because some servers ask for the roots before they answer any request, and the gateway cannot answer that.
 var ListCapabilities = json.RawMessage(`{"elicitation":{"form":{},"url":{}},"sampling":{"context":{},"tools":{}}}`)
 
 func (c *Client) metaParams(version spec.Version, capabilities json.RawMessage) json.RawMessage {

@@ -117,7 +117,7 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// take returns an idle connection, or nil.
+// take returns the latest idle connection to an address, which is then no longer idle, or nil.
 func (d *direct) take(address string) *directConn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
