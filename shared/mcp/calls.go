@@ -36,7 +36,8 @@ type route struct {
 	name, member string
 }
 
-// routeName returns a router to the backend with the tool, prompt or task that a member of the params names.
+// routeName returns a router for methods that name a tool, prompt or task in a member of their params. For example, tools/call has the
+// member "name".
 func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.RequiredString(member)
@@ -73,7 +74,7 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
-// routeExtension routes a request to the backend that declares the extension of its method.
+// routeExtension routes a request to the backend that declares the extension to which the request's method belongs.
 func routeExtension(c *method.Call) (route, bool, error) {
 	return route{kind: api.Extensions, name: c.Msg.Method}, true, nil
 }

@@ -48,7 +48,7 @@ func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Resu
 	return r, nil
 }
 
-// collectContext reads the message and collects its context from the providers.
+// collectContext reads the message of a conversation from the call's params, and collects the context for it from the providers.
 func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(conversationKind(c), c.Msg.Params)
 	if err != nil {

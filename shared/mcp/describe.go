@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// resourceCapability is capabilities.resources, with the members of SEP-1803.
+// resourceCapability is the member resources of the server's capabilities. SEP-1803 adds the members events and subscription to it.
 type resourceCapability struct {
 	Events       bool     `json:"events,omitempty"`
 	Subscribe    bool     `json:"subscribe,omitempty"`
@@ -79,7 +79,8 @@ func (d *description) isPersonal(ctx context.Context) bool {
 	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
-// capabilities returns the capabilities for a caller. They match the methods that the caller can use.
+// capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions. They match
+// the methods that the caller can use.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := d.methods.Has(spec.MethodListen)

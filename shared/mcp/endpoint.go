@@ -86,9 +86,11 @@ type Options struct {
 	// It needs Feeds. Nil means that there are no such tools.
 	EventTools func(*streams.Streams) events.Tools
 
-	// Profile returns a principal's profile of the MCP Events extension. Nil means [spec.Released] for all.
+	// Profile returns which version of the MCP Events extension applies to a principal, unless the client declares one itself. Nil means
+	// [spec.Released] for all principals.
 	Profile func(ctx context.Context, p auth.Principal) spec.Profile
-	// EventsRevisions replaces [spec.EventsRevisions].
+	// EventsRevisions has the profile for each revision of the MCP Events extension that a client may declare. Nil means
+	// [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
 	// Guard refuses requests that a browser sends for a web page of another site. Such a page could otherwise call the server with

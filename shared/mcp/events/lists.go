@@ -465,7 +465,8 @@ type place struct {
 	scope string
 }
 
-// readPlace reads the cursor in a request for a list. at maps the names of the catalog's entries to their indices.
+// readPlace returns the position at which a page of a list begins, from the cursor in the request. at maps the names of the catalog's
+// entries to their indices.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.OptionalString("cursor")
 	if err != nil || !given {
@@ -500,7 +501,7 @@ func parseCursor(list, token string) (p place, ok bool) {
 	return p, bytes.IndexByte([]byte{atCatalog, atSubscriptions, atBackends}, p.where) >= 0
 }
 
-// partedPage is a page of a list that has several parts.
+// partedPage is a page of a list that has several parts: entries of the catalog, webhook subscriptions, and items of backends.
 type partedPage struct {
 	from   place
 	pieces [][]byte
@@ -556,7 +557,7 @@ func (p *partedPage) beginPart(part byte) bool {
 	return false
 }
 
-// findStart returns the position in a part after which this page continues the part. It is empty if this page shows the part from
+// findStart returns the position in a part of the list after which this page begins. It is empty if this page shows the part from
 // its beginning.
 func (p *partedPage) findStart(part byte) string {
 	if p.from.where != part {
@@ -567,8 +568,9 @@ func (p *partedPage) findStart(part byte) string {
 
 var closing = []byte("]")
 
-// result returns the page. All pages of a list must have the same scope (2026-07-28, Caching). So if the previous page was
-// public and this page is private, result returns an error, and the client has to read the list from the beginning.
+// result returns the page, with meta as members of _meta. All pages of a list must have the same caching scope (2026-07-28,
+// Caching). So if the previous page was public and this page is private, result returns an error, and the client has to read the
+// list from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

@@ -36,7 +36,8 @@ type pushFraming struct {
 	stream  *streams.Stream
 	version spec.Version
 	profile spec.Profile
-	// unchecked is true from when the credentials were read again until the subscription was checked with them.
+	// unchecked is true after the caller has been authenticated again, until the subscription has been checked with the caller's
+	// current rights.
 	unchecked bool
 }
 
@@ -61,7 +62,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	})
 }
 
-// Begin confirms the subscription.
+// Begin sends the notification that confirms the subscription.
 func (p *pushFraming) Begin(context.Context) error {
 	return p.notify(spec.NoteEventsActive, p.stream.ResumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.stream.Feed.Truncated)

@@ -383,7 +383,7 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// EarlierStreams describes a session's earlier streams for a new one.
+// EarlierStreams tells a session's new stream about the session's earlier streams.
 type EarlierStreams struct {
 	// Exists is set if the session had a stream before. If the first two streams of a session begin at the same moment, Exists
 	// is set for only one of them.
@@ -492,8 +492,8 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return &sess
 }
 
-// Change applies alter to the stored session and writes the result. If another request wrote the session at the same time,
-// Change tries again, up to five times.
+// Change changes the stored session with the function alter. If another request wrote the session at the same time, Change tries
+// again, up to five times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		it, err := store.One(ctx, s.DB, itemKey(sess.Key, sortSession), "read the session")

@@ -85,7 +85,7 @@ func (s *dialectStream) Begin(ctx context.Context) error {
 	return nil
 }
 
-// Heartbeat sends the lifecycle event ping.
+// Heartbeat checks the caller's credentials and sends the lifecycle event ping.
 func (s *dialectStream) Heartbeat(ctx context.Context) error {
 	if err := s.stream.CheckCredentials(ctx); err != nil {
 		return err

@@ -61,7 +61,7 @@ func endingOf(why error) *ending {
 	return nil
 }
 
-// endReason returns the reason, for operators, for which a stream ended.
+// endReason returns why a stream ended, as a short text for the log and the metrics.
 func endReason(r *http.Request, why error) string {
 	_, subscription := errors.AsType[*Ended](why)
 	switch x := endingOf(why); {

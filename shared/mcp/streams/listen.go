@@ -45,7 +45,7 @@ func (l *listenFraming) Begin(context.Context) error {
 	return l.stream.Send(spec.NoteAcknowledged, text(members), text(meta), l.stream.ResumeAt())
 }
 
-// Deliver sends a delivery, and first checks the credentials if a check is due.
+// Deliver checks the caller's credentials if a check is due, and passes an event or notice of the feed on to the client.
 func (l *listenFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	if err := l.stream.verify(ctx, d); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (l *listenFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	return l.stream.notify(ctx, d)
 }
 
-// Heartbeat sends a comment.
+// Heartbeat checks the caller's credentials and sends an SSE comment.
 func (l *listenFraming) Heartbeat(ctx context.Context) error { return l.stream.sendComment(ctx) }
 
 // End sends the result of the request.

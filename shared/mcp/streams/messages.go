@@ -50,7 +50,7 @@ func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// wantsNotification reports whether the client asked for the notification note, which reports a changed list.
+// wantsNotification reports whether the client asked for notifications with the method note, which report a changed list.
 func (s *Stream) wantsNotification(note string) bool {
 	switch note {
 	case spec.NoteResourcesChange:

@@ -79,7 +79,7 @@ type sessionStream struct {
 	taken      bool      // the session has ended or has a newer stream
 }
 
-// OpenSession opens the stream of a session.
+// OpenSession opens the GET stream of a session. last is the position at which the client's previous connection ended, or zero.
 func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Position) (*Stream, error) {
 	s := st.newSessionStream(c, kindSession, last)
 	s.stream.interests.roots = true
@@ -100,7 +100,7 @@ func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) 
 	return s
 }
 
-// setSession takes over the settings of the session: which notifications and log messages its client wants.
+// setSession makes the stream use the session's current settings: which notifications and log messages the client wants.
 func (s *sessionStream) setSession(sess *session.Session) {
 	s.sess = sess
 	wants := &s.stream.interests
@@ -108,7 +108,7 @@ func (s *sessionStream) setSession(sess *session.Session) {
 	wants.payloads, wants.level = sess.Payloads, sess.Level
 }
 
-// Deliver sends a delivery, or applies a change that another request made to the session.
+// Deliver passes an event or notice of the feed on to the client, or applies a change that another request made to the session.
 func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	if err := s.stream.verify(ctx, d); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	return s.stream.notify(ctx, d)
 }
 
-// Heartbeat sends a comment.
+// Heartbeat checks the caller's credentials and sends an SSE comment.
 func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.sendComment(ctx) }
 
 // open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, a

@@ -93,7 +93,7 @@ type interests struct {
 	roots                             bool // changes of roots that a backend reports, see package relay
 	contexts                          bool // contexts of conversation messages that were sent outside of sessions
 	payloads                          bool // repeat payloads in _meta
-	// level is the lowest severity of this server's log messages. It is empty if the client asked for none.
+	// level is the lowest severity of log messages that the client asked for. It is empty if the client did not ask for any.
 	level string
 }
 

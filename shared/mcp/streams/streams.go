@@ -101,7 +101,7 @@ func (s *Stream) start(response http.ResponseWriter, c *method.Call) {
 	s.ends = append(s.ends, func() { done() })
 }
 
-// Open opens the feed.
+// Open opens the feed from which the stream reads.
 func (s *Stream) Open(ctx context.Context, r stream.Request) (err error) {
 	if s.Feed, err = s.Streams.Feeds.Open(ctx, r); err == nil {
 		s.ends = append(s.ends, s.Feed.Close)
