@@ -267,8 +267,8 @@ func hashedConsentKey(workspace, principalHash, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "consent#" + workspace + "#" + principalHash, Sort: "p#" + provider}
 }
 
-// markKey returns the key of the mark that an operator decided for a principal. The key contains both ids only as hashes, so an
-// erasure of the principal's data need not delete the mark.
+// markKey returns the key of the item that marks an operator's decision for a principal (see [consents]). The key contains both ids only
+// as hashes, so an erasure of the principal's data need not delete the item.
 func markKey(workspace, operator, principal, provider string) store.Key {
 	return store.Key{
 		Table: store.Subscriptions, Partition: "consent#by#" + workspace + "#" + hashPrincipal(operator),
@@ -276,7 +276,7 @@ func markKey(workspace, operator, principal, provider string) store.Key {
 	}
 }
 
-// EachMark calls do with the key of each mark that an operator decided for another principal.
+// EachMark calls the function do with the key of each item that marks a decision of an operator for another principal.
 func EachMark(ctx context.Context, db store.DB, workspace, operator string, do func(mark store.Key) error) error {
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }

@@ -163,7 +163,7 @@ func tooLarge(what string, most int) error {
 	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).AtLimit(what, float64(most))
 }
 
-// Params encodes the message with the members that [Parse] has read. Meta holds additional members of _meta, without
+// Params encodes the message with the members that [Parse] has read. The parameter meta has additional members of _meta, without
 // braces, and may be nil.
 func (m *Message) Params(meta []byte) json.RawMessage {
 	b := jsonrpc.Encode(m)

@@ -257,8 +257,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask sends the message to one provider, unless its breaker is open because it did not answer earlier messages. asked is the
-// context of the request, which ends with the budget, and ctx is the caller's context.
+// ask sends the message to one provider, unless the provider's [breaker] stops it because earlier messages were not answered. asked
+// is the context of the request, which ends when the time budget is used up, and ctx is the caller's context.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
@@ -344,8 +344,8 @@ func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf returns why a request to a provider failed. asked is the context of the request, which ends with the budget,
-// and asker is the caller's context.
+// reasonOf returns why a request to a provider failed. asked is the context of the request, which ends when the time budget is used
+// up, and asker is the caller's context.
 func reasonOf(asked, asker context.Context, err error) reason {
 	f, known := errors.AsType[failure](err)
 	switch {
