@@ -127,7 +127,7 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
-// finish waits for the last save. The caller must not start another one afterwards.
+// finish waits until the last save has ended. The caller must not start another save afterwards.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()

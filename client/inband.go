@@ -118,7 +118,7 @@ func (c *Client) streamOnce(f *flow) (time.Duration, error) {
 	}
 }
 
-// handleMessage handles one message of the stream.
+// handleMessage handles one message of an events/stream, for example an event or a heartbeat.
 func (f *flow) handleMessage(data []byte) error {
 	var m struct {
 		Method string     `json:"method"`

@@ -243,7 +243,7 @@ func (l *listener) connect() (io.ReadCloser, error) {
 	return body, err
 }
 
-// handleMessage handles a JSON-RPC message of the stream.
+// handleMessage handles one message of a stream of resource updates.
 func (l *listener) handleMessage(data []byte) error {
 	if !json.Valid(data) {
 		l.log.Warn("invalid stream message", "error", "it is not JSON")

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// pollResult is the result of a poll.
+// pollResult is the result of events/poll.
 type pollResult struct {
 	Events     []json.RawMessage `json:"events"`
 	Cursor     *string           `json:"cursor"`

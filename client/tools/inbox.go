@@ -43,7 +43,7 @@ type inbox struct {
 	changed chan struct{}        // closed and replaced when an entry arrives and when a call stops waiting
 }
 
-// add adds an event.
+// add adds an event to the inbox. It shortens the event's id, URI and other texts to maxText bytes each.
 func (b *inbox) add(subscription string, e client.Event) {
 	x := eventtools.Event{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), URI: clip(e.URI), Time: clip(e.Time), Data: e.Data}
 	x.Trim()
