@@ -51,7 +51,7 @@ type Globals struct {
 	out, err io.Writer
 }
 
-// CLI is the command line.
+// CLI declares the commands of the program, for the command-line parser (kong).
 type CLI struct {
 	Globals
 
