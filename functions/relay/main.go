@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
+// shutdownTime limits how long the relay takes to shut down after SIGTERM. Lambda sends SIGKILL 500 ms after SIGTERM, so the
+// remaining time suffices to write the metrics.
 const shutdownTime = 400 * time.Millisecond
 
 // ignoreChanged does nothing. The relay calls it after it has stored changed event types of a backend, but on AWS the function retry

@@ -105,9 +105,9 @@ func readLevel(text string) (slog.Level, error) {
 	return level, nil
 }
 
-// margin is how long before the end of its invocation a batch must end, so that it can report its result before Lambda
-// ends the process, and failed messages are redelivered soon. It is at most a third of the invocation's time, because
-// local AWS runs functions with timeouts of a few seconds.
+// margin is how long before the end of its invocation a batch must end, so that the function can report the failed
+// messages before Lambda ends the process. They are then redelivered soon. For short invocations, the margin is a third
+// of the remaining time, because local AWS runs functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
 // batchDeadline returns the time at which a batch must end if its invocation ends at the given time.

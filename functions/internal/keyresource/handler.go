@@ -108,7 +108,7 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 	}
 }
 
-// resourceID never changes, so that CloudFormation never replaces the resource.
+// resourceID is the physical id of the custom resource. It never changes, so that CloudFormation never replaces the resource.
 const resourceID = "mcpevents-sealing-keys"
 
 // settingsProperty is the property of the resource that contains the settings. They have the names of the functions'

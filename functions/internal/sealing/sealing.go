@@ -192,8 +192,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	// After a crash at this point the old key continues to seal, and its secrets can still be opened. Repeating the
 	// step completes it.
 	//
-	// Another rotation may have completed since this one wrote the private keyset. The condition keeps its public keyset,
-	// because otherwise an older key would seal again.
+	// Another rotation may have completed since this one wrote the private keyset. The condition then keeps the public
+	// keyset of the other rotation, because otherwise an older key would seal again.
 	cond := store.Absent()
 	if had[0] != nil {
 		cond = store.VersionIs(had[0].Version)
