@@ -127,7 +127,7 @@ func freeAddresses() (one, other string, err error) {
 	return addrs[0], addrs[1], nil
 }
 
-// storeCounts are the counters of the server's store since its start.
+// storeCounts are the counters of the server's store since the server started.
 type storeCounts struct {
 	Commits, Syncs int64
 	Written        int64 `json:"written_bytes"`
