@@ -235,7 +235,7 @@ type PublishingOptions struct {
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
-// NewPublishing returns the publish role.
+// NewPublishing returns the publish role, which accepts events.
 func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
 	documents, events := newDocuments(c, service), publish.NewBackendPublisher(service)
@@ -275,8 +275,8 @@ func newInbox(c *Core, documents ingest.Documents, service *publish.Service) *pu
 	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Documents: documents}, Log: c.Log}
 }
 
-// newDocuments returns the converter of a source's requests (POST /sources/{name}) and of its messages in the inbox queue
-// to events.
+// newDocuments returns the component that converts the requests of sources (POST /sources/{name}), and their messages in the
+// inbox queue, to events.
 func newDocuments(c *Core, service *publish.Service) ingest.Documents {
 	return ingest.Documents{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,

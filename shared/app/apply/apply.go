@@ -29,8 +29,8 @@ import (
 
 // Files are the operator's files.
 type Files struct {
-	// Catalogs has the catalogs by workspace. It may have the catalog of [catalog.Shared] only with All. Otherwise Apply would
-	// check it against workspaces that keep their own stored catalogs.
+	// Catalogs has the catalogs by workspace. It may have the catalog of [catalog.Shared], which workspaces without a catalog of
+	// their own use, only with All. Otherwise Apply would check it against workspaces that keep their own stored catalogs.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
@@ -134,7 +134,8 @@ func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	return p.write(ctx)
 }
 
-// read reads the stored configuration, and marks documents without a file for removal.
+// read reads the stored configuration. If the files are all files of the server ([Files.All]), it also marks stored catalogs without a
+// file for removal, and replaces a missing configuration with an empty one.
 func (p *plan) read(ctx context.Context) (err error) {
 	if p.All {
 		names, err := catalog.Names(ctx, p.DB)
@@ -268,7 +269,7 @@ func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Cata
 	return d.Catalog, err
 }
 
-// write writes the changed documents.
+// write writes the changed catalogs and the changed configuration together.
 func (p *plan) write(ctx context.Context) (o Outcome, err error) {
 	var edits []settings.Edit
 	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {

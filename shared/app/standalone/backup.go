@@ -33,7 +33,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
 
-// copier is the type of [engine.Copy].
+// copier is the type of the function [engine.Copy], which copies a database. Tests pass another function.
 type copier func(ctx context.Context, path, to string, begun func(size int64)) error
 
 // backup implements [Backup]. Tests pass a copyFile that changes the keys.

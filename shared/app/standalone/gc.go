@@ -15,7 +15,7 @@ const (
 	// every few megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
-	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
+	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
 	// quietAfter is the time without a collection after which a busy server counts as quiet and returns unused memory to the
 	// system.
