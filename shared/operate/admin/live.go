@@ -72,8 +72,8 @@ type liveSlot struct {
 }
 
 // reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the workspace
-// that has the most streams. It returns nil if the asking workspace would then have at least as many streams as the other one has
-// now. Otherwise two workspaces could take the same slot from each other in turn.
+// that has the most streams. It does so only if that workspace has at least two streams more than the asking one, because otherwise
+// the two could take the same slot from each other in turn. If the other workspace has fewer, reserve returns nil.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -202,7 +202,7 @@ func newSeries(found []records.Record, now time.Time) []step {
 	return series
 }
 
-// failing is an origin with failed attempts.
+// failing is an origin at which attempts to deliver events have failed.
 type failing struct {
 	Origin   string `json:"origin"`
 	Attempts int    `json:"attempts"`

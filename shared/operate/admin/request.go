@@ -71,7 +71,7 @@ func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	return q, checkOrder(q.Since, q.Until)
 }
 
-// readValues returns the given parameters by name.
+// readValues returns the query parameters of a URL by name. It refuses unknown, repeated and overlong parameters.
 func readValues(u *url.URL, params []operations.Param) (map[string]string, error) {
 	if params == nil {
 		return nil, nil

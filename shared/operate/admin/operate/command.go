@@ -211,7 +211,7 @@ func parseTime(text string, now time.Time) (string, error) {
 	return text, nil
 }
 
-// notes explain why a list may be incomplete. A key is a member of the response with its value.
+// notes explain why a list may be incomplete. A key is a member of the API's response, with its name and its value in JSON.
 var notes = map[string]string{
 	`"kept":"failures"`: "The delivery log keeps failures only (--delivery-log).",
 	`"kept":"none"`:     "The delivery log keeps nothing (--delivery-log none).",
