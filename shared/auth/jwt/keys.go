@@ -26,7 +26,7 @@ import (
 const (
 	// fresh is how long keys are used without another fetch. A key that the issuer removes is refused after this time.
 	fresh = 5 * time.Minute
-	// usable is how long after their fetch keys are used if the issuer cannot be reached.
+	// usable is the age up to which keys are used if the issuer cannot be reached.
 	usable = time.Hour
 	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer. For up to 5 s
 	// after a fetch, a token that is signed with a newer key is refused.
