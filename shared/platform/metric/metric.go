@@ -431,7 +431,7 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 	return out
 }
 
-// MetricUndecodable is the metric of [Undecodable].
+// MetricUndecodable is the name of the metric that [Undecodable] counts.
 const MetricUndecodable = "ItemsUndecodable"
 
 // Undecodable counts stored items that cannot be decoded. Readers treat such items as absent. A nil Undecodable counts
