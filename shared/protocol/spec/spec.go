@@ -66,7 +66,7 @@ const (
 	MethodAssistant    = "conversation/assistantResponse"
 )
 
-// The requests of servers to clients.
+// The methods of requests that servers send to clients.
 const (
 	MethodElicit = "elicitation/create"
 	MethodSample = "sampling/createMessage"
@@ -122,7 +122,7 @@ const TasksExtension = "io.modelcontextprotocol/tasks"
 // differ in the webhook-id of deliveries, in the error codes, and in the response to events/unsubscribe for an unknown subscription.
 type Profile string
 
-// The profiles.
+// The profiles of the MCP Events extension.
 const (
 	// Released is the profile of the released clients: ChatGPT, the AI SDK and TanStack.
 	Released Profile = "released"
@@ -173,7 +173,7 @@ func IsOwn(name string) bool {
 	return ok && strings.EqualFold(prefix+"/", OwnPrefix)
 }
 
-// Our _meta keys.
+// The _meta keys that this project defines.
 const (
 	// MetaCursor is a position in the event log. Each notification of a subscriptions/listen stream has one. A client that
 	// sends it in a later subscriptions/listen continues there.
