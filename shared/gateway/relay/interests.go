@@ -13,9 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests decides, for one connection, for which resource of a backend the relay subscribes or unsubscribes next. For that it compares the
-// resources to which clients are subscribed with the relay's own subscriptions at the backend. A refused or slow subscription does not
-// affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
+// interests decides, for one connection, for which resource of a backend the relay subscribes or unsubscribes next. For that it compares
+// the resources to which clients are subscribed with the relay's own subscriptions at the backend. A refused or slow subscription does
+// not affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
 type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
 	of     map[string]*interest // the relay's subscriptions, by URI

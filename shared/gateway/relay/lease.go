@@ -24,7 +24,8 @@ type holding struct {
 	Connected bool `json:"c,omitempty"`
 }
 
-// watchEvery is how often a holder in the last part of its time checks whether it has a successor.
+// watchEvery is how often the relay that holds a lease checks whether another relay has taken it over. It checks only in the last part of
+// its time.
 const watchEvery = 250 * time.Millisecond
 
 // lease is the right to hold a backend's stream or, while follows is set, a claim to take it over.

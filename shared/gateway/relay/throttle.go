@@ -102,7 +102,7 @@ const (
 	gapCost = 10
 	// lineRate and lineBurst limit the lines per second of all streams of a backend. A message has two lines or more.
 	lineRate, lineBurst = 8 * eventRate, 8 * eventBurst
-	// logRate and logBurst limit the lines per second that the client of a backend's events adds to the log.
+	// logRate and logBurst limit the log lines per second that package client writes about a backend's events.
 	logRate, logBurst = 1, 50
 )
 
