@@ -134,7 +134,7 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 }
 
 // ResponseNotice carries an answer to a POST, through the event log, to the instance that holds the session's stream. The
-// answer is encrypted, because the log stores it.
+// answer is encrypted, because the event log stores it.
 type ResponseNotice struct {
 	Response []byte `json:"response,omitempty"`
 }

@@ -374,7 +374,7 @@ const MetaCut = `"` + spec.MetaContextCut + `":true`
 const ContextLife = 2 * time.Minute
 
 // ContextNotice carries the context of a conversation message, through the event log, to the client's stream. The context is
-// encrypted, because the log stores it. Cut is true if the context is incomplete.
+// encrypted, because the event log stores it. Cut is true if the context is incomplete.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`
