@@ -360,8 +360,9 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 }
 
 // forgetting is an [engine.Job] that deletes up to [dedupStep] rows that are older than [dedupWindow]. It also deletes rows
-// that are more than dedupWindow in the future, because the clock was set back since they were written. They would stay until
-// the clock has caught up, and so would all later rows, because the ids of rows only grow.
+// that are more than [dedupStepBack] in the future, because the clock was set back since they were written. They would stay until
+// the clock has caught up, and so would all later rows, because the ids of rows only grow. After a restart, the later rows would
+// count for longer than dedupWindow.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay
@@ -373,7 +374,7 @@ func (f *forgetting) Apply(tx *engine.Tx) error {
 	if err != nil {
 		return err
 	}
-	f.last = tx.Now.Add(dedupWindow).UnixMicro()
+	f.last = tx.Now.Add(dedupStepBack).UnixMicro()
 	if err := s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro()).Int(2, f.last).Int(3, dedupStep).Exec(); err != nil {
 		return err
 	}
