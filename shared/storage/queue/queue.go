@@ -70,6 +70,10 @@ type Outgoing struct {
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
+	// Owner, of the same characters, says for whom the message of a standard queue is handled, for example for which principal. A queue
+	// shares its consumers among the owners first, and then among the groups of each owner. One owner gets at most three quarters of
+	// the consumers that the other owners leave free. SQS knows no owners.
+	Owner string
 	// Dedup is a deduplication id of the same characters. A FIFO queue drops a message if it accepted one with the same id in the
 	// last five minutes. Standard queues do not deduplicate.
 	Dedup string
@@ -84,6 +88,8 @@ func Check(name Name, m *Outgoing) error {
 		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
 	case len(m.Body) > MaxBody:
 		return fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(m.Body), MaxBody)
+	case m.Owner != "" && (name.FIFO() || m.Group == "" || !validID(m.Owner)):
+		return fault.New(fault.Invalid, "owner of a message for %s is invalid (allowed: on a standard queue with a group, up to %d characters of [A-Za-z0-9_-])", name, maxID)
 	case !validID(m.Group) || !validID(m.Dedup):
 		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxID)
 	case m.Delay < 0 || m.Delay > MaxDelay:

@@ -406,11 +406,14 @@ var limitCases = []testCase{
 		for _, bad := range []string{"a b", "ä", "a#b", strings.Repeat("g", 129)} {
 			b.checkRefused("group "+bad, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: bad}, fault.Invalid)
 			b.checkRefused("FIFO group "+bad, queue.Events, queue.Outgoing{Body: []byte("m"), Group: bad, Dedup: "d"}, fault.Invalid)
+			b.checkRefused("owner "+bad, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: "g", Owner: bad}, fault.Invalid)
 			b.checkRefused("dedup id "+bad, queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: bad}, fault.Invalid)
 		}
+		b.checkRefused("FIFO with an owner", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Owner: "o"}, fault.Invalid)
+		b.checkRefused("an owner without a group", queue.Slow, queue.Outgoing{Body: []byte("m"), Owner: "o"}, fault.Invalid)
 		b.checkRefused("FIFO without a group", queue.Events, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
 		b.checkRefused("a dedup id on a standard queue", queue.Slow, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
-		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Group: strings.Repeat("g", 128)})
+		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Group: strings.Repeat("g", 128), Owner: strings.Repeat("o", 128)})
 	}},
 	{"delays", func(b *bench) {
 		b.checkRefused("negative", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: -time.Second}, fault.Invalid)

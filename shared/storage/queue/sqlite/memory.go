@@ -54,7 +54,7 @@ func newMemoryQueue(q *Queues, name queue.Name) *memoryQueue {
 		q: q, name: name, wake: make(chan struct{}, 1),
 		window: window{
 			maxMessages: q.opts.MaxReady, maxBytes: q.opts.MaxBytes,
-			ready: ready{fifo: name.FIFO(), groups: map[string]*group{}}, early: map[int64]string{}, spills: map[string]*spill{},
+			ready: newReady(name.FIFO()), early: map[int64]string{}, spills: map[string]*spill{},
 		},
 		sql: statements{
 			table:       t,
@@ -164,7 +164,7 @@ func (mq *memoryQueue) wakePump(at time.Time) {
 // message is a message that is, or was, in memory.
 type message struct {
 	id       int64
-	group    string
+	group    string // see [groupOf]
 	body     []byte // nil: to be read from its row
 	value    any    // [queue.Outgoing.Value] until a handler has received it; nil if the message was read from its row
 	sent     int64  // microseconds since 1970

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -309,7 +310,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	w := &mq.window
-	msgs := w.ready.take(opts.Batch, opts.PerGroup, opts.Bytes)
+	msgs := w.ready.take(opts)
 	if len(msgs) == 0 {
 		woken := make(chan struct{}, 1)
 		mq.waiting = append(mq.waiting, woken)
@@ -383,7 +384,8 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	missing := false
 	for i, m := range b.msgs {
 		to := &b.handed[i]
-		to.ID, to.Group, to.Sent = strconv.FormatInt(m.id, 10), m.group, microseconds(m.sent)
+		to.ID, to.Sent = strconv.FormatInt(m.id, 10), microseconds(m.sent)
+		to.Group, to.Owner, _ = strings.Cut(m.group, "/")
 		missing = missing || to.Body == nil
 	}
 	if missing {

@@ -122,6 +122,73 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 	})
 }
 
+// TestAnOwnerWithManyGroupsLeavesConsumersToOthers has owners with more groups than consumers, whose messages hang.
+func TestAnOwnerWithManyGroupsLeavesConsumersToOthers(t *testing.T) {
+	const consumers, groups, takes = 16, 40, 20 * time.Second
+	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+		var mu sync.Mutex
+		running, done := map[string]int{}, map[string]int{}
+		defer run(q, queue.Slow, queue.ConsumeOptions{Batch: 1, Concurrency: consumers, PerGroup: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			m := batch[0]
+			mu.Lock()
+			running[m.Owner]++
+			running[m.Group]++
+			if m.Group == "shared" && running["shared"] > 2 {
+				t.Errorf("got %d concurrent messages of the shared group, want at most 2", running["shared"])
+			}
+			mu.Unlock()
+			time.Sleep(takes)
+			mu.Lock()
+			defer mu.Unlock()
+			running[m.Owner]--
+			running[m.Group]--
+			done[m.Owner]++
+			return nil, nil
+		})()
+		hang := func(owner string) {
+			for i := range groups {
+				// The queue reads delayed messages from the file.
+				send(t, q, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: fmt.Sprint(owner, i), Owner: owner, Delay: time.Second})
+			}
+			time.Sleep(2 * time.Second)
+		}
+		check := func(want map[string]int) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			for owner, n := range want {
+				expect.Equal(t, "WHK-16: running messages of "+owner, running[owner], n)
+			}
+		}
+		hang("one")
+		check(map[string]int{"one": 12})
+		hang("two")
+		check(map[string]int{"one": 12, "two": 3})
+		time.Sleep(10 * takes)
+		mu.Lock()
+		expect.Equal(t, "messages of the first owner", done["one"], groups)
+		expect.Equal(t, "messages of the second owner", done["two"], groups)
+		mu.Unlock()
+
+		for i := range groups {
+			send(t, q, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: "shared", Owner: fmt.Sprint("owner", i)})
+		}
+		check(map[string]int{"shared": 2})
+		time.Sleep(groups/2*takes + time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range groups {
+			expect.Equal(t, "messages of an owner in a shared group", done[fmt.Sprint("owner", i)], 1)
+		}
+		mq := q.queues[queue.Slow]
+		mq.mu.Lock()
+		defer mq.mu.Unlock()
+		r := &mq.window.ready
+		expect.Equal(t, "groups, owners and limits in the end", len(r.groups)+len(r.owners)+len(r.limits), 0)
+	})
+}
+
 // TestPushFrontIsLinear checks that the cost of pushFront does not depend on the length: 20,000 calls on a long deque copy each
 // element a few times, not 20,000 times.
 func TestPushFrontIsLinear(t *testing.T) {

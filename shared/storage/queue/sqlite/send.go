@@ -104,7 +104,8 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		if err != nil {
 			return err
 		}
-		if err := stmt.Int(1, id).Text(2, m.Group).Int(3, due).Int(4, sent).Blob(5, m.Body).Exec(); err != nil {
+		group := groupOf(m)
+		if err := stmt.Int(1, id).Text(2, group).Int(3, due).Int(4, sent).Blob(5, m.Body).Exec(); err != nil {
 			return err
 		}
 		if due > 0 {
@@ -114,7 +115,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			}
 			continue
 		}
-		s.ready = append(s.ready, &message{id: id, group: m.Group, body: m.Body, value: m.Value, sent: sent})
+		s.ready = append(s.ready, &message{id: id, group: group, body: m.Body, value: m.Value, sent: sent})
 	}
 	if len(s.fresh) > 0 {
 		return mq.dedup.write(tx, s.fresh)
@@ -475,8 +476,9 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 		return nil, nil
 	}
 	for i := range msgs {
-		g := w.ready.groups[msgs[i].Group]
-		if w.mustSpill(msgs[i].Group) || fifo && g != nil && g.ready.len() > 0 {
+		group := groupOf(&msgs[i])
+		g := w.ready.groups[group]
+		if w.mustSpill(group) || fifo && g != nil && g.ready.len() > 0 {
 			return nil, nil
 		}
 	}
@@ -492,7 +494,7 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	}
 	for i := range msgs {
 		f.msgs = append(f.msgs, &message{
-			id: mq.lastID.Add(1), group: msgs[i].Group, body: msgs[i].Body, value: msgs[i].Value, sent: now.UnixMicro(), row: rowAwaited, forwarding: f,
+			id: mq.lastID.Add(1), group: groupOf(&msgs[i]), body: msgs[i].Body, value: msgs[i].Value, sent: now.UnixMicro(), row: rowAwaited, forwarding: f,
 		})
 	}
 	if err := mq.q.engine.Within(within, f); err != nil {

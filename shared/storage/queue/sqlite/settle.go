@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -247,8 +248,9 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 			body = bytes.Clone(stmt.ColumnBlob(0))
 		}
 		stmt.Reset()
+		group, _, _ := strings.Cut(m.group, "/")
 		letter := queue.NewDeadLetter(s.queue.name, queue.Message{
-			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: m.group},
+			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: group},
 			Received: m.received, Sent: microseconds(m.sent),
 		}, queue.ReasonReceives, nil, tx.Now)
 		if stmt, err = tx.Stmt(dead.sql.insert); err != nil {

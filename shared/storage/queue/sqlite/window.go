@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"math"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
@@ -388,16 +389,26 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// group holds the ready messages of one group, in their order. Workers take messages from the groups in [ready.ring]. A group
-// with ready messages is in the ring unless it is locked or bounded.
+// groupOf returns the name of a message's group in this package. It includes the owner, because each owner's messages wait in a
+// group of their own.
+func groupOf(m *queue.Outgoing) string {
+	if m.Owner == "" {
+		return m.Group
+	}
+	return m.Group + "/" + m.Owner
+}
+
+// group holds the ready messages of one group, in their order. A group with ready messages is in its owner's ring unless it is
+// locked or bounded.
 type group struct {
-	name    string
-	ready   deque[*message]
-	bytes   int  // of the bodies of ready messages
-	handled int  // of the bodies of messages in handlers
-	busy    int  // messages of a standard queue in handlers
-	locked  bool // in a FIFO queue, by a batch or a back-off
-	bounded bool // in a standard queue: handlers have too many of its messages or bytes, until one leaves
+	name   string // see [groupOf]
+	owner  *owner
+	limit  *limit
+	alone  limit // the limit of a group without an owner
+	ready  deque[*message]
+	bytes  int  // of the bodies of ready messages
+	busy   int  // messages in handlers
+	locked bool // in a FIFO queue, by a batch or a back-off
 }
 
 func (g *group) pop() *message {
@@ -406,24 +417,72 @@ func (g *group) pop() *message {
 	return m
 }
 
-// ready holds the messages that can be delivered, by group, each group in turn. A FIFO queue keeps the order within a
-// group. On a standard queue, a group with many messages does not delay the others.
-type ready struct {
-	fifo   bool
-	groups map[string]*group
-	ring   deque[*group]
-	count  int
+// owner has the groups of one owner; see [queue.Outgoing.Owner].
+type owner struct {
+	groups int           // the number of all its groups
+	busy   int           // messages in handlers
+	ring   deque[*group] // groups with messages that can be delivered
+}
 
+// limit is for the groups that differ only in their owner, because [queue.ConsumeOptions] limits them together.
+type limit struct {
+	groups  int           // their number
+	busy    int           // messages in handlers
+	handled int           // bytes of the bodies in handlers
+	bounded deque[*group] // in a standard queue: handlers have too many of their messages or bytes, until one leaves
+}
+
+// ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner. A FIFO queue keeps
+// the order within a group. On a standard queue, an owner or a group with many messages does not delay the others.
+type ready struct {
+	fifo    bool
+	groups  map[string]*group
+	owners  map[string]*owner
+	limits  map[string]*limit // of the groups with an owner
+	noOwner owner             // has all other groups
+	ring    deque[*owner]     // owners with groups in their rings
+	count   int
+
+	busy    int // messages in handlers
 	handled int // bytes of the bodies in handlers
+}
+
+func newReady(fifo bool) ready {
+	return ready{fifo: fifo, groups: map[string]*group{}, owners: map[string]*owner{}, limits: map[string]*limit{}}
 }
 
 func (r *ready) group(name string) *group {
 	g := r.groups[name]
 	if g == nil {
-		g = &group{name: name}
+		g = &group{name: name, owner: &r.noOwner}
+		g.limit = &g.alone
+		if base, of, owned := strings.Cut(name, "/"); owned {
+			g.owner, g.limit = getOrAdd(r.owners, of), getOrAdd(r.limits, base)
+		}
+		g.owner.groups++
+		g.limit.groups++
 		r.groups[name] = g
 	}
 	return g
+}
+
+func getOrAdd[V any](m map[string]*V, key string) *V {
+	if m[key] == nil {
+		m[key] = new(V)
+	}
+	return m[key]
+}
+
+// forget removes a group without messages.
+func (r *ready) forget(g *group) {
+	delete(r.groups, g.name)
+	base, of, _ := strings.Cut(g.name, "/")
+	if g.owner.groups--; g.owner.groups == 0 {
+		delete(r.owners, of)
+	}
+	if g.limit.groups--; g.limit.groups == 0 {
+		delete(r.limits, base)
+	}
 }
 
 func (r *ready) add(m *message) {
@@ -432,38 +491,73 @@ func (r *ready) add(m *message) {
 	g.bytes += len(m.body)
 	r.count++
 	if g.ready.len() == 1 && !g.locked {
-		r.ring.push(g)
+		r.enqueue(g)
+	}
+}
+
+// enqueue puts a group at the end of its owner's ring.
+func (r *ready) enqueue(g *group) {
+	g.owner.ring.push(g)
+	if g.owner.ring.len() == 1 {
+		r.ring.push(g.owner)
+	}
+}
+
+// dequeue removes the group that [ready.next] returned from its owner's ring, and ends the owner's turn.
+func (r *ready) dequeue() {
+	o := r.ring.pop()
+	o.ring.pop()
+	if o.ring.len() > 0 {
+		r.ring.push(o)
 	}
 }
 
 // available reports whether take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages for a handler. The handler has them until [ready.release].
+// next returns the group whose turn it is, or nil if there is none. handlers can have so many messages together. Of those that
+// the others leave free, next gives an owner at most three quarters. So there is room for an owner that has none, even if the messages
+// of others take long.
+func (r *ready) next(handlers int) *group {
+	for range r.ring.len() {
+		o := r.ring.first()
+		if free := handlers - (r.busy - o.busy); o == &r.noOwner || o.busy < max(1, free*3/4) {
+			return o.ring.first()
+		}
+		r.ring.push(r.ring.pop())
+	}
+	return nil
+}
+
+// take removes up to opts.Batch messages for a handler. The handler has them until [ready.release].
 //
-// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most perGroup messages of
-// a group at a time. On both, the bodies of all messages that handlers have at a time are limited to the given number of bytes,
-// of which one group of a standard queue gets at most half. 0 means no limit.
+// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most opts.PerGroup messages of
+// a group at a time. On both, the bodies of all messages that handlers have at a time are limited to opts.Bytes, of which one group
+// of a standard queue gets at most half. 0 means no limit. Owners share the limits of a group.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
-func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
-	for len(batch) < n && r.available() {
-		g := r.ring.first()
-		m := g.ready.first()
+func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
+	n, bytes := opts.Batch, opts.Bytes
+	for len(batch) < n {
+		g := r.next(n * opts.Concurrency)
+		if g == nil {
+			break
+		}
+		m, l := g.ready.first(), g.limit
 		if bytes > 0 && r.handled > 0 && r.handled+len(m.body) > bytes {
 			break
 		}
-		most := bytes > 0 && g.handled > 0 && g.handled+len(m.body) > bytes/2
-		if !r.fifo && g.name != "" && (perGroup > 0 && g.busy >= perGroup || most) {
-			g.bounded = true
-			r.ring.pop()
+		most := bytes > 0 && l.handled > 0 && l.handled+len(m.body) > bytes/2
+		if !r.fifo && g.name != "" && (opts.PerGroup > 0 && l.busy >= opts.PerGroup || most) {
+			l.bounded.push(g)
+			r.dequeue()
 			continue
 		}
 		again := m.received > 0
 		if again && len(batch) > 0 {
 			break
 		}
-		r.ring.pop()
+		r.dequeue()
 		batch = append(batch, r.handle(g))
 		if r.fifo {
 			g.locked = true
@@ -471,8 +565,8 @@ func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
 				(bytes == 0 || r.handled+len(g.ready.first().body) <= bytes) {
 				batch = append(batch, r.handle(g))
 			}
-		} else if g.busy++; g.ready.len() > 0 {
-			r.ring.push(g)
+		} else if g.ready.len() > 0 {
+			r.enqueue(g)
 		}
 		if again {
 			break
@@ -495,7 +589,7 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	}
 	r.count += len(msgs)
 	if was == 0 && !g.locked {
-		r.ring.push(g)
+		r.enqueue(g)
 	}
 }
 
@@ -503,25 +597,33 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 func (r *ready) handle(g *group) *message {
 	m := g.pop()
 	m.handled = len(m.body)
-	g.handled += m.handled
+	g.limit.handled += m.handled
 	r.handled += m.handled
+	g.busy++
+	g.limit.busy++
+	g.owner.busy++
+	r.busy++
 	return m
 }
 
 // release records that a message has left its handler.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
+	g.limit.handled -= m.handled
 	r.handled -= m.handled
-	g.handled -= m.handled
 	m.handled = 0
+	g.busy--
+	g.limit.busy--
+	g.owner.busy--
+	r.busy--
 	if r.fifo {
 		return // the group stays locked
 	}
-	if g.busy--; g.bounded {
-		g.bounded = false
-		r.ring.push(g)
-	} else if g.busy == 0 && g.ready.len() == 0 {
-		delete(r.groups, m.group)
+	if g.limit.bounded.len() > 0 {
+		r.enqueue(g.limit.bounded.pop())
+	}
+	if g.busy == 0 && g.ready.len() == 0 {
+		r.forget(g)
 	}
 }
 
@@ -533,8 +635,8 @@ func (r *ready) unlock(name string) {
 	}
 	g.locked = false
 	if g.ready.len() > 0 {
-		r.ring.push(g)
+		r.enqueue(g)
 	} else {
-		delete(r.groups, name)
+		r.forget(g)
 	}
 }
