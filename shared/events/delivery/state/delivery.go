@@ -376,7 +376,7 @@ func isConditional(op store.Op) bool { return op.Cond != (store.Condition{}) }
 func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	// Delay by whole seconds, rounded up, so that an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
-	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Delay: delay}
+	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
 // UnchangedSince returns the condition that an item still has the version that it had when it was read. Version 0 means that there was no

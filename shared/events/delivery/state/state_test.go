@@ -202,6 +202,14 @@ func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
 		seen[group] = target
 	}
 	expect.Differ(t, "the group of another path of the origin", task.EndpointID("https://a.example/x"), task.EndpointID("https://a.example/y"))
+	owners := map[string]bool{}
+	for _, who := range [][2]string{{"w", "alice"}, {"w", "bob"}, {"v", "bob"}} {
+		out := DueEntry{Task: task.Single{Endpoint: "e", Workspace: who[0], Principal: who[1]}}.Outgoing(time.Second)
+		if err := queue.Check(queue.Slow, &out); err != nil || owners[out.Owner] {
+			t.Errorf("WHK-16: got the owner %q of %v (%v), want one of its own", out.Owner, who, err)
+		}
+		owners[out.Owner] = true
+	}
 	expect.Equal(t, "the groups of one path with two queries", task.EndpointID("https://a.example/x?key=1"), task.EndpointID("https://a.example/x?key=2"))
 }
 

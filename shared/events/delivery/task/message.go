@@ -89,6 +89,9 @@ func (t Single) ID() string {
 	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.EventKey(), t.Attempt)
 }
 
+// Owner returns a hash of the principal, for [queue.Outgoing.Owner].
+func (t Single) Owner() string { return digest(t.Workspace + "#" + t.Principal) }
+
 // Outgoing returns the message of a page task.
 func (t Page) Outgoing() queue.Outgoing {
 	return queue.Outgoing{Body: t.Encode(), Value: t, Group: t.Group(), Delay: t.Delay}
