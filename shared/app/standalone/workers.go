@@ -40,7 +40,7 @@ const (
 type attemptLimits struct {
 	first    int // first attempts for which a page task waits
 	detached int // first attempts that continue in the background
-	slow     int // attempts of the slow lane
+	slow     int // attempts of the slow lane, of which a principal gets at most three quarters (see [queue.Outgoing.Owner])
 }
 
 // newAttemptLimits divides conns, the number of connections to endpoints, among the kinds of attempts. Attempts that take long become
