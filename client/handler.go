@@ -50,7 +50,7 @@ import (
 type Handler struct {
 	// URL is the URL at which servers reach the handler. Most servers require a public https URL.
 	URL string
-	// Log receives refused requests; nil discards them.
+	// Log receives a warning for each refused request; nil discards them.
 	Log *slog.Logger
 
 	mu      sync.RWMutex
@@ -331,7 +331,7 @@ func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []by
 	return body, 0, ""
 }
 
-// echo answers a challenge.
+// echo answers a webhook that is a challenge with the challenge itself.
 func echo(w http.ResponseWriter, challenge string) (status int, reason string) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})

@@ -105,8 +105,9 @@ type Event struct {
 }
 
 // Gap reports lost events: the server no longer had the events after a cursor, it gave up their delivery, or the stream of a server without
-// cursors was interrupted. The client cannot find out which ones. Read the current state in another way, for example with a tool (SEP-3415,
-// "Cursor Lifecycle"). A webhook subscription continues at Cursor, so a server that only gave up deliveries sends those events again.
+// cursors was interrupted. The client cannot find out which events were lost. Read the current state in another way, for example with a
+// tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription continues at Cursor, so a server that only gave up the deliveries of events
+// sends these events again.
 type Gap struct {
 	// Name is the event type. It is empty if the subscription is for URIs.
 	Name string

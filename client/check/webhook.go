@@ -133,7 +133,7 @@ func (c *webhookCheck) judgeChallenge(h *hook) {
 	c.judgeHeaders(d)
 }
 
-// checkRefusals sends subscriptions that must be refused.
+// checkRefusals sends requests for subscriptions that the server must refuse, and checks the answers.
 func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	h := c.receiver.newHook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {

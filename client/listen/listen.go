@@ -88,7 +88,8 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// receive subscribes and receives until the subscription ends.
+// receive subscribes and receives events until the subscription ends. With OrFollow, it uses a stream or polls if webhooks are not
+// possible.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
