@@ -169,7 +169,7 @@ func printVersion(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s is unchanged.\n", version, what)
 }
 
-// openTables returns a store of a deployment's tables.
+// openTables returns a store with the tables of a deployment on AWS. names has the names of the tables that the command uses.
 func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
@@ -235,7 +235,7 @@ func printEnds(w io.Writer, ends []catalog.Change) {
 	}
 }
 
-// CatalogInitCmd writes ready-made sources and their event types.
+// CatalogInitCmd writes files with the sources and event types of known providers, such as GitHub.
 type CatalogInitCmd struct {
 	From  []string `required:"" xor:"what" placeholder:"NAME" help:"Providers, for example github,stripe."`
 	List  bool     `required:"" xor:"what" help:"List the known providers and their event types, without writing files."`

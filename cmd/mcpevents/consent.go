@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// ConsentCmd holds the commands for consent.
+// ConsentCmd holds the commands for the consent to share conversation messages with context providers.
 type ConsentCmd struct {
 	List   ConsentListCmd   `cmd:"" help:"List the providers, the messages that each receives, and whether it has consent."`
 	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to receive conversation messages."`
@@ -37,10 +37,10 @@ type consentChange struct {
 	Provider string `arg:"" help:"Name of the provider, as consent list shows it."`
 }
 
-// ConsentGiveCmd gives consent.
+// ConsentGiveCmd gives a provider consent to receive conversation messages.
 type ConsentGiveCmd struct{ consentChange }
 
-// ConsentRevokeCmd revokes consent.
+// ConsentRevokeCmd revokes the consent of a provider.
 type ConsentRevokeCmd struct{ consentChange }
 
 func (c *ConsentListCmd) Run(g *Globals) error {
