@@ -221,7 +221,7 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	}
 }
 
-// sendSpans sends the ended spans.
+// sendSpans sends the spans that have ended to the collector, if there is one.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans != nil {
 		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the exporter logs errors

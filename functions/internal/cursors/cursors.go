@@ -15,7 +15,7 @@ import (
 // location is where the key is stored. template.yaml allows only functions/keys to write this partition.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
-// Create creates the key if it does not exist.
+// Create creates and stores the key that authenticates cursors, unless it exists.
 func Create(ctx context.Context, db store.DB) error {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails (Go 1.24)

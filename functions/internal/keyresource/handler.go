@@ -146,7 +146,7 @@ var adoptable = []string{
 
 // checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty
 // one in its place. The operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update,
-// too, and refusing it would leave the stack stuck. So checkAdopted accepts the update if the stack's status is unknown
+// too, and refusing it would make the rollback fail. So checkAdopted accepts the update if the stack's status is unknown
 // or shows a rollback.
 func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {

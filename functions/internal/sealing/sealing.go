@@ -130,7 +130,7 @@ func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, versio
 	return keyset, item.Version, err
 }
 
-// Public reads the public keyset.
+// Public reads the stored public keyset and returns a sealer that seals with it.
 func Public(ctx context.Context, db store.DB) (*webhook.Sealer, error) {
 	item, err := read(ctx, db, publicKey)
 	if err != nil {
