@@ -226,7 +226,7 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 
 // PublishingOptions configure [NewPublishing]. They differ between a stand-alone server and the function publish.
 type PublishingOptions struct {
-	// Secrets looks up the secrets of sources.
+	// Secrets looks up the secrets with which the server verifies the signatures of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
 	Key func(context.Context) ([]byte, error)

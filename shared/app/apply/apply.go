@@ -83,7 +83,7 @@ func refuseCommands(_ context.Context, c *config.Config) error {
 	return nil
 }
 
-// Catalog is the outcome for a workspace's catalog.
+// Catalog is the result of [Target.Apply] for the catalog of one workspace.
 type Catalog struct {
 	Workspace string
 	Version   int64 // counts the catalogs of the workspace, from 1
@@ -91,7 +91,7 @@ type Catalog struct {
 	Changes   []catalog.Change
 }
 
-// Outcome is the outcome of applying files.
+// Outcome is the result of [Target.Apply].
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
 	// ConfigVersion is the version of the stored configuration after the call of Apply. It is 0 if Apply had only catalogs to

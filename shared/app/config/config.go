@@ -387,7 +387,7 @@ func withoutSecrets(text string) string {
 	return text
 }
 
-// headerName is field-name of RFC 9110.
+// headerName matches the name of an HTTP header (field-name in RFC 9110), up to 128 characters.
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
 
 // ownHeaders are the headers that the gateway sets itself.
@@ -427,7 +427,7 @@ func carriesCredentials(header string) bool {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
-// parameterName is the name of a parameter in SSM, without a version.
+// parameterName matches the name of a parameter in SSM Parameter Store, without a version, for example /mcp-events/github.
 var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 
 // maxParameter is the maximum length of a parameter's name in bytes. SSM allows 1,011 characters for the name together with the
