@@ -104,7 +104,7 @@ type Handler struct {
 	slashed   map[string]map[string]endpoint // by the beginning of the path, and by method
 }
 
-// New returns the API.
+// New returns the handler of the API.
 func New(o Options) *Handler {
 	h := &Handler{
 		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), rate: o.Rate,

@@ -43,7 +43,7 @@ type Entry struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Trail stores entries.
+// Trail stores and lists the entries of the audit trail.
 type Trail struct {
 	DB        store.DB
 	Retention time.Duration // 0 means defaultRetention

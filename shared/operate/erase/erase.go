@@ -52,7 +52,7 @@ const (
 	flushAt     = 500     // deletions that are written together
 )
 
-// Result is the result of a run.
+// Result is the result of one call of [Eraser.Erase].
 type Result struct {
 	Counts   map[string]int // found items by kind
 	Complete bool           // false if there are more items than a run may erase or count

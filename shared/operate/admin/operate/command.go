@@ -252,7 +252,7 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	return nil
 }
 
-// Kinds of confirmation.
+// The values of [Command.Confirm].
 const (
 	confirmErase = "erase" // shows the counts of a dry run, and has the caller type the argument again
 	confirmEnd   = "end"   // shows the object, and has the caller type yes

@@ -215,7 +215,7 @@ func formatCell(v any) string {
 	return text
 }
 
-// How printDocument prints times.
+// The values of the parameter local of printDocument: how it prints times.
 const (
 	localTimes = true  // in the local time zone, for people
 	exactTimes = false // as the API sends them, for programs
