@@ -76,7 +76,7 @@ type Principal struct {
 type Token struct {
 	// Header is the Authorization header of the caller's request.
 	Header string
-	// Expires is [Principal.Expires].
+	// Expires is the time at which the credential expires, as in [Principal.Expires].
 	Expires time.Time
 }
 

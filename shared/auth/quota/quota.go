@@ -36,7 +36,8 @@ func FixedLimit(perSecond float64) LimitFunc {
 
 type principal struct{ workspace, id string }
 
-// maxPrincipals is the number of principals that a Rate keeps in memory. It forgets the ones that have been inactive the longest.
+// maxPrincipals is the number of principals that a Rate keeps in memory. If there are more, the Rate forgets the principals that have been
+// inactive the longest.
 const maxPrincipals = 10_000
 
 // NewRate returns a Rate. limitOf returns a principal's limit per second. burst returns how many things a principal with this
