@@ -390,7 +390,7 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	}
 }
 
-// write logs the count since the last line, and schedules the next line. The lock is held.
+// write logs the count since the last line, and schedules the next line. The caller holds the lock.
 func (t *Tally) write(ctx context.Context, c *tallied) {
 	n := c.all - c.logged
 	if c.due = n > 0; !c.due {

@@ -20,5 +20,5 @@ func Decode(token string) ([]byte, error) {
 	return b, nil
 }
 
-// Encode returns a token for bytes.
+// Encode encodes bytes as a token.
 func Encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

@@ -58,7 +58,7 @@ type Options struct {
 	// Quick exempts loads that failed within this time from Proportional. For example, a source that refuses immediately can
 	// be asked again immediately.
 	Quick time.Duration
-	// Timeout bounds a load. The default is 10 s.
+	// Timeout limits how long a load may take. The default is 10 s.
 	Timeout time.Duration
 	// Now is the clock. The default is time.Now.
 	Now func() time.Time
@@ -194,7 +194,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	return value, v.running, nil
 }
 
-// fallback returns the old value after a failed load, or the load's error if the value is too old. The lock is held.
+// fallback returns the old value after a failed load, or the load's error if the value is too old. The caller holds the lock.
 func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	if v.loaded.IsZero() || v.options.Now().Sub(v.loaded) >= stale {
 		return value, err
@@ -202,8 +202,8 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// isPausing reports whether it is too soon after a failed load to start another one. serves says that the caller can use the old
-// value. The lock is held.
+// isPausing reports whether it is too soon after a failed load to start another one. serves is true if the old value can still be
+// returned. The caller holds the lock.
 func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.failed.err == nil {
 		return false

@@ -107,7 +107,7 @@ func (all *Spans) Add(s Span) Context {
 	return s.Context
 }
 
-// End ends all spans.
+// End ends all spans of the group with the same failure, see [Span.End].
 func (all Spans) End(failure string) {
 	for _, s := range all {
 		s.End(failure)
