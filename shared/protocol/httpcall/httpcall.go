@@ -113,7 +113,7 @@ func (s Server) NewRequest(ctx context.Context, method, url string, header http.
 // MaxAnswer limits a response's body in bytes. It is large because a page of a list may contain large schemas.
 const MaxAnswer = 8 << 20
 
-// callTimeout bounds a request that is not a stream.
+// callTimeout limits the duration of a request whose response is not a stream.
 const callTimeout = time.Minute
 
 func (s Server) httpClient() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }

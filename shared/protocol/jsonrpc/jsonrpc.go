@@ -255,7 +255,7 @@ func AppendError(dst []byte, id json.RawMessage, e *Error) []byte {
 	return append(dst, '}')
 }
 
-// AppendErrorObject appends only the error object.
+// AppendErrorObject appends only the error object of a response, without the members around it.
 func AppendErrorObject(dst []byte, e *Error) []byte {
 	dst = append(dst, `{"code":`...)
 	dst = strconv.AppendInt(dst, int64(e.Code), 10)

@@ -202,7 +202,7 @@ const (
 	MetaPlain = OwnPrefix + "plain"
 )
 
-// The extensions in capabilities.
+// The extensions that this project defines, by their names in capabilities.
 const (
 	// OwnExtension is our extension in capabilities. It consists of the event subscriptions of SEP-1803 and our additions.
 	OwnExtension = OwnPrefix + "subscriptions"
