@@ -160,9 +160,7 @@ func TestParseFaults(t *testing.T) {
 				t.Fatalf("got %v, want an invalid fault", err)
 			}
 			expect.Contains(t, "the fault", err.Error(), tc.want)
-			if !strings.HasPrefix(err.Error(), "catalog.yaml") {
-				t.Errorf("got %q without the file's name", err)
-			}
+			expect.True(t, "the error begins with the file's name", strings.HasPrefix(err.Error(), "catalog.yaml"))
 		})
 	}
 }
@@ -183,9 +181,7 @@ func TestParseReportsAllFaultsAtOnceAndBounded(t *testing.T) {
 	}
 	_, err = Parse([]byte(many.String()))
 	expect.Equal(t, "lines after the first", strings.Count(err.Error(), "\n"), 50)
-	if !strings.HasSuffix(err.Error(), "and 549 more") {
-		t.Errorf("got %q at the end", err.Error()[len(err.Error())-40:])
-	}
+	expect.True(t, "the error ends with the number of the other faults", strings.HasSuffix(err.Error(), "and 549 more"))
 }
 
 func TestParseIsBoundedAgainstAliasBombs(t *testing.T) {
