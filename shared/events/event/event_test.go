@@ -1,8 +1,8 @@
 package event
 
 import (
-	"bytes"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -31,6 +31,12 @@ var samples = []Event{
 	{Workspace: `"\`, ID: "x", URI: "event://ü/\u2028<&>\n\x00", Name: "n", Time: time.Date(2026, 11, 22, 1, 2, 3, 4000, time.FixedZone("", -5400)), Data: json.RawMessage(`"\\"`)},
 }
 
+// formOf returns the message as earlier releases encoded it.
+func formOf(e Event) form {
+	_, offset := e.Time.Zone()
+	return form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data}
+}
+
 // TestAnIDHasItsTime: OPS-05.
 func TestAnIDHasItsTime(t *testing.T) {
 	before := time.Now().Truncate(time.Millisecond)
@@ -48,25 +54,18 @@ func TestAppendJSONWritesWhatEarlierReleasesRead(t *testing.T) {
 	for _, e := range samples {
 		var got form
 		expect.OK(t, json.Unmarshal(e.AppendJSON(nil), &got), e.AppendJSON(nil))
-		_, offset := e.Time.Zone()
-		want := form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data}
-		a, _ := json.Marshal(got)
-		b, _ := json.Marshal(want)
-		if !bytes.Equal(a, b) {
-			t.Errorf("got  %s\nwant %s", a, b)
-		}
+		expect.Deep(t, "the message", got, formOf(e))
 	}
 }
 
 func TestDecodeReadsWhatEarlierReleasesWrote(t *testing.T) {
 	for _, e := range samples {
-		_, offset := e.Time.Zone()
-		old, _ := json.Marshal(form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data})
+		old, _ := json.Marshal(formOf(e))
 		for _, text := range [][]byte{old, e.AppendJSON(nil), []byte(" " + strings.ReplaceAll(string(old), `"v":1,`, `"new":{"v":7},"v" : 1 , `) + "\n")} {
 			got, err := Decode(text)
 			expect.OK(t, err, text)
 			if got.Workspace != e.Workspace || got.ID != e.ID || got.URI != e.URI || got.Name != e.Name || string(got.Data) != string(e.Data) ||
-				!got.Time.Equal(e.Time) || got.Timestamp() != e.Timestamp() && offset != 0 || !got.Published.Equal(e.Published) {
+				!got.Time.Equal(e.Time) || got.Timestamp() != e.Timestamp() && formOf(e).Offset != 0 || !got.Published.Equal(e.Published) {
 				t.Errorf("%s: got %+v", text, got)
 			}
 		}
@@ -144,9 +143,7 @@ func TestEventsAsTheLastMember(t *testing.T) {
 	for n := range len(events) + 1 {
 		got := AppendMember([]byte(`{"v":1}`), "ev", events[:n])
 		want := expect.Value(json.Marshal(task{1, append([]Event{}, events[:n]...)}))(t)
-		if string(got) != string(want) {
-			t.Errorf("%d events:\n%s, encoding/json writes\n%s", n, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("the JSON of %d events", n), string(got), string(want))
 	}
 }
 
@@ -172,9 +169,7 @@ func TestAnEventKeepsItsTrace(t *testing.T) {
 func TestAGapIsNoEventForAnEarlierRelease(t *testing.T) {
 	gap := Event{Workspace: "w", ID: "evt_1", URI: "event://~shop/order.shipped/e30", Name: "order.shipped", Time: time.UnixMicro(1).UTC(), Published: time.UnixMicro(2).UTC(), Gap: true}
 	text := gap.AppendJSON(nil)
-	if !strings.HasPrefix(string(text), `{"v":2,`) {
-		t.Errorf("got %s, want version 2", text)
-	}
+	expect.True(t, "a gap has version 2", strings.HasPrefix(string(text), `{"v":2,`))
 	got, err := Decode(text)
 	if gap.Data = got.Data; err != nil || string(got.Data) != "null" || !reflect.DeepEqual(got, gap) {
 		t.Errorf("got %+v, %v, want %+v", got, err, gap)
