@@ -275,14 +275,8 @@ func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) 
 // payloads returns the payloads of the events of [uri] in the log, oldest first.
 func payloads(t *testing.T, log *eventlog.Log) (out []string) {
 	t.Helper()
-	for more, after := true, int64(0); more; {
-		var entries []eventlog.Entry
-		var err error
-		entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100)
-		expect.OK(t, err)
-		for _, e := range entries {
-			out = append(out, string(e.Event.Data))
-		}
+	for _, e := range eventsOf(t, log, eventlog.OwnPartition("default", uri)) {
+		out = append(out, string(e.Data))
 	}
 	return out
 }

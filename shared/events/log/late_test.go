@@ -185,12 +185,8 @@ func TestARecordSharesTheCommitOfItsEvent(t *testing.T) {
 	})
 	t.Run("given a batch of several segments, when only the first one is written, then the parent lists the URI", func(t *testing.T) {
 		db := memory(t)
-		var events []event.Event
-		for i := range 2 * store.MaxTransaction {
-			events = append(events, event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: uri, Data: []byte(`{}`)})
-		}
 		log := &eventlog.Log{DB: &cut{DB: db, left: 1}}
-		expect.Fault(t, "the append", expect.ErrOf(log.Append(t.Context(), "default", uri, events, nil)), fault.Unavailable)
+		expect.Fault(t, "the append", expect.ErrOf(log.Append(t.Context(), "default", uri, numbered(0, 2*store.MaxTransaction), nil)), fault.Unavailable)
 		below(t, log, "event://ci", uri)
 	})
 	t.Run("given more patterns than fit into a commit, when an event is appended, then the caller records the URI", func(t *testing.T) {
@@ -310,14 +306,8 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 					}
 				}
 				var got []string
-				after := int64(0)
-				for more := true; more; {
-					var entries []eventlog.Entry
-					entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100)
-					expect.OK(t, err)
-					for _, e := range entries {
-						got = append(got, e.Event.ID)
-					}
+				for _, e := range eventsOf(t, log, eventlog.OwnPartition("default", uri)) {
+					got = append(got, e.ID)
 				}
 				expect.List(t, "the log", got, []string{"e0", "e1", "e2", "e3", "e4", "e5", "e6", "e7"})
 			})
@@ -369,19 +359,27 @@ func numbered(from, to int) (events []event.Event) {
 func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []string) {
 	t.Helper()
 	for _, p := range parts {
-		var at int64
-		for more := true; more; {
-			var entries []eventlog.Entry
-			var err error
-			entries, more, at, err = log.Read(t.Context(), p, at, 3)
-			expect.OK(t, err)
-			for _, e := range entries {
-				ids = append(ids, e.Event.ID)
-			}
+		for _, e := range eventsOf(t, log, p) {
+			ids = append(ids, e.ID)
 		}
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// eventsOf returns the events of a partition, oldest first.
+func eventsOf(t *testing.T, log *eventlog.Log, p eventlog.Partition) (out []*event.Event) {
+	t.Helper()
+	for more, at := true, int64(0); more; {
+		var entries []eventlog.Entry
+		var err error
+		entries, more, at, err = log.Read(t.Context(), p, at, 3)
+		expect.OK(t, err)
+		for _, e := range entries {
+			out = append(out, e.Event)
+		}
+	}
+	return out
 }
 
 // Several writers append to an unordered URI concurrently, so their segments overlap in time. A reader that reads page by page gets
@@ -404,9 +402,7 @@ func TestAnUnorderedURI(t *testing.T) {
 		want = append(want, e.ID)
 	}
 	slices.Sort(want)
-	if got := read(t, log, log.PartitionsOf("default", uri, true)); !slices.Equal(got, want) {
-		t.Errorf("%d events are read, want 210: %v", len(got), got)
-	}
+	expect.List(t, "the events", read(t, log, log.PartitionsOf("default", uri, true)), want)
 	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.PatternPartitions("default", parent))), 200)
 	expect.Equal(t, "the number of partitions", len(db.partitions), 1+2*eventlog.Shards)
 	latest := expect.Value(log.Latest(t.Context(), "default", uri, true, 5))(t)
