@@ -458,9 +458,7 @@ func TestAnEventBelongsToThePublishersTrace(t *testing.T) {
 				expect.Equal(t, fmt.Sprintf("event %d", i), e.Trace, tc.want[i])
 			}
 			for _, m := range q.on[queue.Events] {
-				if strings.Contains(string(m.Body), `"tp"`) != (tc.want[0] != none) {
-					t.Errorf("got the message %s", m.Body)
-				}
+				expect.Equal(t, "the message has a trace", strings.Contains(string(m.Body), `"tp"`), tc.want[0] != none)
 			}
 		})
 	}
