@@ -154,25 +154,11 @@ func TestKnownAnswers(t *testing.T) {
 			v := expect.Value(New(tt.settings, []string{tt.secret}))(t)
 			r := Request{Header: tt.header, Body: []byte(tt.body), Key: tt.key}
 			expect.OK(t, refusalOf(v, r, tt.now), "the request")
-			other := expect.Value(New(tt.settings, []string{otherSecret(tt.secret)}))(t)
-			if err := refusalOf(other, r, tt.now); !fault.Is(err, fault.Unauthenticated) || err.Error() != NoMatch {
-				t.Errorf("with another secret: got %v, want %q", err, NoMatch)
-			}
 		})
 	}
 }
 
 const stripeBody = `{"id":"evt_1Q2w3E","object":"event","type":"payment_intent.succeeded"}`
-
-// otherSecret returns a secret of the same form that differs in one letter.
-func otherSecret(secret string) string {
-	i := len(secret) / 2
-	c := "b"
-	if secret[i] == 'b' {
-		c = "c"
-	}
-	return secret[:i] + c + secret[i+1:]
-}
 
 func headers(pairs ...string) http.Header {
 	h := http.Header{}
