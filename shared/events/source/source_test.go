@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -196,9 +195,7 @@ func TestReadEnvelope(t *testing.T) {
 				t.Fatalf("got %q, %v, %v", from, docs, err)
 			}
 			for i, want := range tt.docs {
-				if !reflect.DeepEqual(docs[i], decoded(t, want)) {
-					t.Errorf("got %v, want %s", docs[i], want)
-				}
+				expect.Deep(t, "the document", docs[i], decoded(t, want))
 			}
 		})
 	}

@@ -406,9 +406,8 @@ func TestTry(t *testing.T) {
 	try := func(s source.Source, raw string) ingest.Trial {
 		t.Helper()
 		all, err := ingest.Try(t.Context(), cat, s, []byte(raw), f.now, f.Secrets)
-		if err != nil || len(all) != 1 {
-			t.Fatalf("got %+v, %v", all, err)
-		}
+		expect.OK(t, err)
+		expect.MustLen(t, "the trials", all, 1)
 		return all[0]
 	}
 	github, slack := f.Sources.(sources)[0], f.Sources.(sources)[2]

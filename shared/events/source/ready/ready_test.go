@@ -3,6 +3,7 @@ package ready_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -253,9 +254,7 @@ func TestServer(t *testing.T) {
 				}
 				expect.List(t, "the events", got, want)
 				for name, o := range others {
-					if got := o.poll(t); len(got) > 0 {
-						t.Errorf("got %v though %s is not %v", got, name, o.arguments[name])
-					}
+					expect.Len(t, fmt.Sprintf("the events although %s is not %v", name, o.arguments[name]), o.poll(t), 0)
 				}
 			})
 		}
