@@ -222,10 +222,8 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 					if page := r.poll(poll); !page.Truncated || len(page.Events) != 1 {
 						t.Errorf("a poll from before the gap returns %d events, truncated %v, want 1 and true", len(page.Events), page.Truncated)
 					}
-					latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
-					if err != nil || len(latest) != 2 {
-						t.Errorf("the latest events are %v, %v, want 2", latest, err)
-					}
+					latest := expect.Value(r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5))(t)
+					expect.Len(t, "the latest events", latest, 2)
 					expect.Equal(t, "broken items that were counted", r.log.Broken.Load(), 1)
 					another := &eventlog.Log{DB: r.db} // of another process
 					if _, _, _, err := another.Read(t.Context(), partitionOf(t, r, pattern, "before"), 0, 100); err != nil {
@@ -239,9 +237,7 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 						return bodies
 					}
 					expect.List(t, "the recorded items", recorded(), []string{value})
-					if got := recorded(); got != nil {
-						t.Errorf("the items %q are recorded again", got)
-					}
+					expect.List(t, "the items that are recorded again", recorded(), nil)
 				})
 			}
 		}
@@ -299,9 +295,7 @@ func TestAStreamCutWhileItCannotReadTheNextEventResumesWithoutRepeatingOthers(t 
 			for _, e := range page.Events {
 				got = append(got, e.ID)
 			}
-			if !slices.Equal(got, want) {
-				t.Fatalf("EVX-26: with the cursor of the stream, a poll returns %v, want %v", got, want)
-			}
+			expect.List(t, "EVX-26: the events of a poll with the cursor of the stream", got, want)
 		}
 		f.Close()
 	})
@@ -404,9 +398,7 @@ func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 				f.Close()
 			}
 			t.Logf("%d events, %d times, %d connections", len(got), times, cuts)
-			if len(got) < uris*events {
-				t.Errorf("only %d of %d events after %d connections", len(got), uris*events, cuts)
-			}
+			expect.Equal(t, fmt.Sprintf("the events after %d connections", cuts), len(got), uris*events)
 		})
 	}
 }
@@ -504,9 +496,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 				} else {
 					r.append([]event.Event{e})
 				}
-				if id := next(t, f, time.Minute); id != e.ID {
-					t.Fatalf("got %q, want %s", id, e.ID)
-				}
+				expect.MustEqual(t, "the event", next(t, f, time.Minute), e.ID)
 				if took = time.Since(began); took > most {
 					t.Errorf("%s waited %v, want at most %v", e.ID, took, most)
 				}

@@ -383,9 +383,7 @@ func TestPollsOfAWildcardWhileEventsAreCommittedBetweenTheReadsOfItsShards(t *te
 							time.Sleep(2 * eventlog.Window)
 						}
 					}
-					if len(published) != 40*len(uris) {
-						t.Fatalf("the publishers committed %d events, want %d", len(published), 40*len(uris))
-					}
+					expect.MustEqual(t, "the committed events", len(published), 40*len(uris))
 					skipped, repeated := 0, 0
 					for _, id := range published {
 						if id == "" {

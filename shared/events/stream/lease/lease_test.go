@@ -64,9 +64,7 @@ func lost(h *held) bool {
 func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 	each(t, "AUT-07 the oldest ends for one more", 2, func(t *testing.T, k keeper) {
 		first, second, elsewhere := take(t, k, alice), take(t, k, alice), take(t, k, other)
-		if lost(first) {
-			t.Fatal("lost although there was room")
-		}
+		expect.MustEqual(t, "the first is lost although there was room", lost(first), false)
 		third := take(t, k, alice)
 		expect.True(t, "the oldest was superseded", lost(first))
 		for what, l := range map[string]*held{"second": second, "newest": third, "another workspace's": elsewhere} {
@@ -183,9 +181,7 @@ func TestAbandonedStreams(t *testing.T) {
 				fleet := smallFleet(db)
 				first, second := abandon(t, fleet, p), abandon(t, fleet, p)
 				third := abandon(t, fleet, p)
-				if _, err := fleet.Take(t.Context(), p, func() {}); fault.LimitOf(err) != "streams" {
-					t.Errorf("while the first stream still runs, a fourth got %v; want the limit streams", err)
-				}
+				expect.Equal(t, "the limit for a fourth stream while the first one still runs", fault.LimitOf(expect.ErrOf(fleet.Take(t.Context(), p, func() {}))), "streams")
 				time.Sleep(20 * time.Second)
 				if !hasEnded(first) || hasEnded(second) || hasEnded(third) {
 					t.Errorf("after 20 s ended are first %t, second %t, third %t; want only the first", hasEnded(first), hasEnded(second), hasEnded(third))
@@ -324,10 +320,8 @@ func TestALeaseThatFailsLeavesNothing(t *testing.T) {
 		if _, err := broken.Take(t.Context(), alice, func() {}); err == nil {
 			t.Fatal("a lease was taken")
 		}
-		page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: principalKey(alice, "-").Partition})
-		if err != nil || len(page.Items) != 0 {
-			t.Errorf("%d leases are left behind, %v", len(page.Items), err)
-		}
+		page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: principalKey(alice, "-").Partition}))(t)
+		expect.Len(t, "the leases that are left behind", page.Items, 0)
 	})
 }
 
