@@ -41,12 +41,12 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 	db, ctx := newStore(t), t.Context()
 	began := time.Now()
 	clock := func() time.Time { return began }
-	other := &Set{DB: db, Queue: &sent{}, Alone: true, Now: clock}
+	other := &Set{DB: db, Queue: &picky{}, Alone: true, Now: clock}
 	expect.OK(t, other.Pause(ctx, "default", Switch{Name: All}))
 	expect.OK(t, expect.ErrOf(other.Resume(ctx, "default", All)))
 	began = began.Add(linger + time.Minute)
 	var claimed *resumed
-	s := &Set{Queue: &sent{}, Alone: true, Now: clock, DB: &between{db, func() {
+	s := &Set{Queue: &picky{}, Alone: true, Now: clock, DB: &between{db, func() {
 		expect.OK(t, other.Pause(ctx, "default", Switch{Name: All}))
 		if ok, err := other.Resume(ctx, "default", All); !ok || err != nil {
 			t.Fatal(ok, err)
@@ -112,15 +112,6 @@ func TestAPausedMessageKeepsItsSize(t *testing.T) {
 	expect.Equal(t, "WHK-22: the message", string(expect.Value(decodeStored(value))(t).Body), body)
 }
 
-type sent struct{ bodies []string }
-
-func (s *sent) Send(_ context.Context, _ queue.Name, msgs ...queue.Outgoing) error {
-	for _, m := range msgs {
-		s.bodies = append(s.bodies, string(m.Body))
-	}
-	return nil
-}
-
 // The previous version stored all bodies as strings.
 func TestRequeueOfPausedMessages(t *testing.T) {
 	for name, tc := range map[string]struct{ value, want string }{
@@ -130,7 +121,7 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 		"OPS-06 that are a string of JSON":        {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			db, q := newStore(t), &sent{}
+			db, q := newStore(t), &picky{}
 			s := &Set{DB: db, Queue: q, Alone: true}
 			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
 			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)
