@@ -132,9 +132,7 @@ func TestSend_Connections(t *testing.T) {
 		go func() { waiting <- s.Send(t.Context(), request(target("other"))) }()
 		close(release)
 		wg.Wait()
-		if o := <-waiting; o.Category != "" {
-			t.Errorf("got %+v", o)
-		}
+		expect.Equal(t, "the category", (<-waiting).Category, "")
 	})
 
 	t.Run("WHK-17 one origin uses at most half of all connections", func(t *testing.T) {
@@ -463,15 +461,16 @@ func TestSend_FloodAfterSilence(t *testing.T) {
 	rests(t)
 }
 
-// TestSend_SharedConnection: WHK-17. Concurrent deliveries share an HTTP/2 connection. Responses of the maximum size,
+// TestSend_SharedConnection: WHK-11, WHK-17. Concurrent deliveries share an HTTP/2 connection. Responses of the maximum size,
 // and paths that hang, must not affect the other deliveries.
 func TestSend_SharedConnection(t *testing.T) {
 	var conns connections
-	var hanging sync.WaitGroup
+	var hanging, canceled sync.WaitGroup
 	_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hang" {
 			hanging.Done()
 			<-r.Context().Done()
+			canceled.Done()
 			return
 		}
 		w.Header().Set("X-Large", strings.Repeat("x", 24<<10))
@@ -483,6 +482,7 @@ func TestSend_SharedConnection(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	hanging.Add(10)
+	canceled.Add(10)
 	for range 10 {
 		wg.Go(func() {
 			r := request(target + "/hang")
@@ -499,6 +499,8 @@ func TestSend_SharedConnection(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	canceled.Wait() // the endpoint sees the cancellation
+	expect.Equal(t, "the status after that", s.Send(t.Context(), request(target)).Status, 500)
 	expect.Equal(t, "WHK-17 connections", conns.opened.Load(), 1)
 }
 

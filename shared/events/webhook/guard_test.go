@@ -58,9 +58,7 @@ func TestGuard_Addresses(t *testing.T) {
 	strict, loose := &Guard{}, &Guard{AllowInsecure: true}
 	for _, text := range forbidden {
 		a := netip.MustParseAddr(text)
-		if strict.checkAddr(a) == nil {
-			t.Errorf("SRF-02 %s is allowed", text)
-		}
+		expect.Error(t, "SRF-02 "+text, strict.checkAddr(a))
 		inner, carries := embeddedIPv4(a)
 		if isMetadata := metadata[a] || carries && metadata[inner]; isMetadata != (loose.checkAddr(a) != nil) {
 			t.Errorf("SRF-02 insecure: %s: metadata %v, error %v", text, isMetadata, loose.checkAddr(a))
@@ -69,9 +67,7 @@ func TestGuard_Addresses(t *testing.T) {
 	for _, text := range routable {
 		expect.OK(t, strict.checkAddr(netip.MustParseAddr(text)), text)
 	}
-	if strict.checkAddr(netip.MustParseAddr("2606:4700::1%eth0")) == nil {
-		t.Error("SRF-02 an address with a zone is allowed")
-	}
+	expect.Error(t, "SRF-02 an address with a zone", strict.checkAddr(netip.MustParseAddr("2606:4700::1%eth0")))
 	t.Run("every metadata address is refused in every embedding, even in development mode", func(t *testing.T) {
 		for a := range metadata {
 			if !a.Is4() {
@@ -81,9 +77,7 @@ func TestGuard_Addresses(t *testing.T) {
 			for _, form := range []string{
 				"::ffff:%s", "::%s", "64:ff9b::%s", "2606:4700::5efe:%s",
 			} {
-				if loose.checkAddr(netip.MustParseAddr(fmt.Sprintf(form, a))) == nil {
-					t.Errorf(form+" is allowed", a)
-				}
+				expect.Error(t, fmt.Sprintf(form, a), loose.checkAddr(netip.MustParseAddr(fmt.Sprintf(form, a))))
 			}
 			six := netip.MustParseAddr(fmt.Sprintf("2002:%02x%02x:%02x%02x::1", b[0], b[1], b[2], b[3]))
 			ter := netip.MustParseAddr(fmt.Sprintf("2001:0:1:1:1:1:%02x%02x:%02x%02x", ^b[0], ^b[1], ^b[2], ^b[3]))
@@ -306,10 +300,6 @@ func spellings() []string {
 		strings.Repeat("a", 64) + ".com", strings.Repeat("a.", 127) + "com", strings.Repeat("a", 2000) + ".com", strings.Repeat("1", 300), "com", "",
 		"xn--", "own.example.net", "OWN.example.net", "api.corp.example.net", "198.41.0.4",
 	} {
-		if host == "xn--" { // as a label of its own it is not a domain
-			add("https://" + host + "/")
-			continue
-		}
 		add("https://" + host + "/")
 	}
 	add(

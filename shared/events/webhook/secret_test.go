@@ -381,9 +381,7 @@ func TestVerifyTarget_Declared(t *testing.T) {
 				w.WriteHeader(http.StatusNotFound)
 			})
 			err := open(t, Options{}).Verify(t.Context(), srv.URL+tt.path, "sub_1", nil)
-			if (err == nil) != tt.ok {
-				t.Errorf("got %v", err)
-			}
+			expect.Equal(t, "it is verified", err == nil, tt.ok)
 			if err != nil {
 				wantReason(t, err, HTTP4xx)
 			}
