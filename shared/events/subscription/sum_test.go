@@ -101,9 +101,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		expect.OK(t, f.End(t.Context(), "default", alice.ID, second.ID))
 		f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 		third := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
-		if _, err := f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}); fault.LimitOf(err) != "workspaceSubscriptions" {
-			t.Errorf("one more: %v", err)
-		}
+		expect.Equal(t, "the limit of one more", fault.LimitOf(expect.ErrOf(f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}))), "workspaceSubscriptions")
 		f.clock = third.RefreshBefore.Add(2 * time.Minute)
 		expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
 		used(t, f, 0)
