@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -171,6 +174,31 @@ func (f *fixture) list(who, path string) listed {
 	var l listed
 	f.call(who, "GET", path, "", 200, &l)
 	return l
+}
+
+// pages returns all items of a list, in pages of at most limit items.
+func (f *fixture) pages(who, path string, limit int) (all listed) {
+	f.Helper()
+	name, query, _ := strings.Cut(path, "?")
+	for range 100 {
+		l := f.list(who, fmt.Sprintf("%s?limit=%d&cursor=%s&%s", name, limit, all.Next, query))
+		expect.AtMost(f, "the items of a page of "+path, len(l.Items), limit)
+		if all.Items, all.Next = append(all.Items, l.Items...), l.Next; all.Next == "" {
+			return all
+		}
+	}
+	f.Fatalf("%s does not end", path)
+	return all
+}
+
+// inStore shuts the server down, calls do with its store, and starts it again.
+func (f *fixture) inStore(o standalone.Options, do func(db store.DB)) {
+	f.Helper()
+	expect.OK(f, f.s.Shutdown(f.Context()))
+	file := expect.Value(sqlite.Open(filepath.Join(o.Data, "mcpevents.db"), sqlite.Options{}))(f)
+	do(file)
+	expect.OK(f, file.Close())
+	f.s = servertest.Start(f.T, o)
 }
 
 // sees checks how many items a caller gets from a list.
