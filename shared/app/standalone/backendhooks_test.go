@@ -359,7 +359,7 @@ func newCore(t *testing.T, backend string) *app.Core {
 // TestNoEventOfABackendIsLostAtAHandover lets four invocations of the relay take each other over, while the backend publishes.
 func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	const orders, each, life, start = 5, 1000, 2400 * time.Millisecond, 1600 * time.Millisecond
-	backend := startBackend(t)
+	backend, _ := startBackend(t)
 	core := newCore(t, backend.URL+"/mcp")
 	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
 	var patterns []match.Pattern

@@ -36,9 +36,23 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // serve starts a server with the sample catalog, and ends it with the test.
 func serve(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
-	e := expect.Value(New(t.Context(), settingsFor(t, change)))(t)
-	t.Cleanup(func() { end(t, e) })
-	return e
+	s, _ := serveOptions(t, change)
+	return s
+}
+
+// serveOptions is like [serve], and returns the server's options too.
+func serveOptions(t *testing.T, change func(*Options)) (*Server, Options) {
+	t.Helper()
+	o := settingsFor(t, change)
+	return restart(t, o), o
+}
+
+// restart starts a server with these options, and ends it with the test.
+func restart(t *testing.T, o Options) *Server {
+	t.Helper()
+	s := expect.Value(New(t.Context(), o))(t)
+	t.Cleanup(func() { end(t, s) })
+	return s
 }
 
 // settingsFor returns the options of a server with the sample catalog.
@@ -155,8 +169,8 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
-	var settings Options
-	end(t, serve(t, func(s *Options) { settings = *s }))
+	settings := settingsFor(t, nil)
+	starts(t, settings)
 	path := filepath.Join(settings.Data, "mcpevents.db")
 	for _, step := range []struct {
 		name   string
@@ -197,9 +211,6 @@ func openDescriptors(t *testing.T) int {
 func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 	taken := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
-	parsed := func(src string) *config.Config {
-		return expect.Value(config.Parse([]byte(src)))(t)
-	}
 	for name, change := range map[string]func(*Options){
 		"keys": func(s *Options) {
 			expect.OK(t, os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600))
@@ -207,12 +218,12 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 		},
 		"address": func(s *Options) { s.Addr = taken.Addr().String() },
 		"backend": func(s *Options) {
-			s.Config = parsed("backends:\n  - {name: b, url: \"http://127.0.0.1:1/mcp\", prefix: b_, headers: {Authorization: \"env:NOT_THERE\"}}\n")
+			s.Config = configured(t, "backends:\n  - {name: b, url: \"http://127.0.0.1:1/mcp\", prefix: b_, headers: {Authorization: \"env:NOT_THERE\"}}\n")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var settings Options
-			end(t, serve(t, func(s *Options) { settings = *s })) // opens everything that a process opens only once
+			settings := settingsFor(t, nil)
+			starts(t, settings) // opens everything that a process opens only once
 			change(&settings)
 			http.DefaultClient.CloseIdleConnections()
 			goroutines, files := runtime.NumGoroutine(), openDescriptors(t)
@@ -292,8 +303,7 @@ func TestPublishRefusesAWorkspaceThatCannotExist(t *testing.T) {
 // A shutdown that reaches its deadline cancels the running deliveries, and the next start repeats them.
 func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	t.Parallel()
-	var settings Options
-	end(t, serve(t, func(s *Options) { settings = *s }))
+	settings := settingsFor(t, nil)
 	arrived := make(chan struct{}, 10)
 	release := make(chan struct{})
 	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -316,8 +326,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	expect.AtMost(t, "the time that Shutdown took", time.Since(start), 10*time.Second)
 	expect.Is(t, "the second Shutdown", e.Shutdown(t.Context()), context.DeadlineExceeded)
 	settings.Log = quiet()
-	again := expect.Value(New(t.Context(), settings))(t)
-	defer end(t, again)
+	restart(t, settings)
 	defer close(release)
 	expect.Receive(t, "the delivery, which is repeated", arrived)
 }

@@ -74,8 +74,7 @@ func TestFilesOfTheStartWin(t *testing.T) {
 		end(t, s)
 	}
 	o.Workspaces["own"] = ownTypes(t, "again")
-	s := expect.Value(New(t.Context(), o))(t)
-	defer end(t, s)
+	s := restart(t, o)
 	expect.List(t, "a catalog that is given again", in(t, s, "own"), []string{"again"})
 }
 
@@ -122,10 +121,8 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 	key := func(secret string) *config.Config {
 		return configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash(secret)+"}\n")
 	}
-	var o Options
-	s := serve(t, func(with *Options) {
+	s, o := serveOptions(t, func(with *Options) {
 		with.Auth, with.Catalog, with.Config = auth.ModeKeys, types(t, "before"), key("key")
-		o = *with
 	})
 	caller := func(secret string) error {
 		_, err := s.core.Auth.Authenticate(t.Context(), http.Header{"Authorization": {"Bearer " + secret}})
@@ -147,10 +144,8 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 // EVS-14: when the shared catalog changes, the workspaces that use it are notified once, even if the server was down during
 // the change. Workspaces with a catalog of their own are not notified.
 func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
-	var o Options
-	s := serve(t, func(with *Options) {
+	s, o := serveOptions(t, func(with *Options) {
 		with.Catalog, with.Workspaces = types(t, "before"), map[string]*catalog.Catalog{"own": ownTypes(t, "own")}
-		o = *with
 	})
 	open := func(workspace, cursor string) *stream.Feed {
 		t.Helper()
@@ -202,8 +197,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	}
 	end(t, s)
 	o.Catalog = types(t, "later")
-	s = expect.Value(New(t.Context(), o))(t)
-	defer end(t, s)
+	s = restart(t, o)
 	for workspace, want := range map[string]int{"first": 1, "own": 0} {
 		if n, _ := notified(open(workspace, cursors[workspace]), workspace); n != want {
 			t.Errorf("SUB-08: workspace %s came back and was notified %d times, want %d", workspace, n, want)
@@ -220,11 +214,9 @@ func TestConversationsNeedARule(t *testing.T) {
 		events   = "conversation: {userMessages: true, events: {userMessage: true}"
 		provider = events + ", providers: [{name: notes, url: 'http://127.0.0.1:1/notes', headers: {Authorization: 'env:NOT_THERE'}}]"
 	)
-	var o Options
-	s := serve(t, func(with *Options) {
+	s, o := serveOptions(t, func(with *Options) {
 		with.Catalog, with.Config = []byte(ruled), configured(t, events+"}\n")
 		with.Limits.AllowInsecureTargets = false
-		o = *with
 	})
 	// CNV-06: without authentication a caller cannot consent for all others.
 	if status, text := ask(t, s, "", "PUT", "/consent/events", ""); status != http.StatusForbidden || !strings.Contains(text, "--allow-insecure-targets") {
@@ -250,8 +242,7 @@ func TestASecretThatAHeaderMustNotHave(t *testing.T) {
 		"backends: [{name: b, url: 'http://127.0.0.1:1/mcp', prefix: b_, " + member + "}]\n":                        "backend b",
 		"conversation: {userMessages: true, providers: [{name: p, url: 'http://127.0.0.1:1/p', " + member + "}]}\n": "provider p",
 	} {
-		var o Options
-		s := serve(t, func(with *Options) { o = *with })
+		s, o := serveOptions(t, nil)
 		o.Config = configured(t, text)
 		err := s.Reload(t.Context(), o)
 		expect.Fault(t, whose, err, fault.Invalid, whose+": header Authorization: the value of env:MCPEVENTS_TEST_TOKEN has a line break")
@@ -260,8 +251,7 @@ func TestASecretThatAHeaderMustNotHave(t *testing.T) {
 }
 
 func TestSettingsThatAreRefused(t *testing.T) {
-	var o Options
-	s := serve(t, func(with *Options) { with.Catalog = types(t, "good"); o = *with })
+	s, o := serveOptions(t, func(with *Options) { with.Catalog = types(t, "good") })
 	good, bad := o, o
 	bad.Catalog = []byte("events: nonsense")
 	ready := func(t *testing.T, s *Server, want string) {
@@ -291,8 +281,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	for name, with := range map[string]Options{"invalid": bad, "unreadable": unread} {
 		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
 			with.LastSettings = true
-			s := expect.Value(New(t.Context(), with))(t)
-			defer end(t, s)
+			s := restart(t, with)
 			expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 			ready(t, s, refused)
 			expect.OK(t, s.Reload(t.Context(), good))
@@ -307,10 +296,8 @@ func TestSettingsThatAreRefused(t *testing.T) {
 }
 
 func TestAConfigurationThatBecomesEmptyIsRefused(t *testing.T) {
-	var o Options
-	s := serve(t, func(with *Options) {
+	s, o := serveOptions(t, func(with *Options) {
 		with.Config = configured(t, "backends: [{name: shop, url: \"http://127.0.0.1:1/mcp\"}]\n")
-		o = *with
 	})
 	backends := func() int {
 		return len(expect.Value(s.core.Config.Backends(t.Context()))(t))
@@ -320,8 +307,7 @@ func TestAConfigurationThatBecomesEmptyIsRefused(t *testing.T) {
 	expect.Equal(t, "backends after an empty file", backends(), 1)
 	end(t, s)
 	o.LastSettings = true
-	s = expect.Value(New(t.Context(), o))(t)
-	defer end(t, s)
+	s = restart(t, o)
 	expect.Equal(t, "backends after a start with the empty file", backends(), 1)
 	expect.Equal(t, "the settings are refused", s.refused.Load(), true)
 	o.Config = configured(t, "# nothing\n")
@@ -335,11 +321,9 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 		return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %s}\n", principal, hash(principal))
 	}
 	start := func(t *testing.T) (*Server, Options) {
-		var o Options
-		s := serve(t, func(with *Options) {
+		s, o := serveOptions(t, func(with *Options) {
 			with.Auth, with.Catalog = auth.ModeKeys, types(t, "good")
 			with.Config = configured(t, "keys:\n"+key("leaked")+key("kept"))
-			o = *with
 		})
 		return s, o
 	}
@@ -367,8 +351,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 			end(t, s)
 			refuse(&o)
 			o.Config, o.LastSettings = configured(t, "keys:\n"+key("kept")), true
-			s = expect.Value(New(t.Context(), o))(t)
-			defer end(t, s)
+			s = restart(t, o)
 			valid(t, s, "leaked", false)
 			valid(t, s, "kept", true)
 			if _, body := ask(t, s, "", "GET", "/readyz", ""); !strings.Contains(body, "refused") {
@@ -392,8 +375,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 			valid(t, s, "kept", true)
 			end(t, s)
 			o.LastSettings = true
-			s = expect.Value(New(t.Context(), o))(t)
-			defer end(t, s)
+			s = restart(t, o)
 			valid(t, s, "kept", true)
 		})
 	}
