@@ -16,19 +16,20 @@ import (
 // For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
 // stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
 //
-// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call, which might be the wrong one.
+// To ask a client of 2026-07-28, the gateway cancels and repeats a call. So that this is not the wrong one, the client gets an elicitation or
+// a request for sampling only if a single call is running in the session.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	// Package stdio hands the stray messages of commands to calls, because over stdio all questions are strays.
-	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {
+	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
 	over := false // whether leave was called; guarded by mu
-	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message) bool {
+	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message, only bool) bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		return !over && !x.answered && x.takeStray(ctx, m)
+		return !over && !x.answered && x.takeStray(ctx, m, only)
 	})
 	return func() {
 		x.mu.Lock()
@@ -38,11 +39,15 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	}
 }
 
-// takeStray handles a stray message of the session, and reports whether it belongs to this call. The caller holds the lock.
-func (x *exchange) takeStray(ctx context.Context, m upstream.Message) bool {
+// takeStray handles a stray message of the session, and reports whether it belongs to this call. only says that no other call could take it.
+// The caller holds the lock.
+func (x *exchange) takeStray(ctx context.Context, m upstream.Message, only bool) bool {
 	m = withoutOwn(m)
 	params := jsonrpc.Member(m.Raw, "params")
-	switch {
+	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // they name their question or call
+	switch stateless := x.call.Version.Stateless(); {
+	case !named && !only && (stateless || x.call.ResponseOnly), m.ID != nil && stateless && m.Method == spec.MethodRoots:
+		return false
 	case m.ID != nil:
 		if err := x.asker.elicit(ctx, m, true); err != nil {
 			_ = x.refuse(ctx, m, jsonrpc.InternalError, "the question could not be passed on") // the call itself continues

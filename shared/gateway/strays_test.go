@@ -136,6 +136,68 @@ func TestStrayProgressReachesItsCall(t *testing.T) {
 	}
 }
 
+// GWN-17: a client of 2026-07-28 gets a question on the GET stream of the session in an input_required result if its call is the only one in
+// the session. With two calls, the question is refused immediately, because it may belong to either. Roots are not asked for.
+func TestStrayQuestionsReachAClientOf2026(t *testing.T) {
+	started, finish := make(chan string, 10), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		started <- x.argument()
+		switch x.argument() {
+		case "waits":
+			<-finish
+			x.result(`{}`)
+		case "is refused":
+			x.result(text("%s", x.ask("elicitation/create", form).Error))
+		default:
+			roots := x.ask("roots/list", `{}`)
+			name := x.ask("elicitation/create", form)
+			x.result(text("%s %t", name.of("content"), roots.Error != nil))
+		}
+	})
+	g := instances(t, 2, s)
+	asked := called(t, g[0], someone(v2026), "").required(t)
+	expect.Len(t, "the questions", asked.Requests, 1)
+	last := called(t, g[1], someone(v2026), asked.retry(`{"action":"accept","content":{"name":"Ada"}}`))
+	expect.Equal(t, "the result", last.says(t), `complete:{"name":"Ada"} true`)
+
+	other := start(t, g[0], someone(v2026), "tool", "1", `{"name":"tool","arguments":{"n":"waits"}}`)
+	expect.Eventually(t, "the other call runs", func() bool { return <-started == "waits" })
+	refused := called(t, g[0], someone(v2026), `,"arguments":{"n":"is refused"}`)
+	expect.Contains(t, "the refusal", refused.says(t), "no call is running that could answer")
+	close(finish)
+	expect.OK(t, other.end(t))
+}
+
+// GWN-10: given two calls of a session, a question on its GET stream reaches the client in the older one if the newer one accepts only JSON.
+func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
+	started, ask, finish := make(chan string), make(chan bool), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		started <- x.argument()
+		if x.argument() == "newer" {
+			<-finish
+			x.result(`{}`)
+			return
+		}
+		<-ask
+		asksName(x)
+	})
+	g := instances(t, 1, s)[0]
+	older := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool","arguments":{"n":"older"}}`)
+	expect.Receive(t, "the older call", started)
+	newer := make(chan outcome)
+	go func() {
+		newer <- called(t, g, sessionBased("s1"), `,"arguments":{"n":"newer"}`, func(c *api.Call) { c.ResponseOnly = true })
+	}()
+	expect.Receive(t, "the newer call", started)
+	close(ask)
+	id, _ := older.question(t)
+	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
+	expect.Contains(t, "the response", older.next(t).text, `"result"`)
+	expect.OK(t, older.end(t))
+	close(finish)
+	expect.OK(t, (<-newer).err)
+}
+
 // A client that cannot be asked gets no GET stream, and one that gets no event stream makes the question fail immediately.
 func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	s := newStraying(t, func(x *turn) {

@@ -27,8 +27,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call.
-type Receiver func(m upstream.Message) bool
+// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. only says that it is
+// the only call of the session in this process, and that it was running when the message arrived.
+type Receiver func(m upstream.Message, only bool) bool
 
 const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
@@ -136,7 +137,7 @@ func (st *stream) deliverEarly(c *call) {
 	st.early = nil
 	st.in.mu.Unlock()
 	for _, m := range early {
-		if !c.receive(m) {
+		if !c.receive(m, false) {
 			go st.refuse(context.Background(), m) // concurrently, because the backend may be slow to accept the refusal
 		}
 	}
@@ -354,7 +355,7 @@ func (st *stream) deliver(m upstream.Message) bool {
 	calls := slices.Clone(st.calls)
 	st.in.mu.Unlock()
 	for _, c := range slices.Backward(calls) {
-		if c.receive(m) {
+		if c.receive(m, len(calls) == 1) {
 			return true
 		}
 	}
