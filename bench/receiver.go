@@ -54,7 +54,7 @@ func newReceiver(addr, client string) (*receiver, error) {
 	return r, err
 }
 
-// listen makes the receiver listen on an additional address, and returns the URL of that address.
+// listen makes the receiver also listen on the given address, and returns the URL of that address.
 func (r *receiver) listen(addr string) (origin string, err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
