@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
-// The times for which an issuer's keys are used, and the pauses between two fetches of them.
+// How long an issuer's keys are used, and how often and how long the server tries to fetch them.
 const (
 	// fresh is how long keys are used without another fetch. A key that the issuer removes is refused after this time.
 	fresh = 5 * time.Minute
