@@ -145,8 +145,8 @@ const (
 	maxDedup = 1 << 22
 	// dedupStep limits how many rows with old ids one job deletes.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back before the queue calls [dedup.rewind], which visits all ids. After a
-	// smaller step back, the queue drops repetitions for up to this much longer than dedupWindow.
+	// dedupStepBack is how far the clock may be set back before [dedup.rewind] visits all ids. After a smaller step back, the
+	// queue drops repetitions for up to this much longer than dedupWindow.
 	dedupStepBack = time.Minute
 )
 
@@ -248,9 +248,12 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
-// rewind makes each id count for at most five minutes from now, after the clock was set back. Otherwise the queue would
-// remember an id until the clock has caught up, and would drop a new message with this id.
+// rewind makes each id count for at most five minutes from now, if the clock was set back. Otherwise the queue would remember an
+// id until the clock has caught up, and would drop a new message with this id.
 func (d *dedup) rewind(now time.Time) {
+	if d.latest <= now.Add(dedupStepBack).Unix() {
+		return
+	}
 	for i := range d.generations {
 		g := &d.generations[i]
 		if g.start.Unix() > now.Unix() {
@@ -265,9 +268,7 @@ func (d *dedup) rewind(now time.Time) {
 
 // accepted reports whether the queue accepted the id in the last five minutes.
 func (d *dedup) accepted(id digest, now time.Time) bool {
-	if d.latest > now.Add(dedupStepBack).Unix() {
-		d.rewind(now)
-	}
+	d.rewind(now)
 	oldest := now.Add(-dedupWindow).Unix()
 	for _, g := range d.generations {
 		if at, ok := g.ids[id]; ok && at > oldest {
@@ -389,8 +390,12 @@ func (f *forgetting) Done(err error) {
 	}
 }
 
-// forget deletes the rows with ids that the queue need not remember any more.
+// forget deletes the rows with ids that the queue need not remember any more. It also notices that the clock was set back while
+// no messages were sent.
 func (d *dedup) forget(e *engine.Engine) error {
+	d.mu.Lock()
+	d.rewind(e.Now())
+	d.mu.Unlock()
 	for {
 		job := &forgetting{d: d}
 		if err := e.Do(context.Background(), job); err != nil || !job.more {

@@ -317,6 +317,10 @@ func TestDeduplicationAfterTheClockWentBack(t *testing.T) {
 		time.Sleep(time.Minute + dedupStepBack + time.Second)
 		publish("c", 1)
 		publish("d", 1)
+
+		ahead.Store(-int64(24 * time.Hour))
+		time.Sleep(dedupWindow + maxSleep + time.Second) // without messages
+		publish("d", 1)
 	})
 }
 
