@@ -189,7 +189,7 @@ func (r Report) WriteText(w io.Writer) error {
 	for i, x := range r.Results {
 		say("")
 		if x.Hanging > 0 {
-			say("%s beside %d endpoints that hang", x.Sender, x.Hanging)
+			say("%s next to %d endpoints that hang", x.Sender, x.Hanging)
 		} else {
 			say("%s", x.Sender)
 		}

@@ -211,7 +211,7 @@ func (p *pass) run(ctx context.Context, report *Report) error {
 
 func (p *pass) name() string {
 	if p.hanging > 0 {
-		return fmt.Sprintf("%s beside %d that hang", p.adapter.Name, p.hanging)
+		return fmt.Sprintf("%s next to %d that hang", p.adapter.Name, p.hanging)
 	}
 	return p.adapter.Name
 }

@@ -119,9 +119,9 @@ func TestRunMeasuresBesideEndpointsThatHang(t *testing.T) {
 			if err != nil || len(report.Results) != 2 {
 				t.Fatalf("got %+v, %v", report, err)
 			}
-			without, beside := report.Results[0], report.Results[1]
-			if without.Hanging != 0 || beside.Hanging != 2 || without.Lost != 0 || beside.Delivered+beside.Lost != int64(o.deliveries()) {
-				t.Errorf("got %+v\n%+v", without, beside)
+			without, hanging := report.Results[0], report.Results[1]
+			if without.Hanging != 0 || hanging.Hanging != 2 || without.Lost != 0 || hanging.Delivered+hanging.Lost != int64(o.deliveries()) {
+				t.Errorf("got %+v\n%+v", without, hanging)
 			}
 		})
 	}

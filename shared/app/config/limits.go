@@ -167,7 +167,7 @@ func setField(field reflect.Value, text string) error {
 		what = "true or false"
 		*p, err = strconv.ParseBool(text)
 	default:
-		panic("config: a limit of a type that set does not know")
+		panic("config: setField does not know the type of a limit")
 	}
 	if err != nil {
 		return what

@@ -88,7 +88,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 		ToolListChangedHandler:      func(context.Context, *sdk.ToolListChangedRequest) { changed <- true },
 	})
 
-	t.Run("RCH-07 its tools have their names, beside the event types", func(t *testing.T) {
+	t.Run("RCH-07 its tools have their names, next to the event types", func(t *testing.T) {
 		expect.List(t, "the tools", tools(t, session), []string{"ship"})
 		types := 0
 		for _, err := range session.ResourceTemplates(t.Context(), nil) {

@@ -140,7 +140,7 @@ func TestFilters(t *testing.T) {
 		{"an element of an array", "/labels", `"ui"`, true},
 		{"no such member", "/absent", `"x"`, false},
 		{"an element of an array by a glob", "/labels", `["x*", "*u*"]`, true},
-		{"a glob beside texts", "/severity", `["x", "P*"]`, true},
+		{"a glob next to texts", "/severity", `["x", "P*"]`, true},
 		{"a number is not a text", "/severity", `1`, false},
 		{"a star alone", "/severity", `"*"`, true},
 	} {
