@@ -485,28 +485,17 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 		return resp.StatusCode, strings.TrimSpace(string(text))
 	}
 	const id, nonce = "msg_verification_1", `{"type":"verification","challenge":"nonce"}`
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		var message struct {
-			Params struct{ TargetURI string }
-		}
-		_ = json.NewDecoder(req.Body).Decode(&message)
-		if message.Params.TargetURI == "" { // deregister
-			w.Header().Set("Content-Type", "application/json")
-			fmt.Fprint(w, `{"jsonrpc":"2.0","id":2,"result":{}}`)
-			return
-		}
-		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 not a challenge", strings.Repeat(" ", 5000) + nonce: "400 not a challenge"} {
-			if status, text := challenge(message.Params.TargetURI, id, body); fmt.Sprint(status, " ", text) != want {
-				t.Errorf("%.50s: got %d %s, want %s", body, status, text, want)
-			}
-		}
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"standard","key":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}}}}`)
-	}))
-	defer server.Close()
 	hooks := &client.Handler{}
 	end := expect.Value(hooks.Listen("127.0.0.1:0"))(t)
 	defer end()
+	server := newScript(t, map[string]func(int, http.ResponseWriter) string{spec.MethodRegister: func(int, http.ResponseWriter) string {
+		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 not a challenge", strings.Repeat(" ", 5000) + nonce: "400 not a challenge"} {
+			if status, text := challenge(hooks.URL, id, body); fmt.Sprint(status, " ", text) != want {
+				t.Errorf("%.50s: got %d %s, want %s", body, status, text, want)
+			}
+		}
+		return `{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"standard","key":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}}}`
+	}})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c := expect.Value(client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks}))(t)
@@ -528,23 +517,20 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 // TestAnEndpointOutsideOfTheProgram: each refresh has the endpoint's secret and the cursor that the endpoint has saved meanwhile. The
 // subscription stays at the server when it is closed here, and Resume makes the server continue at the cursor.
 func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
-	type request struct {
-		Method string
-		ID     json.RawMessage
-		Params struct {
-			Cursor   *string
-			Delivery struct{ Mode, URL, Secret string }
-		}
+	type params struct {
+		Cursor   *string
+		Delivery struct{ Mode, URL, Secret string }
 	}
-	requests := make(chan request, 100)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m request
-		_ = json.NewDecoder(r.Body).Decode(&m)
-		requests <- m
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"id":"s1","refreshBefore":%q}}`, m.ID, time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
-	}))
-	defer server.Close()
+	server := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/subscribe": func(int, http.ResponseWriter) string {
+		return `{"id":"s1","refreshBefore":"` + time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano) + `"}`
+	}})
+	// registered waits for the n-th registration.
+	registered := func(n int) (p params) {
+		t.Helper()
+		expect.Equal(t, "the client's method", <-server.arrived, "events/subscribe")
+		expect.OK(t, json.Unmarshal(server.params("events/subscribe")[n-1], &p))
+		return p
+	}
 	c := expect.Value(client.Connect(t.Context(), server.URL, client.Options{Revision: "2026-07-28", Store: client.Dir(t.TempDir())}))(t)
 	var asked, accepted atomic.Int64
 	store := client.File(t.TempDir() + "/cursor")
@@ -559,27 +545,26 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 		},
 	}}
 	s := expect.Value(c.Subscribe(t.Context(), o))(t)
-	first := <-requests
-	if d := first.Params.Delivery; d.Mode != "webhook" || d.URL != o.Endpoint.URL || d.Secret != "secret-1" || first.Params.Cursor != nil {
-		t.Errorf("the registration is %+v", first.Params)
+	first := registered(1)
+	if d := first.Delivery; d.Mode != "webhook" || d.URL != o.Endpoint.URL || d.Secret != "secret-1" || first.Cursor != nil {
+		t.Errorf("the registration is %+v", first)
 	}
 	expect.OK(t, store.Save(t.Context(), "", "c1")) // as the endpoint does
-	second := <-requests
-	if d := second.Params; d.Delivery.Secret != "secret-2" || d.Cursor == nil || *d.Cursor != "c1" {
+	if d := registered(2); d.Delivery.Secret != "secret-2" || d.Cursor == nil || *d.Cursor != "c1" {
 		t.Errorf("the refresh is %+v", d)
 	}
 	expect.OK(t, s.Close())
 	if accepted.Load() == 0 {
 		t.Error("Accepted was not called")
 	}
-	for len(requests) > 0 {
-		expect.Equal(t, "the client's method", (<-requests).Method, "events/subscribe")
+	for len(server.arrived) > 0 {
+		expect.Equal(t, "the client's method", <-server.arrived, "events/subscribe")
 	}
 	o.Endpoint.Resume = true
 	s = expect.Value(c.Subscribe(t.Context(), o))(t)
 	defer func() { _ = s.Close() }()
-	expect.Equal(t, "the first request", (<-requests).Method, "events/unsubscribe")
-	expect.Equal(t, "the second request", (<-requests).Method, "events/subscribe")
+	expect.Equal(t, "the first request", <-server.arrived, "events/unsubscribe")
+	expect.Equal(t, "the second request", <-server.arrived, "events/subscribe")
 
 	for what, bad := range map[string]client.SubscribeOptions{
 		"no URL":    {Name: "x", Endpoint: &client.Endpoint{Secret: o.Endpoint.Secret}},

@@ -398,29 +398,26 @@ func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var polls atomic.Int64
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m struct{ Method string }
-		_ = json.NewDecoder(r.Body).Decode(&m)
-		switch m.Method {
-		case "initialize":
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+		"initialize": func(_ int, w http.ResponseWriter) string {
 			w.Header().Set("Mcp-Session-Id", "s1")
-			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25"}}`)
-		case "notifications/initialized":
+			return `{"protocolVersion":"2025-11-25"}`
+		},
+		"notifications/initialized": func(_ int, w http.ResponseWriter) string {
 			w.WriteHeader(http.StatusAccepted)
-		case "events/poll":
-			if polls.Add(1) == 1 {
+			return ""
+		},
+		"events/poll": func(n int, w http.ResponseWriter) string {
+			if n == 1 {
 				time.AfterFunc(400*time.Millisecond, cancel)
 			}
-			fallthrough
-		default:
 			http.Error(w, "no such session", http.StatusNotFound)
-		}
-	}))
-	defer s.Close()
-	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{}))(t)
+			return ""
+		},
+	})
+	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: "2025-11-25"}))(t)
 	err := receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
-	if n := polls.Load(); err != nil || n > 4 {
+	if n := len(s.params("events/poll")); err != nil || n > 4 {
 		t.Errorf("RCH-01: %d polls in 400 ms, %v", n, err)
 	}
 }

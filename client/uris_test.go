@@ -2,16 +2,14 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -20,28 +18,16 @@ import (
 func TestWebhooksReachTheSubscriptionThatTheyName(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m struct {
-			ID     json.RawMessage
-			Method string
-			Params struct{ URIs []string }
-		}
-		_ = json.NewDecoder(r.Body).Decode(&m)
-		if m.Method == "resources/subscriptions/register" {
-			name := strings.TrimPrefix(m.Params.URIs[0], "event://")
-			if name == "slow" {
-				select {
-				case <-answer:
-				case <-r.Context().Done():
-				}
+	names := []string{"slow", "a", "b"} // in the order of their registrations
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{spec.MethodRegister: func(n int, _ http.ResponseWriter) string {
+		if n == 1 {
+			select {
+			case <-answer:
+			case <-t.Context().Done():
 			}
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"subscription":{"uri":"subscription://sub_%s","webhookSecret":{"type":"none"}}}}`, m.ID, name)
-			return
 		}
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
-	}))
-	defer s.Close()
-	defer s.CloseClientConnections()
+		return `{"subscription":{"uri":"subscription://sub_` + names[n-1] + `","webhookSecret":{"type":"none"}}}`
+	}})
 	hooks := startHandler(t)
 	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: "2026-07-28", Webhooks: hooks}))(t)
 	got := make(chan string, 10)
@@ -73,11 +59,13 @@ func TestWebhooksReachTheSubscriptionThatTheyName(t *testing.T) {
 	slow := make(chan struct{})
 	go func() {
 		defer close(slow)
-		subscribe("slow")
+		subscribe(names[0])
 	}()
-	time.Sleep(100 * time.Millisecond) // the first subscription is waiting for its answer
-	subscribe("a")
-	subscribe("b")
+	for <-s.arrived != spec.MethodRegister { // until the first subscription waits for its answer
+	}
+	for _, name := range names[1:] {
+		subscribe(name)
+	}
 	send("b", `b got "b"`)
 	send("a", `a got "a"`)
 	time.AfterFunc(100*time.Millisecond, func() { close(answer) })
