@@ -341,7 +341,7 @@ func (x *exchange) handleLocked(ctx context.Context, m upstream.Message) (done b
 
 // handle processes one message of the backend. done reports whether it was the response. The caller holds the lock.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
-	m = x.relateTask(withoutOwn(m))
+	m = x.relateTask(m.WithoutOwn())
 	switch {
 	case m.Response():
 		if !jsonrpc.SameID(m.ID, x.id) {
@@ -361,7 +361,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	case m.Method == spec.NoteCancelled && x.asker != nil:
 		found, err := x.asker.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
 		if !found {
-			x.dropMisplaced(ctx)
+			x.backend().CountDrop(ctx, dropOutOfPlace)
 		}
 		return false, err
 	case m.ID == nil && (passThrough[m.Method] || x.hasMethod(m.Method)):
@@ -371,7 +371,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	case m.ID == nil && api.IsListChange(m.Method):
 		x.backend().ReportListChange(ctx, m.Method)
 	default:
-		x.dropMisplaced(ctx)
+		x.backend().CountDrop(ctx, dropOutOfPlace)
 	}
 	return false, nil
 }
@@ -441,6 +441,9 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bo
 	}
 	q := question{m.ID, jsonrpc.Quote(id), stray}
 	b.asked = append(b.asked, q)
+	if stray {
+		b.x.gateway.elicitations.strays.Put(b.strayID(m.ID), q.ours)
+	}
 	x.questions.add(q.key())
 	if token != nil {
 		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id as the token.
@@ -459,13 +462,20 @@ func (q question) key() store.Key {
 // client answers it anyway, [Gateway.Answer] treats the request as unknown.
 func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error) {
 	i := findQuestion(b.asked, func(q question) json.RawMessage { return q.theirs }, id)
-	if i < 0 {
+	q := question{}
+	if i >= 0 {
+		q = b.asked[i]
+	} else if q.ours, found = b.x.gateway.elicitations.strays.Get(b.strayID(id)); !found {
 		return false, nil
 	}
-	q := b.asked[i]
 	b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
 	params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
 	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+}
+
+// strayID identifies a stray question, given the backend's id for it, because an earlier call of the session may have asked it.
+func (b *sessionBridge) strayID(theirs json.RawMessage) string {
+	return b.x.backend().ServerID() + " " + b.x.with.ID + " " + string(theirs)
 }
 
 // findQuestion returns the index of the question with an id, or -1. It looks for the exact id first, because [jsonrpc.SameID] cannot

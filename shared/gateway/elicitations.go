@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -42,6 +43,7 @@ type elicitations struct {
 	db     store.DB
 	log    *slog.Logger
 	broken *metric.Undecodable
+	strays bounded.Map[string, json.RawMessage] // the clients' ids of stray questions, by sessionBridge.strayID
 }
 
 // elicitationPrefix begins every elicitation's id, so that the gateway rejects other ids without reading the store.
@@ -142,10 +144,8 @@ func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) 
 		g.broken.Add(ctx, "request of a backend")
 		return q, nil, nil, unknown
 	}
-	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
-		return q, nil, nil, unknown
-	}
-	if b = g.FindByServer(ctx, c.Principal, q.Backend); b == nil {
+	b = g.FindByServer(ctx, c.Principal, q.Backend)
+	if b == nil || q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return q, nil, nil, unknown
 	}
 	return q, b, item, nil

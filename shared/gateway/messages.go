@@ -90,34 +90,11 @@ func (x *exchange) addParameters(h http.Header) error {
 const (
 	dropOther      = "it answers another request"
 	dropProgress   = "it is the progress of another request"
-	dropOutOfPlace = "its method does not belong into a call"
+	dropOutOfPlace = "its method does not belong into a call" // also of any request from a backend of 2026-07-28
 )
 
 // passThrough has the notifications that a backend may send within a call, in addition to its extensions' notifications.
-var passThrough = map[string]bool{
-	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
-	spec.NoteTaskStatus: true,
-}
-
-// withoutOwn returns the message without the members of _meta that only the gateway may set, see [translate.WithoutOwn].
-func withoutOwn(m upstream.Message) upstream.Message {
-	switch {
-	case m.Result != nil:
-		if result, dropped := translate.WithoutOwn(m.Result); dropped {
-			m.Result, m.Raw = result, jsonrpc.Replace(m.Raw, "result", result)
-		}
-	case m.Error != nil: // the data of error -32042 has elicitations
-		if data, dropped := translate.WithoutOwn(jsonrpc.Member(m.Error, "data")); dropped {
-			m.Error = jsonrpc.Replace(m.Error, "data", data)
-			m.Raw = jsonrpc.Replace(m.Raw, "error", m.Error)
-		}
-	default:
-		if params, dropped := translate.WithoutOwn(jsonrpc.Member(m.Raw, "params")); dropped {
-			m.Raw = jsonrpc.Replace(m.Raw, "params", params)
-		}
-	}
-	return m
-}
+var passThrough = map[string]bool{spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true, spec.NoteTaskStatus: true}
 
 // adaptNotification returns a notification in the form that the client expects. It reports false if the client did not ask
 // for it or if the client's revision does not have it.
@@ -168,10 +145,6 @@ func (x *exchange) ownsProgress(params json.RawMessage) bool {
 	}
 	return own != nil && jsonrpc.SameID(jsonrpc.Member(params, "progressToken"), sent)
 }
-
-// dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request
-// from a backend of 2026-07-28, where servers send no requests.
-func (x *exchange) dropMisplaced(ctx context.Context) { x.backend().CountDrop(ctx, dropOutOfPlace) }
 
 // translateResponse returns the response in the form of the client's revision. For an error it also returns the original code.
 func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {

@@ -42,7 +42,7 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 // takeStray handles a stray message of the session, and reports whether it belongs to this call. only says that no other call could take it.
 // The caller holds the lock.
 func (x *exchange) takeStray(ctx context.Context, m upstream.Message, only bool) bool {
-	m = withoutOwn(m)
+	m = m.WithoutOwn()
 	params := jsonrpc.Member(m.Raw, "params")
 	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // they name their question or call
 	switch stateless := x.call.Version.Stateless(); {

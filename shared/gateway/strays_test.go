@@ -110,6 +110,37 @@ func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
 	checkGone(t, g.options.DB, id)
 }
 
+// GWN-10: a client learns on another call of its session that the backend has withdrawn a question whose call has ended.
+func TestWithdrawalAfterTheCallThatCarriedTheQuestion(t *testing.T) {
+	started, ask, withdraw, finish := make(chan string), make(chan bool), make(chan bool), make(chan bool)
+	s := newStraying(t, func(x *turn) {
+		started <- x.argument()
+		if x.argument() == "newer" {
+			<-finish
+			x.result(`{}`)
+			return
+		}
+		<-ask
+		x.send("1", "elicitation/create", form)
+		<-withdraw
+		x.notify("notifications/cancelled", `{"requestId":1}`)
+		<-finish
+		x.result(`{}`)
+	})
+	g := instances(t, 1, s)[0]
+	older, newer := two(t, g, started)
+	close(ask)
+	id, _ := newer.question(t)
+	finish <- true
+	expect.OK(t, newer.end(t))
+	close(withdraw)
+	expect.Contains(t, "the withdrawal", older.next(t).text, id)
+	checkGone(t, g.options.DB, id)
+	finish <- true
+	expect.Contains(t, "the response", older.next(t).text, `"result"`)
+	expect.OK(t, older.end(t))
+}
+
 // Progress on the GET stream of the session reaches the client in the call that has its token.
 func TestStrayProgressReachesItsCall(t *testing.T) {
 	started, finish := make(chan string), make(chan bool)

@@ -311,7 +311,7 @@ func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]boo
 				l.poll(ctx, info.Version)
 			}
 		case m.Method == spec.NoteTasks:
-			l.send(ctx, jsonrpc.Member(withoutOwn(m).Raw, "params"))
+			l.send(ctx, jsonrpc.Member(m.WithoutOwn().Raw, "params"))
 		default:
 			l.view.Backend().CountDrop(ctx, dropOutOfPlace)
 		}

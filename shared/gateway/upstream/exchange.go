@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
@@ -287,6 +288,26 @@ type Message struct {
 	Result json.RawMessage
 	Error  json.RawMessage
 	Raw    json.RawMessage
+}
+
+// WithoutOwn returns the message without the members of _meta that only the gateway may set, see [translate.WithoutOwn].
+func (m Message) WithoutOwn() Message {
+	switch {
+	case m.Result != nil:
+		if result, dropped := translate.WithoutOwn(m.Result); dropped {
+			m.Result, m.Raw = result, jsonrpc.Replace(m.Raw, "result", result)
+		}
+	case m.Error != nil: // the data of error -32042 has elicitations
+		if data, dropped := translate.WithoutOwn(jsonrpc.Member(m.Error, "data")); dropped {
+			m.Error = jsonrpc.Replace(m.Error, "data", data)
+			m.Raw = jsonrpc.Replace(m.Raw, "error", m.Error)
+		}
+	default:
+		if params, dropped := translate.WithoutOwn(jsonrpc.Member(m.Raw, "params")); dropped {
+			m.Raw = jsonrpc.Replace(m.Raw, "params", params)
+		}
+	}
+	return m
 }
 
 // Read parses a message. It reports false if the message is not valid JSON-RPC. It also reports false if the message has a
