@@ -136,6 +136,19 @@ func (l *lister) answer(method string, cursor *string) string {
 	return fmt.Sprintf(`"result":{%q:[%s]%s%s}`, member, strings.Join(entries, ","), next, hints)
 }
 
+// answers makes the lister answer a method with the result that result returns.
+func (l *lister) answers(method string, result func(m received) string) {
+	l.set(func() {
+		l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
+			if m.Method == method {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result(m))
+			}
+			return m.Method == method
+		}
+	})
+}
+
 // behindGateway returns an endpoint in front of the backends. The prefix of each is its name and an underscore, e.g.
 // "first_". Only the backend "plain" has no prefix.
 func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fixture {
@@ -174,6 +187,7 @@ func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Bac
 // wholeList is a list that was read from the endpoint to its last page.
 type wholeList struct {
 	names     []string
+	sizes     []int // of the pages
 	pages     int
 	scopes    []string
 	ttls      []int64
@@ -181,7 +195,7 @@ type wholeList struct {
 }
 
 type backendPage struct {
-	Tools, Prompts, Resources, ResourceTemplates []struct{ Name string }
+	Tools, Prompts, Resources, ResourceTemplates, Events []struct{ Name string }
 
 	NextCursor *string
 	TTLMs      *int64
@@ -192,22 +206,28 @@ type backendPage struct {
 }
 
 func (p backendPage) names() (all []string) {
-	for _, x := range slices.Concat(p.Tools, p.Prompts, p.Resources, p.ResourceTemplates) {
+	for _, x := range slices.Concat(p.Tools, p.Prompts, p.Resources, p.ResourceTemplates, p.Events) {
 		all = append(all, x.Name)
 	}
 	return all
 }
 
-// wholeList reads all pages of a list, and calls between after every page except the last.
+// wholeList reads all pages of a list as alice, and calls between after every page except the last.
 func (f *fixture) wholeList(t *testing.T, method, session string, between func(page int)) (out wholeList) {
+	t.Helper()
+	return f.wholeListOf(t, alice, method, session, between)
+}
+
+// wholeListOf is like [fixture.wholeList] for any caller.
+func (f *fixture) wholeListOf(t *testing.T, key, method, session string, between func(page int)) (out wholeList) {
 	t.Helper()
 	params := ""
 	for {
 		var p backendPage
-		r := f.in(alice, session, method, params)
+		r := f.in(key, session, method, params)
 		r.result(t, &p)
 		out.pages++
-		out.names = append(out.names, p.names()...)
+		out.names, out.sizes = append(out.names, p.names()...), append(out.sizes, len(p.names()))
 		out.scopes = append(out.scopes, p.CacheScope)
 		if p.TTLMs != nil {
 			out.ttls = append(out.ttls, *p.TTLMs)
@@ -248,15 +268,8 @@ func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 func TestUnlistedResourcesAreRead(t *testing.T) {
 	start := func(name string) *lister {
 		l := startLister(t, name, false, "r")
-		l.set(func() {
-			l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
-				if m.Method != spec.MethodRead {
-					return false
-				}
-				w.Header().Set("Content-Type", "application/json")
-				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"contents":[{"uri":%s,"text":"of %s"}]}}`, m.ID, jsonrpc.Member(jsonrpc.Member(m.raw, "params"), "uri"), name)
-				return true
-			}
+		l.answers(spec.MethodRead, func(m received) string {
+			return fmt.Sprintf(`{"contents":[{"uri":%s,"text":"of %s"}]}`, jsonrpc.Member(jsonrpc.Member(m.raw, "params"), "uri"), name)
 		})
 		return l
 	}

@@ -97,16 +97,9 @@ func TestCallOfABackendThatIsDown(t *testing.T) {
 func TestCallsOfSessionsAskForNoTask(t *testing.T) {
 	l := startLister(t, "b", false, "tool")
 	called := make(chan string, 1)
-	l.set(func() {
-		l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
-			if m.Method != spec.MethodToolsCall {
-				return false
-			}
-			called <- string(jsonrpc.Member(m.raw, "params"))
-			w.Header().Set("Content-Type", "application/json")
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[]}}`, m.ID)
-			return true
-		}
+	l.answers(spec.MethodToolsCall, func(m received) string {
+		called <- string(jsonrpc.Member(m.raw, "params"))
+		return `{"content":[]}`
 	})
 	f := behindGateway(t, nil, l)
 	params := `"name":"b_tool","task":{"ttl":60000},"arguments":{"task":{"ttl":1}}`

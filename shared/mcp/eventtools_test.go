@@ -337,13 +337,9 @@ func TestAccessRulesHoldForEventTools(t *testing.T) {
 // The list of tools has the event tools first and then the backends' tools.
 func TestEventToolsBesideBackends(t *testing.T) {
 	l := startLister(t, "plain", true, "other", "subscribe", "third")
-	l.handle = func(w http.ResponseWriter, _ *http.Request, m received) bool {
-		if m.Method == spec.MethodToolsCall {
-			w.Header().Set("Content-Type", "application/json")
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","content":[{"type":"text","text":"of the backend"}]}}`, m.ID)
-		}
-		return m.Method == spec.MethodToolsCall
-	}
+	l.answers(spec.MethodToolsCall, func(received) string {
+		return `{"resultType":"complete","content":[{"type":"text","text":"of the backend"}]}`
+	})
 	for _, size := range []int{1, 2, 100} {
 		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = logsource.New, size }, l)
 		for _, session := range []string{"", f.session(alice, spec.V20251125)} {

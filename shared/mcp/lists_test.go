@@ -18,41 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-type listPage struct {
-	Resources, ResourceTemplates, Events []map[string]any
-
-	NextCursor, CacheScope string
-}
-
-func (p listPage) names() (names []string) {
-	for _, x := range slices.Concat(p.Resources, p.ResourceTemplates, p.Events) {
-		names = append(names, x["name"].(string))
-	}
-	return names
-}
-
-// all reads all pages of a list. It returns the names of the entries and the pages.
-func (f *fixture) all(key, method string) (names []string, pages []listPage) {
-	f.t.Helper()
-	params := ""
-	for {
-		var p listPage
-		f.stateless(key, method, params).result(f.t, &p)
-		pages = append(pages, p)
-		names = append(names, p.names()...)
-		if p.NextCursor == "" {
-			return names, pages
-		}
-		if len(pages) > 50 {
-			f.t.Fatal("the list does not end")
-		}
-		params = `"cursor":"` + p.NextCursor + `"`
-	}
-}
-
 func TestListResources(t *testing.T) {
 	f := newFixture(t, nil)
-	var resources, templates, events listPage
+	var resources, templates, events struct{ Resources, ResourceTemplates, Events []map[string]any }
 	f.stateless(alice, spec.MethodResources, "").result(t, &resources)
 	f.stateless(alice, spec.MethodTemplates, "").result(t, &templates)
 	f.stateless(alice, spec.MethodEvents, "").result(t, &events)
@@ -86,12 +54,11 @@ func TestListResources(t *testing.T) {
 	})
 	t.Run("EVS-02_the_same_in_every_revision", func(t *testing.T) {
 		s := f.session(alice, spec.V20250618)
-		var old listPage
+		var old backendPage
 		r := f.sessionBased(alice, s, spec.MethodResources, "")
 		r.result(t, &old)
-		if want, _ := f.all(alice, spec.MethodResources); !slices.Equal(old.names(), want) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
-			t.Errorf("got %s, want the names %v, and no resultType and ttlMs", r.Body, want)
-		}
+		expect.List(t, "the names", old.names(), f.wholeList(t, spec.MethodResources, "", nil).names)
+		expect.Lacks(t, "the list", r.Body, "resultType", "ttlMs")
 	})
 	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
 		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
@@ -105,11 +72,11 @@ func TestCursorsOfOtherLists(t *testing.T) {
 	f := behindGateway(t, func(o *Options) { o.PageSize = 1 }, startLister(t, "b", true, "a", "b", "c"))
 	lists, of := append(slices.Clone(listMethods), spec.MethodEvents), map[string]string{}
 	for _, list := range lists {
-		var p listPage
-		if f.stateless(alice, list, "").result(t, &p); p.NextCursor == "" {
+		var p backendPage
+		if f.stateless(alice, list, "").result(t, &p); p.NextCursor == nil {
 			t.Fatalf("%s has one page, want several", list)
 		}
-		of[list] = `"cursor":"` + p.NextCursor + `"`
+		of[list] = `"cursor":"` + *p.NextCursor + `"`
 	}
 	for from, cursor := range of {
 		for _, list := range lists {
@@ -135,8 +102,7 @@ func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
 		{"EVX-02", spec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // Webhooks need a scope that reader lacks.
 	} {
 		t.Run(tc.number+" "+tc.method+" of "+tc.key, func(t *testing.T) {
-			names, _ := f.all(tc.key, tc.method)
-			expect.Deep(t, "the names", strings.Join(names, " "), tc.want)
+			expect.Equal(t, "the names", strings.Join(f.wholeListOf(t, tc.key, tc.method, "", nil).names, " "), tc.want)
 		})
 	}
 }
@@ -234,20 +200,16 @@ func TestPagination(t *testing.T) {
 				f := newFixture(t, func(o *Options) {
 					o.PageSize, o.Catalogs, o.Subscriptions = size, catalog.NewStatic(cat), counted{subs, "alice"}
 				})
-				names, pages := f.all(alice, spec.MethodResources)
-				for _, p := range pages {
-					expect.AtMost(t, "EVS-12 the number of resources", len(p.Resources), size)
-					expect.Equal(t, "EVS-12 the cache scope", p.CacheScope, method.Private)
-				}
+				mine := f.wholeList(t, spec.MethodResources, "", nil)
+				expect.AtMost(t, "EVS-12 the number of resources", slices.Max(mine.sizes), size)
+				expect.List(t, "EVS-12 the cache scopes", mine.scopes, slices.Repeat([]string{method.Private}, mine.pages))
 				wanted := slices.Clone(want)
 				for i := range subs {
 					wanted = append(wanted, fmt.Sprintf("sub_%032x", i))
 				}
-				events, _ := f.all(alice, spec.MethodEvents)
-				bobs, _ := f.all(bob, spec.MethodResources)
-				for what, is := range map[string][2][]string{"resources": {names, wanted}, "EVX-02 events": {events, want}, "bob's resources": {bobs, want}} {
-					expect.Deep(t, what, is[0], is[1])
-				}
+				expect.List(t, "the resources", mine.names, wanted)
+				expect.List(t, "EVX-02 the events", f.wholeList(t, spec.MethodEvents, "", nil).names, want)
+				expect.List(t, "bob's resources", f.wholeListOf(t, bob, spec.MethodResources, "", nil).names, want)
 			})
 		}
 	}

@@ -136,12 +136,6 @@ func TestSessionStream(t *testing.T) {
 		f.publish(deploy, `{}`)
 		c.brings(deploy + ` {}`)
 	})
-	run(t, "EVX-01_events_list_changed_for_who_declares_the_extension", nil, func(t *testing.T, f *fixture) {
-		c := &follower{framing: bySession, key: alice, lists: true}
-		c.resume(f)
-		f.announceCatalog()
-		c.brings(spec.NoteResourcesChange, spec.NoteEventsChange)
-	})
 	run(t, "EVS-12_a_change_of_state", nil, func(t *testing.T, f *fixture) {
 		uri := f.registerOne(alice, deploy, "https://a.example/")
 		c := f.follow(bySession, uri)

@@ -129,7 +129,7 @@ func (f *fixture) publishAroundADamagedItem() {
 }
 
 func TestAClientThatIsCutOffBetweenTwoNotificationsOfAChangeGetsBoth(t *testing.T) {
-	for number, by := range map[string]framing{"SUB-08": byListen, "SES-03": bySession} {
+	for number, by := range map[string]framing{"SUB-08": byListen, "EVX-01 SES-03": bySession} { // EVX-01: the session declares the extension
 		run(t, number+" "+by.name, nil, func(t *testing.T, f *fixture) {
 			c := &follower{framing: by, key: alice, lists: true}
 			c.resume(f)

@@ -42,7 +42,7 @@ func TestRegister(t *testing.T) {
 		}
 	})
 	t.Run("EVS-08_all_or_nothing", func(t *testing.T) {
-		before, _ := f.all(alice, spec.MethodResources)
+		before := f.wholeList(t, spec.MethodResources, "", nil).names
 		for _, params := range []string{
 			`"targetUri":"https://a.example/"`,
 			`"uris":[],"targetUri":"https://a.example/"`,
@@ -54,7 +54,7 @@ func TestRegister(t *testing.T) {
 		} {
 			f.stateless(alice, spec.MethodRegister, params).is(t, params, 400, -32602)
 		}
-		after, _ := f.all(alice, spec.MethodResources)
+		after := f.wholeList(t, spec.MethodResources, "", nil).names
 		expect.Deep(t, "the resources", after, before)
 	})
 	t.Run("EVS-09_raw_and_no_secret", func(t *testing.T) {
@@ -248,6 +248,6 @@ func TestNoLeak(t *testing.T) {
 			})
 		}
 	}
-	names, _ := f.all(alice, spec.MethodResources)
+	names := f.wholeList(t, spec.MethodResources, "", nil).names
 	expect.Deep(t, "resources of alice", len(names), 6)
 }
