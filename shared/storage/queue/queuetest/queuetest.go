@@ -85,13 +85,13 @@ func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	expect.OK(b, b.Send(b.Context(), q, msgs...), "send to", q)
 }
 
-// consume runs a consumer until the test ends or stop is called. stop waits for the consumer.
-func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler) (stop func()) {
+// consume runs a consumer until the test ends.
+func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- b.Consume(ctx, q, h, opts) }()
-	stop = sync.OnceFunc(func() {
+	b.Cleanup(func() {
 		cancel()
 		select {
 		case err := <-done:
@@ -102,8 +102,6 @@ func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler
 			b.Errorf("Consume %s does not end with its context", q)
 		}
 	})
-	b.Cleanup(stop)
-	return stop
 }
 
 // text returns a message with only a body.
