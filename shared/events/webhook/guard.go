@@ -395,7 +395,7 @@ const (
 // errExcess ends a connection on which the endpoint sent more than its quota.
 var errExcess = errors.New("the endpoint sends without end")
 
-// conn is a connection to an endpoint, below TLS. It enforces the quota.
+// conn is a connection to an endpoint, below TLS. It enforces the quota of bytes that the endpoint may send (see [answerQuota]).
 type conn struct {
 	net.Conn
 	closed func() // called once
@@ -437,13 +437,13 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks which connection an exchange uses and whether it has reached the endpoint. The errors of net/http's transport
-// do not tell that.
+// exchange tracks which connection a request and its response use, and whether they got as far as the endpoint. The errors of net/http's
+// transport do not tell that.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
 	half    time.Time       // when half of the timeout is over
-	reached atomic.Bool     // whether the exchange had a connection, or permission to open one, before half
+	reached atomic.Bool     // whether there was a connection, or permission to open one, before half
 	conn    *conn
 }
 

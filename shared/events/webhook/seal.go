@@ -183,7 +183,7 @@ func NewSealer(public []byte) (*Sealer, error) {
 	return &Sealer{enc: enc, key: prefixOf(primary.KeyID())}, nil
 }
 
-// Key identifies the Sealer's key by the prefix that all its sealed secrets have.
+// Key returns the prefix that all secrets sealed by the Sealer have. It identifies the Sealer's key.
 func (s *Sealer) Key() []byte { return s.key }
 
 // SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if the secret is already sealed with this

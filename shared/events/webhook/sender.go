@@ -190,7 +190,7 @@ var contentType = []string{"application/json"}
 // bodyOf returns a body of a type that net/http recognizes as being in memory. net/http then sends header and body in one write.
 func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// Check reports what is wrong with a target before anything is sent to it, see [Guard.checkURL].
+// Check returns an error if webhooks can never be sent to a target, without sending anything; see [Guard.checkURL].
 func (s *Sender) Check(target string) error {
 	_, err := s.guard.checkURL(target)
 	return err
@@ -560,8 +560,8 @@ const MaxKept = 1 << 10
 // Internal reports whether the outcome says nothing about the endpoint, because the attempt failed on our side or was canceled.
 func (o Outcome) Internal() bool { return o.Category == Aborted || o.Category == Internal }
 
-// Failure describes in our own words why an attempt failed. It does not wrap the underlying error, because the errors
-// of net/http and crypto/tls quote what the endpoint sent.
+// Failure describes in our own words why an attempt failed. It does not wrap the underlying error, because the errors of net/http and
+// crypto/tls quote text that the endpoint sent.
 type Failure struct {
 	Category Category
 	Detail   string

@@ -258,14 +258,13 @@ type verification struct {
 	Challenge string `json:"challenge"`
 }
 
-// Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and
-// expects to find it in the body of a 2xx response. If the endpoint does not echo the challenge, Verify accepts instead
-// that its origin lists the endpoint's path in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls
-// they make (SRF-07).
+// Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and expects to find it
+// in the body of a 2xx response. If the endpoint does not echo the challenge, Verify accepts instead that its origin lists the endpoint's
+// path in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls they make (SRF-07).
 //
-// If the guard refuses the target, Verify returns a fault of kind Invalid. Other failures are faults of kind
-// Unavailable with the data {"reason": category}, where category is a published one. The data is missing if the failure
-// was on our side.
+// If the guard refuses the target, Verify returns a fault of kind Invalid. Other failures are faults of kind Unavailable with the data
+// {"reason": category}, where category is one of the six in SEP-3415 (see [Category.ToPublished]). The data is missing if the failure was
+// on our side.
 func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
 	u, err := s.guard.checkURL(target)
 	if err != nil {
