@@ -99,7 +99,7 @@ func (n Name) SubscriptionID() (id string, ok bool) {
 	return strings.CutPrefix(string(n), subscriptionOf)
 }
 
-// Switch is a paused switch.
+// Switch pauses deliveries until it is deleted. It tells who set it, when and why.
 type Switch struct {
 	Name   Name      `json:"name"`
 	State  string    `json:"state"` // "paused"
@@ -136,7 +136,8 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the key of a switch and the key of the item that exists after a resume until its messages have been requeued.
+// Keys returns the key of a switch, and the key of the item that exists from a resume until the messages of the switch have been
+// requeued.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
