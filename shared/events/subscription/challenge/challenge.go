@@ -80,7 +80,7 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 		return err
 	}
 	failure := v.Send(ctx, endpoint, subscriptionID, key)
-	// Count the failure even if the caller has hung up.
+	// Count the result even if the client has disconnected.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if failure != nil {
@@ -113,7 +113,7 @@ const (
 	sentCount    = "n"
 )
 
-// challenge is one challenge with the keys of the counters that limit it.
+// challenge is a challenge that may be sent to a host. It has the keys of the counters that limit it.
 type challenge struct {
 	sent     store.Key // counts the challenges that the principal sent in this minute
 	failures store.Key // counts the principal's pending and failed challenges at this host in this window
@@ -179,7 +179,8 @@ func (c challenge) untilNext(window time.Duration) int {
 	return int(seconds - c.at.Unix()%seconds)
 }
 
-// begin counts a challenge that is about to be sent, or refuses it without counting it.
+// begin counts a challenge that is about to be sent. If the principal has reached its limit per minute, or its limit of pending
+// challenges at the host, begin returns an error and does not count the challenge.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}
