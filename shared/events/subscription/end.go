@@ -48,7 +48,7 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonical))
 }
 
-// End ends a subscription, or returns NotFound if it does not exist. The caller has checked the right to end it.
+// End ends a subscription, or returns NotFound if it does not exist. The caller must check beforehand that the request may end it.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
@@ -91,8 +91,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 // ReasonGone is the reason for disabling a subscription whose endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has
-// them. A paused subscription stays paused. enabled is false if the subscription was not disabled.
+// Enable reactivates a disabled subscription. It does not deliver the events that were published while the subscription was disabled, but
+// the event log has them. A paused subscription stays paused. enabled is false if the subscription was not disabled.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -116,9 +116,12 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription.
-// Otherwise the subscription continues, and Terminate returns nil and judge's error. It disables a subscription of SEP-1803.
-// It deletes a subscription of MCP Events, in the same transaction as the writes that extraOps returns.
+// Terminate calls judge with the current record of a subscription, and ends the subscription if judge returns a [*Terminated]. ended is
+// the subscription with its state from before the call, except that the state of a subscription of SEP-1803 is already Disabled. If judge
+// returns nil or another error, the subscription continues, and Terminate returns nil and that error.
+//
+// Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. The transaction of the deletion also makes the
+// writes that extraOps returns for the subscription and the reason of the [*Terminated].
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, extraOps func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -147,8 +150,8 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	return ended, nil
 }
 
-// SetPaused pauses or resumes the deliveries of a subscription, and makes the extra writes in the same transaction. changed
-// is false if the subscription had that state already.
+// SetPaused pauses or resumes the deliveries of a subscription, and makes the writes in extra in the same transaction. changed is false
+// if the subscription had that state already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, extra ...store.Op) (changed bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
@@ -173,8 +176,8 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh
-// then replays the events that were published in between. resumed is [Subscription.Resumed] at the time of the failures. If the
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then
+// replays the events that were published since the suspension. resumed is [Subscription.Resumed] at the time of the failures. If the
 // subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
@@ -203,9 +206,9 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 	return err
 }
 
-// A subscription receives no deliveries after its expiry, because dispatch compares the expiry with the clock. The sweep
-// deletes its items and lowers the counters later. To find expired subscriptions, it reads entries that are stored by the
-// minute of the expiry, in several shards.
+// Dispatch compares a subscription's expiry with the clock, so an expired subscription receives no more deliveries. [Sweeper.Sweep] later
+// deletes its items and lowers the counters. To find expired subscriptions without reading all, it uses one expiry entry per
+// subscription. The entries of a minute are distributed over several partitions (shards).
 
 const sweepShards = 4
 
@@ -218,14 +221,14 @@ func expiryPartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-// expiryKey returns the key of the entry by which the sweep finds the subscription.
+// expiryKey returns the key of the subscription's expiry entry, by which [Sweeper.Sweep] finds the subscription after it has expired.
 func (s *Subscription) expiryKey() store.Key {
 	h := fnv.New32a()
 	h.Write([]byte(s.ID))
 	return store.Key{Table: store.Subscriptions, Partition: expiryPartition(int(h.Sum32()%sweepShards), s.Until), Sort: s.ID}
 }
 
-// expiryOps returns the operation that writes the entry by which the sweep finds the subscription, or nil if it never expires.
+// expiryOps returns the operation that writes the subscription's expiry entry, or nil if the subscription never expires.
 func (s *Subscription) expiryOps() []store.Op {
 	if s.Until.IsZero() {
 		return nil
@@ -238,19 +241,20 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is the key under which the sweep stores the minute that it has reached.
+// sweepKey is the key of the item in which [Sweeper.Sweep] stores how far it got, as a minute.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
-// expiryKept is how long an entry is kept after its minute, in case the sweep does not run.
+// expiryKept is how long an expiry entry is kept after the subscription has expired. A sweep that did not run for some days then still
+// finds the subscription.
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweeper removes expired subscriptions.
 type Sweeper struct {
 	Service *Service
-	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
+	// DeadLetter dead-letters an expiry entry if it, or the record of its subscription, cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is how old the saved progress of the sweep may become before the sweep saves it again; 0 saves it after each
-	// sweep.
+	// SaveEvery is how old the saved progress of [Sweeper.Sweep] may become before the next call saves it again; 0 saves it after each
+	// call.
 	SaveEvery time.Duration
 	Switches  *switches.Set
 }
@@ -282,8 +286,8 @@ func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 	return removed, err
 }
 
-// sweepOne removes the subscription of an entry if it has expired. If the entry or the subscription cannot be decoded, it dead-letters the
-// entry.
+// sweepOne removes the subscription of an expiry entry if it has expired. If the entry or the subscription cannot be decoded, sweepOne
+// dead-letters the entry.
 func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
@@ -299,8 +303,9 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Store.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription if it has expired. later reports that the entry must stay for another sweep, because the subscription
-// expires later in this minute or was written concurrently.
+// expire removes a subscription if it has expired. part is the partition of its expiry entry, which stands for a minute. later reports
+// that the entry must stay for another sweep, because the subscription expires later in this minute, or because another process wrote the
+// subscription concurrently.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {

@@ -154,7 +154,8 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration sends a challenge to the target if the operator requires that. SEP-1803 itself does not require it (SRF-07).
+// verifyRegistration sends a challenge to the target if the operator's settings require that. SEP-1803 itself does not require it
+// (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
 		return nil
@@ -221,7 +222,7 @@ const (
 
 // Targets checks and verifies the endpoints of webhooks. shared/events/webhook/targets implements it.
 type Targets interface {
-	// Check returns Invalid for a URL that deliveries can never reach.
+	// Check returns an error of kind Invalid for a URL that deliveries can never reach.
 	Check(url string) error
 	// Verify sends the challenge of the MCP Events extension, signed unless key is nil, and returns nil if the endpoint echoed it.
 	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
@@ -264,8 +265,8 @@ type Options struct {
 	// Verifications returns how many challenges a principal may have sent within a minute. Nil means [quota.DefaultVerifications] for
 	// all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
-	// Rate limits how often a principal registers or subscribes. Refreshes count because they cost as much. Ending a subscription is not
-	// limited. Nil means no limit.
+	// Rate limits how often a principal registers or subscribes. A refresh of a subscription counts too, because it costs as much as a
+	// new one. Ending a subscription is not limited. Nil means no limit.
 	Rate *quota.Rate
 }
 
@@ -277,26 +278,26 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second. It allows a burst of the registrations of ten seconds, and at least of
-// one.
+// NewRate returns a limit on registrations per second and principal. A burst may have as many registrations as ten seconds allow, e.g. 20
+// at two per second, but always at least one.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
-// Registrar creates and refreshes subscriptions of both protocols.
+// Registrar creates and refreshes subscriptions of SEP-1803 and of the MCP Events extension.
 type Registrar struct {
 	Service *Service
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark finds the position to which a refresh advances the subscription's cursor. If it is nil, the cursor stays at the position at
-	// which the subscription began.
+	// Watermark finds the log position up to which all deliveries are settled. A refresh advances the subscription's cursor to it. If
+	// Watermark is nil, the cursor stays at the position at which the subscription began.
 	Watermark Watermark
 	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. It may
 	// be nil.
 	Switches *switches.Set
-	// Demand asks the relay, which receives the events of backends, to receive the events of a URI too. Nil means that there
-	// are no backends.
+	// Demand asks the relay, which receives the events of MCP servers behind the gateway (backends), to receive the events of a URI too.
+	// Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
@@ -355,7 +356,8 @@ func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason if an event type has changed incompatibly. feature is the result of [catalog.FindBreakingFeature].
+// SchemaChanged returns the reason for terminating a subscription if its event type has changed incompatibly. feature is the part of the
+// event type that has changed, as [catalog.FindBreakingFeature] returns it.
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
@@ -367,7 +369,8 @@ func TypeRemoved(name string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", name).With(map[string]any{"kind": "event"})
 }
 
-// NoWebhooks returns the reason if an event type is not delivered by webhook. It is also the error for a new subscription.
+// NoWebhooks returns the reason for terminating a subscription if its event type is no longer delivered by webhook. It is also the error
+// for a new subscription to such an event type.
 func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
@@ -431,7 +434,8 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	}
 }
 
-// authorize checks the scope that every method for clients needs, and returns the catalog.
+// authorize checks that the principal has [auth.ScopeSubscribe], which all methods for clients require, and returns the workspace's
+// catalog.
 func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if err := p.Require(auth.ScopeSubscribe); err != nil {
 		return nil, err
@@ -443,8 +447,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents checks the scope and returns the catalog like authorize, for the methods of MCP Events. It also refuses the
-// anonymous principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
+// permitEvents checks the scope and returns the catalog, as authorize does, for the methods of MCP Events. It also refuses the anonymous
+// principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

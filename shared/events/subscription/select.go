@@ -93,9 +93,9 @@ func (s *Subscription) EffectiveState() State {
 	return s.State
 }
 
-// moveStateEntry returns the writes that move the subscription's z# entry to its current state, or delete the entry if the subscription
-// is gone. The caller writes them in the transaction that writes the record. The entry expires at until, like the record; zero means
-// never.
+// moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state. The index has no
+// entry for an active subscription, or if gone is true because the record is deleted. The caller makes these writes in the transaction
+// that writes the record. The entry expires at until, like the record; zero means never.
 func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.Op) {
 	now := s.EffectiveState()
 	if gone || now == Active {

@@ -30,7 +30,7 @@ type Store struct {
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, before its owner receives the answer. From then on the
+	// Ended is called when a subscription has ended or was disabled, before the request that ended it is answered. From then on the
 	// stand-alone dispatcher starts no attempt for the subscription. Ended may be nil.
 	Ended func(id string)
 	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. It
@@ -52,10 +52,12 @@ func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The principal's counter
-// is part of the transaction; insert checks it beforehand too, so that a refused subscription gets no list entries. The workspace's sum
-// is not part of it. insert raises the sum first, and lowers it again if the subscription was certainly not written. After a crash
-// [Sweeper.Recount] corrects the sum.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction that
+// writes the subscription also raises the principal's counter. insert checks this counter before too, so that a refused subscription gets
+// no index entries.
+//
+// The number of all subscriptions of the workspace (its sum) is not part of the transaction. insert raises the sum first, and lowers it
+// again if the subscription was certainly not written. If the process dies in between, [Sweeper.Recount] corrects the sum.
 func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := s.tally().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
@@ -71,7 +73,7 @@ func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 }
 
 // write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have
-// the subscription's revision. Before the transaction it adds the list entries and raises the counters of the patterns. It lowers the
+// the subscription's revision. Before the transaction it adds the index entries and raises the counters of the patterns. It lowers the
 // counters again if the subscription was certainly not written; certain is false if the store may have written it despite an error.
 func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := s.addEntries(ctx, cat, sub); err != nil {
@@ -83,7 +85,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
-	ops := sub.moveStateEntry(false, time.Time{}) // before the record is encoded, because the record has the entry's state
+	ops := sub.moveStateEntry(false, time.Time{}) // before the record is encoded, because it sets sub.Marked
 	ops = append(append(ops, sub.recordOps()...), s.tally().AddOp(ctx, sub.Workspace, sub.Principal, 1))
 	err = s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
@@ -153,7 +155,7 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 	return err
 }
 
-// lowerCounters lowers the counters of patterns, even if the caller has disconnected.
+// lowerCounters lowers the counters of patterns by one, even if ctx was canceled because the client has disconnected.
 func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []match.Pattern) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -256,8 +258,9 @@ type Position struct {
 	ID        string `json:"id,omitempty"`
 }
 
-// Reseal calls reseal for each sealed secret of up to 200 subscriptions, and stores the result unless it is nil. It returns the position
-// for the next call, and whether more subscriptions follow.
+// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200
+// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more subscriptions
+// follow.
 //
 // A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the secrets
 // of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
@@ -352,8 +355,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes that webhooks use, and the shapes that streams or polls use at the given time. item is the shapes
-// item of the scope, and may be nil.
+// InUse returns the shapes of the patterns that webhook subscriptions have (webhooks), and the shapes of the patterns that streams or
+// polls read at the given time (inBand). item is the shapes item of the scope, and may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -444,14 +447,14 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's
-// retention (see [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A
-// concrete pattern needs no such record, because each URI has its own partition. RecordInterest does not write a record again
-// that still lasts long enough.
+// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
+// [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
+// needs no such record, because each URI has its own partition. RecordInterest does not write again if a stored record still lasts long
+// enough.
 //
-// When RecordInterest returns, the log has every event that fanout handled without knowing of the interest. So a client that then
-// reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into
-// the pattern's partitions.
+// When RecordInterest returns, the event log has every event that fanout handled before it knew of the interest. So a client that then
+// reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into the pattern's
+// partitions.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }

@@ -37,7 +37,7 @@ type SubscribeRequest struct {
 	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
 	// challenge.
 	Plain bool
-	// Profile is the profile of the MCP Events extension that deliveries follow.
+	// Profile is the version of the MCP Events extension that deliveries follow (see [spec.Profile]).
 	Profile spec.Profile
 }
 
@@ -144,8 +144,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	return g.announce(ctx, want, have, from, r.Cursor != "")
 }
 
-// announce replays the events that a subscription is owed, notifies the principal's streams of its new state, and returns the answer to
-// the client. have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
+// announce replays the events that the written subscription want is still owed, tells open streams that it is new or active again, and
+// returns the answer to the client. have is the subscription before a refresh, or nil if there was none. from is the position where a new
+// subscription begins. resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
@@ -262,10 +263,10 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh writes want in place of have. It keeps have's creation time, and its secret as the previous one for the rotation's
-// grace period. If delivery was running, it also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event
-// type has another URI template by now, it moves the subscription to the new pattern, and replays that pattern's events since
-// have's cursor.
+// refresh writes want in place of have, and keeps have's creation time. If the client sent another secret, refresh keeps have's secret as
+// the previous one for the rotation's grace period. live is false if have has expired. If live is true, and have was active or the client
+// sent no cursor, refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI
+// template by now, it moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -380,8 +381,8 @@ func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// fingerprint returns a short hash of a secret, which is stored with it. A refresh compares the hashes, because the function that handles
-// events/subscribe cannot open the stored secret.
+// fingerprint returns a short hash of a secret. The hash is stored next to the sealed secret. A refresh compares the hashes, because the
+// function that handles events/subscribe cannot open the sealed secret.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
 	return h[:8]

@@ -53,8 +53,8 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	return f, nil
 }
 
-// Wants reports whether the subscriber must receive the event under this pattern. That is the case if the subscription has not
-// expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
+// Wants reports whether the subscriber must receive an event under the pattern under which the subscriber is stored. That is the case if
+// the subscription has not expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
@@ -128,8 +128,9 @@ func (s *Subscription) listKeys() []store.Key {
 	return keys
 }
 
-// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is
-// the subscription's creation time, so that a late removal of an earlier subscription with the same id does not delete it.
+// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the
+// subscription's creation time. So if an earlier subscription with the same id is removed late, the removal leaves the new entry as it
+// is.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
@@ -181,8 +182,8 @@ func (s *Store) putOnce(ctx context.Context, k store.Key, value func() []byte) e
 	return nil
 }
 
-// removeEntries deletes the subscription's index entries. If keep is true, it keeps the i# entry, so that operators can still find the
-// subscription by its id.
+// removeEntries deletes the subscription's index entries. If keep is true, the entry in the index of the workspace (i#) stays, so that
+// operators can still find the subscription by its id.
 func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexKeys()
 	if keep {

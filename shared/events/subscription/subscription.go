@@ -30,7 +30,7 @@ import (
 // Origin is the protocol with which a client made a subscription.
 type Origin string
 
-// The origins.
+// The protocols with which clients make subscriptions.
 const (
 	// SEP1803 stands for resources/subscriptions/register. The server generates the secret.
 	SEP1803 Origin = "sep1803"
@@ -45,7 +45,7 @@ type SecretType string
 const (
 	Standard SecretType = "standard" // Standard Webhooks key
 	Raw      SecretType = "raw"      // shared secret; adds X-Hub-Signature-256 to the standard headers
-	None     SecretType = "none"     // unsigned; the operator must switch it on by name
+	None     SecretType = "none"     // unsigned; only if the operator configures it
 )
 
 // State tells whether a subscription receives deliveries.
