@@ -25,8 +25,8 @@ import (
 type exactMerge struct {
 	at    *position
 	in    *inbox
-	ahead load // entries from the tails that the sources hold
-	old   int  // entries of the past that the sources hold
+	ahead load // entries from tails that were not returned yet
+	old   int  // number of entries that the feed read from the log itself and has not returned yet
 }
 
 func (m *exactMerge) next() (queued, bool) {
@@ -74,8 +74,8 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging returns the source that is furthest behind, unless the next entry to return comes before all entries that this
-// source has yet to read. It empties the inbox before the feed reads a page of the source's past. That page or a later one
+// findLagging returns the source that is furthest behind, unless the next entry to return comes before all entries that this source has
+// yet to read. Before the feed reads a page of older entries of this source, findLagging empties the inbox. That page or a later one
 // contains every batch that the inbox has dropped so far, so addPast only has to check for batches that were dropped since.
 func (m *exactMerge) findLagging() *source {
 	first, behind := m.first(), m.at.furthestBehind()
@@ -262,8 +262,8 @@ func (m *stampedMerge) readAgain(missed map[string]bool) {
 	}
 }
 
-// enqueue queues entries of a source and, after them, the floor that the source has once they are all returned. If keys grow
-// in commit order, each returned entry also moves the floor to its own key.
+// enqueue queues entries of a source. Once they are all returned, floor becomes the source's floor, i.e. the position up to which all its
+// entries were returned. If keys grow in commit order, each returned entry also moves the floor to its own key.
 func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
@@ -279,8 +279,8 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle takes batches without entries from the inbox and advances the floors of their sources. receive does not do that in
-// time, because these batches do not wake the reader.
+// settle takes batches without entries from the inbox. Such a batch only says how far a tail has read, so settle advances the floor of
+// its source to that position. receive does not do that in time, because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -368,7 +368,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 type position struct {
 	log     *eventlog.Log
 	sources map[string]*source // by the names of their partitions
-	behind  []*source          // the sources that still read their past
+	behind  []*source          // sources that still read entries older than their tails'
 	sole    bool               // [Request.Sole]
 	// begun is the position from which the feed was opened. given is when that position was the end of the log; see
 	// [eventlog.Cursor.Given].
@@ -384,7 +384,7 @@ type source struct {
 	start   int64
 	floor   int64  // every entry with a key up to it was returned
 	past    int64  // how far the feed has read the log; with exactMerge, the log and the tail
-	bound   int64  // the floor must not pass it until the past was read; 0 is no bound
+	bound   int64  // floor must not exceed it while the feed still reads older entries from the log; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
 	// stuck says that the next item was written by a later release, which this one cannot decode. The source stops before the
@@ -399,8 +399,8 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBehind returns the source with the earliest position of the sources that still read their past, or nil if all sources
-// have read theirs.
+// furthestBehind returns the source with the earliest position among the sources that still read entries older than their tails', or nil
+// if there is no such source.
 func (at *position) furthestBehind() (behind *source) {
 	if len(at.behind) == 0 {
 		return nil
@@ -414,7 +414,7 @@ func (at *position) furthestBehind() (behind *source) {
 	return behind
 }
 
-// finishPast records that the source has read its past or cannot read it further.
+// finishPast records that the source has read all entries that are older than its tail's, or that it cannot read further.
 func (at *position) finishPast(s *source) {
 	at.behind = slices.DeleteFunc(at.behind, func(other *source) bool { return other == s })
 }

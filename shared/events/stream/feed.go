@@ -273,7 +273,7 @@ type Feed struct {
 	at    position
 	merge merge
 
-	passed bool // entries of a past (see [merge]) were dropped since the last delivery
+	passed bool // entries that the feed read from the log itself were dropped since the last delivery
 	sent   recent
 	resume map[uint64]struct{} // hashes in the request's cursor, until the feed has read their entries
 }
@@ -454,7 +454,7 @@ const (
 	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
 	// feed ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors is the number of waiting batches from which a feed ignores new batches without entries. They only move the
+	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. They only move the
 	// cursor, and a later batch moves it further.
 	maxFloors = 256
 )

@@ -203,7 +203,7 @@ func (in *inbox) end(err error) {
 	}
 }
 
-// stop ends the feed. The caller holds in.mu.
+// stop ends the feed with an error, and drops the waiting batches. The caller holds in.mu.
 func (in *inbox) stop(err error) {
 	in.err, in.batches, in.waiting, in.missed = err, nil, load{}, nil
 	in.signal()
