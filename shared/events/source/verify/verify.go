@@ -88,10 +88,10 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 }
 
 // Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance of now. Otherwise it
-// returns a fault of kind Unauthenticated with one of the reasons above.
+// returns a fault of kind Unauthenticated with a constant reason, e.g. [NoMatch].
 //
-// The result signed is a hash of the signed text. It is the same for all replays of a request, and does not depend on the secret. It is ""
-// if the scheme has no signature.
+// The result signed is a hash of the signed text. It is the same for all replays of a request, and does not depend on the secret. It is
+// "" if the scheme has no signature.
 //
 // Verify tries every secret even after a match, so that its duration does not reveal which one matched.
 func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
@@ -150,7 +150,7 @@ func refuse(reason string) *refusal {
 // String returns the scheme, so that logging a Verifier cannot reveal a secret.
 func (v *Verifier) String() string { return "verify by " + v.name }
 
-// GoString does the same for %#v.
+// GoString returns the scheme too, because logging with %#v calls it instead of String.
 func (v *Verifier) GoString() string { return v.String() }
 
 // maxChallenge is the maximum length of a challenge. Slack's have about fifty characters.
@@ -301,7 +301,7 @@ const (
 
 // Settings configure how a source verifies its senders. The zero value of a setting means its default.
 type Settings struct {
-	// Scheme is one of the names above. It has no default.
+	// Scheme is the name of a scheme, e.g. [GitHub]. It has no default.
 	Scheme string
 	// Header, for the scheme hmac, is the header with the signatures, which are separated by commas or spaces.
 	Header string
@@ -428,7 +428,7 @@ func (s Settings) checkHMAC(fail func(setting, format string, args ...any)) {
 
 func isHeaderName(name string) bool { return len(name) <= maxHeaderName && token.MatchString(name) }
 
-// complete fills in the defaults.
+// complete returns the settings with the defaults in place of zero values.
 func (s Settings) complete() Settings {
 	s.Tolerance = cmp.Or(s.Tolerance, defaultTolerance)
 	if s.Scheme == HMAC {
