@@ -53,7 +53,8 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is one level of an alternative, arranged like the document: it has either members or a leaf.
+// node is a part of an alternative, which has the shape of the documents. A node has either fields, for the members of an object, or a
+// leaf.
 type node struct {
 	fields []field
 	leaf   *leaf
@@ -67,7 +68,7 @@ type field struct {
 	node *node
 }
 
-// leaf is a path in the document and the tests of the values there. One of them must pass.
+// leaf is a path in the document and the tests of the values there. A value at the path must pass one of the tests.
 type leaf struct {
 	path    []string
 	pointer string // in the pattern, for faults
@@ -118,7 +119,7 @@ func (l *leaf) matches(value any) bool {
 	})
 }
 
-// contains reports whether a value passes the test ok, or an element of it if it is an array. Objects and missing values never
+// contains reports whether a value passes the test ok. An array passes if one of its elements does. Objects and missing values never
 // pass.
 func contains(value any, ok test) bool {
 	switch value := value.(type) {
