@@ -198,7 +198,7 @@ func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// hookMessage is the body of a webhook.
+// hookMessage is the body of a webhook from a backend.
 type hookMessage struct {
 	EventID   string          `json:"eventId"`
 	Name      string          `json:"name"`

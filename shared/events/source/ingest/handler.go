@@ -104,7 +104,7 @@ type Handler struct {
 	large bodySlots
 }
 
-// principalOf returns the principal that a source publishes as. Its quota limits the requests to the source.
+// principalOf returns the principal that publishes a source's events. This principal's quota limits the requests to the source.
 func principalOf(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
@@ -420,9 +420,9 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that have been arriving for
-// less than [largeSlow], but not the bodies of a client that would still hold more slots than the new client. Without this
-// exception, one client could keep the others out with new requests. The caller holds the lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that have been arriving for less
+// than [largeSlow]. But if the client of such a body has at least two slots more than the new client, makeRoom does not spare the body.
+// Otherwise one client could keep the others out with new requests. The caller holds the lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {
@@ -451,7 +451,7 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the number of arrived bytes to the slot, and sets the read deadline for the next ones to until. It returns false if
+// await adds the number of arrived bytes to the slot, and sets until as the deadline for reading more of the body. It returns false if
 // the slot was given to another request.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
