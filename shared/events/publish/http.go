@@ -193,7 +193,7 @@ const maxFaults = 100
 // faultList collects the faults of a request.
 type faultList struct {
 	Refusal
-	kind  fault.Kind // of the most severe fault
+	kind  fault.Kind // kind of the most severe fault
 	count int
 	first string // message of the first fault of that kind
 }

@@ -121,7 +121,7 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	return decode(body, true)
 }
 
-// preparePart prepares inputs of one workspace. start is the index of in[0] within the message.
+// preparePart turns inputs of one workspace into messages for the events queue. start is the index of in[0] within the message m.
 func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := cmp.Or(in[0].Workspace, b.Workspace, auth.DefaultWorkspace)
 	if !auth.ValidWorkspace(workspace) {
@@ -153,7 +153,8 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 	return out, refused
 }
 
-// check prepares inputs. If the catalog refuses them, it also ends their spans.
+// check turns inputs into messages for the events queue and starts their spans. If the catalog refuses an input, check ends the spans
+// again.
 func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, error) {
 	var begun trace.Spans
 	out, _, err := b.Service.prepare(cat, workspace, in, &begun)
