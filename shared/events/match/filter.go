@@ -157,7 +157,7 @@ type values struct {
 	texts   map[string]bool
 	globs   []glob
 	numbers map[float64]bool
-	digits  map[string]bool // numbers as text, for those beyond the range of float64
+	digits  map[string]bool // numbers as text, because some are beyond the range of float64
 	bools   map[bool]bool
 }
 

@@ -146,7 +146,8 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	return patterns, access, nil
 }
 
-// ForEntry returns the pattern of an event type with the variables in vars bound and all others open. The caller has checked vars.
+// ForEntry returns the pattern of an event type with the variables in vars bound and all others open. The caller must have validated
+// vars, e.g. with [catalog.Entry.ValidateParams].
 func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	mask := 0
 	for i, name := range e.Variables() {
@@ -167,7 +168,7 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
-// ScopesOf returns the scopes of the shapes that can match events of a type.
+// ScopesOf returns the scopes of the patterns that can match events of a type: the type's own scope and the scope of parents.
 func ScopesOf(entry string) []string { return []string{ScopeOf(entry), parentsScope} }
 
 // KeyUnder returns the key of the pattern with the given shape that matches an event, or false if no such pattern can match it.
