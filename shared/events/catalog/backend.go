@@ -170,7 +170,7 @@ const backendAuthority = "~"
 func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[string]string, error) {
 	value, most := base64.RawURLEncoding.EncodeToString(canonical), maxBackendArguments
 	if e.PerCaller() {
-		if p.ID == "" || p.Anonymous { // several people may share it
+		if p.ID == "" || p.Anonymous { // several people may be the anonymous principal
 			return nil, fault.New(fault.Unauthenticated, "this needs a caller who has signed in")
 		}
 		value, most = value+"."+CallerID(p.ID), most-callerSize
@@ -276,7 +276,7 @@ type Configured func(ctx context.Context, workspace string, f refresh.Freshness)
 
 // merger adds the stored event types of backends to catalogs.
 type merger struct {
-	// stored returns the event types that the relay wrote, and the version of that document.
+	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
 	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event
 	// types again. It may be nil.
@@ -424,8 +424,8 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 // HasPerCaller reports whether at least one backend acts for its callers, see [BackendTypes.PerCaller].
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
-// findPerCaller returns an event type for a name that no stored event type has, because the event types of backends that
-// act for their callers are not stored. The name belongs to the backend with the longest prefix that the name begins with.
+// findPerCaller returns an event type for a name that is not in the catalog. A backend that acts for its callers may have such a type,
+// because the types of these backends are not stored. The name belongs to the backend with the longest prefix that the name begins with.
 // If that backend does not act for its callers, findPerCaller returns nil.
 func (c *Catalog) findPerCaller(name string) *Entry {
 	owner := ""

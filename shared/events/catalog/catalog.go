@@ -98,10 +98,10 @@ type Entry struct {
 	vars     []string
 	payload  schema
 	params   schema
-	types    map[string]string // types of the variables whose schema does not say string
+	types    map[string]string // JSON types of the variables, except strings
 	input    json.RawMessage
 
-	arguments schema // input
+	arguments schema // compiled from input
 	cost      int    // see [schemaCost]; 0 for the operator's event types, whose schemas are trusted
 
 	contractID func() string

@@ -123,7 +123,8 @@ func (n *node) find(rest string) *Entry {
 	return nil
 }
 
-// bind returns the decoded values of the template's variables in a URI, or of its first variables in a parent URI.
+// bind returns the decoded values that the template's variables have in a URI. A parent URI has values only for the first variables. rest
+// is the URI without its scheme.
 func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
 		return nil
@@ -276,7 +277,7 @@ func checkSimple(s string) error {
 // Scheme is the beginning of every event URI.
 const Scheme = "event://"
 
-// Wildcard is the segment of a pattern for an omitted variable.
+// Wildcard is the segment of a pattern that stands for any value of a variable.
 const Wildcard = "*"
 
 // Canonical validates an event URI and returns its canonical spelling, which all equal URIs share: the scheme is in lower case, and all

@@ -195,7 +195,7 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 // readSegments splits a URI or template into the entry's segments and variables. what names it in messages. readSegments returns
 // false if the URI has a fault.
 func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool {
-	if s == "" { // its reader has reported the fault
+	if s == "" { // NonEmpty has reported the fault
 		return false
 	}
 	segs, err := parseTemplate(s)

@@ -158,7 +158,7 @@ func Try(ctx context.Context, s Source, workspace string, accept func(*Catalog) 
 	return latest, err
 }
 
-// Latest implements [Latest].
+// Latest returns the workspace's catalog without using a cache. The function [Latest] calls it.
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
 	return s.read(ctx, workspace, refresh.Latest)
 }
