@@ -268,6 +268,16 @@ func TestASessionThatIsNeverUsedExpiresSoon(t *testing.T) {
 	})
 }
 
+// surplus checks which session of a principal is surplus, and returns it. nil stands for none.
+func surplus(t *testing.T, s *session.Store, p auth.Principal, want *session.Session) *session.Session {
+	t.Helper()
+	got, err := s.FindSurplus(t.Context(), p)
+	if err != nil || (got == nil) != (want == nil) || want != nil && got.Key != want.Key {
+		t.Fatalf("AUT-07: surplus is %+v (error %v), want %+v", got, err, want)
+	}
+	return got
+}
+
 func TestASessionInUseIsNotSurplus(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
 		s.Max = func(context.Context, auth.Principal) int { return 3 }
@@ -279,10 +289,7 @@ func TestASessionInUseIsNotSurplus(t *testing.T) {
 			load(t, s, used.ID)
 		}
 		create(t, s)
-		surplus, err := s.FindSurplus(t.Context(), alice)
-		if err != nil || surplus == nil || surplus.Key != idle.Key {
-			t.Errorf("AUT-07: surplus is %+v (error %v), want the session that was unused for nine hours", surplus, err)
-		}
+		surplus(t, s, alice, idle) // unused for nine hours
 	})
 }
 
@@ -294,9 +301,7 @@ func TestExpiredSessionsDoNotCount(t *testing.T) {
 			createUnused(t, s)
 		}
 		time.Sleep(6 * time.Minute) // the unused ones expire
-		if surplus, err := s.FindSurplus(t.Context(), alice); err != nil || surplus != nil {
-			t.Errorf("AUT-07: surplus is %+v (error %v), want none, because only one session still exists", surplus, err)
-		}
+		surplus(t, s, alice, nil)   // only one session still exists
 	})
 }
 
@@ -305,23 +310,14 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 		s.Max = func(context.Context, auth.Principal) int { return 3 }
 		var made []*session.Session
 		for range 3 {
-			if surplus, err := s.FindSurplus(t.Context(), alice); err != nil || surplus != nil {
-				t.Fatalf("with %d sessions, %v is surplus (error %v), want none", len(made), surplus, err)
-			}
+			surplus(t, s, alice, nil)
 			made = append(made, create(t, s))
 			time.Sleep(time.Minute)
 		}
 		time.Sleep(13 * time.Hour)
 		load(t, s, made[0].ID) // prolonged
-		surplus, err := s.FindSurplus(t.Context(), alice)
-		if err != nil || surplus == nil || surplus.Key != made[1].Key {
-			t.Fatalf("AUT-07: surplus is %+v (error %v), want the second session", surplus, err)
-		}
-		_, err = s.Remove(t.Context(), surplus)
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(s.Remove(t.Context(), surplus(t, s, alice, made[1]))))
 		expect.Is(t, "the removed session", expect.ErrOf(s.Load(t.Context(), made[1].ID, alice, false)), session.ErrNone)
-		if surplus, err := s.FindSurplus(t.Context(), auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}); err != nil || surplus != nil {
-			t.Errorf("without authentication %v is surplus (error %v), want none", surplus, err)
-		}
+		surplus(t, s, auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}, nil) // without authentication
 	})
 }
