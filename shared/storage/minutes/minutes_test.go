@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -121,18 +120,15 @@ func TestTwoConcurrentWalks(t *testing.T) {
 	visits := 0
 	err := (minutes.Position{DB: w.db, Key: key, CatchUp: time.Hour}).Walk(t.Context(), w.now, func(context.Context, time.Time) error {
 		if visits++; visits == 1 {
-			if _, _, err := w.visit(); err != nil {
-				t.Error(err)
-			}
+			_, _, err := w.visit()
+			expect.OK(t, err)
 		}
 		return nil
 	})
 	expect.OK(t, err)
 	expect.AtMost(t, "the visits", visits, 16)
 	down := minutes.Position{DB: broken{w.db}, Key: key, CatchUp: time.Hour}
-	if err := down.Walk(t.Context(), w.now, func(context.Context, time.Time) error { return nil }); !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "position") {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "the walk", down.Walk(t.Context(), w.now, func(context.Context, time.Time) error { return nil }), fault.Unavailable, "position")
 }
 
 // broken reads nothing.
