@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -255,14 +256,8 @@ func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
 	}
 }
 
-// unordered is a store whose log has several writers and must be polled, like the log in DynamoDB.
-type unordered struct{ store.DB }
-
-func (unordered) Stamps() bool { return false }
-func (unordered) Local() bool  { return false }
-func (unordered) End() int64   { return 0 }
-
-func several() store.DB { return unordered{inMemory()} }
+// several opens a store whose log has several writers and must be polled, like the log in DynamoDB.
+func several() store.DB { return storetest.Unordered{DB: inMemory()} }
 
 // TestUnsubscribedIsSilent publishes an event right after an unsubscribe, before the stream has been notified of it.
 func TestUnsubscribedIsSilent(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -224,37 +225,30 @@ func TestSessionStream(t *testing.T) {
 		g.brings(deploy + ` {"n":2}`)
 	})
 	t.Run("SES-04_of_two_first_streams_that_open_at_the_same_time_one_stays_open", func(t *testing.T) {
-		db := &takenOver{}
-		f := newFixture(t, func(o *Options) { db.DB, o.Sessions = o.Sessions, db })
+		var during atomic.Pointer[func()] // called once when a stream is about to take over the session
+		f := newFixture(t, func(o *Options) {
+			o.Sessions = storetest.Hooked{DB: o.Sessions, OnWrite: func(_ context.Context, ops []store.Op) error {
+				if ops[0].Item.Sort == "stream" {
+					if do := during.Swap(nil); do != nil {
+						(*do)()
+					}
+				}
+				return nil
+			}}
+		})
 		s := f.session(alice, spec.V20251125)
 		f.subscribe(alice, s, deploy)
 		var quicker *open
-		during := func() {
+		during.Store(new(func() {
 			quicker = f.stream(alice, s, "")
 			quicker.event()
-		}
-		db.during.Store(&during)
+		}))
 		slower := f.stream(alice, s, "")
 		slower.event()
 		quicker.end()
 		f.publish(deploy, `{"n":1}`)
 		slower.brings(deploy + ` {"n":1}`)
 	})
-}
-
-// takenOver is a store that calls a function once when a stream is about to take over its session.
-type takenOver struct {
-	store.DB
-	during atomic.Pointer[func()]
-}
-
-func (db *takenOver) Write(ctx context.Context, ops ...store.Op) error {
-	if ops[0].Item.Sort == "stream" {
-		if during := db.during.Swap(nil); during != nil {
-			(*during)()
-		}
-	}
-	return db.DB.Write(ctx, ops...)
 }
 
 func TestInitialize(t *testing.T) {
