@@ -49,14 +49,18 @@ func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *retr
 
 // TestAnOutcomeCannotBeWritten: WHK-18. The endpoint has accepted an event, and the store cannot take the outcome.
 func TestAnOutcomeCannotBeWritten(t *testing.T) {
-	t.Run("WHK-18 when it is written at last, the event can be delivered again", func(t *testing.T) {
+	refused := func(t *testing.T) (*rig, *subscription.Subscription, *Dispatcher, *retry.Job, []queue.Message, *atomic.Bool) {
 		r, sub := registered(t)
-		var broken atomic.Bool
-		d, retry, batch := r.inSlowLane(&broken, "evt_1")
+		broken := new(atomic.Bool)
+		d, retry, batch := r.inSlowLane(broken, "evt_1")
 		broken.Store(true)
 		if failed, err := d.HandleSingles(t.Context(), batch); err == nil && len(failed) == 0 {
 			t.Fatal("the outcome was written")
 		}
+		return r, sub, d, retry, batch, broken
+	}
+	t.Run("WHK-18 when it is written at last, the event can be delivered again", func(t *testing.T) {
+		r, sub, d, retry, batch, broken := refused(t)
 		broken.Store(false)
 		if failed, err := d.HandleSingles(t.Context(), batch); err != nil || len(failed) > 0 || posted(r)["evt_1"] != 1 {
 			t.Fatalf("the message came again: failed %v, %v, %d posts; want the first one only", failed, err, posted(r)["evt_1"])
@@ -68,13 +72,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		expect.AtLeast(t, "the posts of evt_1, with one of the second delivery", posted(r)["evt_1"], 2)
 	})
 	t.Run("WHK-18 when it is written at last, it leaves a delivery alone that began meanwhile", func(t *testing.T) {
-		r, sub := registered(t)
-		var broken atomic.Bool
-		d, retry, batch := r.inSlowLane(&broken, "evt_1")
-		broken.Store(true)
-		if failed, err := d.HandleSingles(t.Context(), batch); err == nil && len(failed) == 0 {
-			t.Fatal("the outcome was written")
-		}
+		r, sub, d, retry, batch, broken := refused(t)
 		_, other, _ := r.process() // gets the message next
 		r.done(other.HandleSingles(t.Context(), batch))
 		r.now = r.now.Add(time.Hour)
@@ -130,15 +128,13 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 	r.work("evt_1")
 	expect.OK(t, did(r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0)))
 	r.run() // the next attempt is due
-	letters := r.lettersFor(sub.ID)
-	if len(letters) != 1 || letters[0].Event != "evt_1" {
-		t.Fatalf("the dead letters are %+v, want one of the pending retry", letters)
-	}
+	letter := r.letterOf(sub)
+	expect.MustEqual(t, "the event of the dead letter", letter.Event, "evt_1")
 	t.Run("WHK-18 and after it is resumed they can be delivered", func(t *testing.T) {
 		expect.OK(t, did(r.services.Enable(t.Context(), "default", "alice", sub.ID)))
 		r.script = succeeds
 		before := posted(r)["evt_1"]
-		expect.OK(t, did(r.operations().Retry(t.Context(), "default", letters[0], r.record(sub.ID).Subscription, 0)))
+		expect.OK(t, did(r.operations().Retry(t.Context(), "default", letter, r.record(sub.ID).Subscription, 0)))
 		r.run()
 		expect.Equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
 	})
@@ -148,9 +144,8 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 		r.work("evt_1")
 		r.end(sub.ID)
 		r.run()
-		if letters := r.lettersFor(sub.ID); len(letters) > 0 || r.deliveryState(sub.ID, "evt_1") != "none" {
-			t.Errorf("got %d dead letters, and the delivery is %s, want no dead letter and no delivery", len(letters), r.deliveryState(sub.ID, "evt_1"))
-		}
+		r.letters(deadletter.LetterQuery{Subscription: sub.ID}, 0)
+		expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 	})
 }
 
@@ -293,16 +288,14 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r, sub := registered(t)
 		r.script = tooLarge
 		r.run("evt_1", "evt_2", "evt_3")
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", sub.ID).Partition})
-		if err != nil || len(page.Items) != 3 {
-			t.Fatal(len(page.Items), err)
-		}
-		del, at, err := deadletter.DecodeLetter(&page.Items[1])
+		items := r.items(state.LettersOf("default", sub.ID).Partition)
+		expect.MustLen(t, "the letters", items, 3)
+		del, at, err := deadletter.DecodeLetter(&items[1])
 		expect.OK(t, err)
 		for _, key := range del.LetterKeys(at) {
 			expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})))
 		}
-		expect.Equal(t, "dead letters that are listed", len(r.lettersFor(sub.ID)), 2)
+		r.letters(deadletter.LetterQuery{Subscription: sub.ID}, 2)
 		r.now = r.now.Add(time.Second)
 		expect.Equal(t, "the replayed letters", r.replay(r.replays(), nil, deadletter.ReplaySelect{}).Replayed, 2)
 	})
@@ -355,10 +348,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	if stored() == 0 {
 		t.Fatal("nothing was recorded after the erasure, so this shows nothing")
 	}
-	waits := func() int {
-		page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition}))(t)
-		return len(page.Items)
-	}
+	waits := func() int { return len(r.items(deadletter.ErasedPartition)) }
 	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
 		if n, err := operations.SweepErased(t.Context()); err != nil || n == 0 || stored() != 0 || waits() != 1 {
 			t.Errorf("got %d items swept, %v, %d left and %d erasures that wait, want more than 0, no error, 0 and 1", n, err, stored(), waits())
@@ -384,9 +374,8 @@ func TestAnErasureOfManySubscriptions(t *testing.T) {
 		ids[i] = fmt.Sprintf("sub_%032x", i)
 	}
 	expect.OK(t, r.operations().SweepLater(t.Context(), "default", ids))
-	page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition}))(t)
 	found := 0
-	for _, it := range page.Items {
+	for _, it := range r.items(deadletter.ErasedPartition) {
 		var erased struct{ IDs []byte }
 		expect.OK(t, json.Unmarshal(it.Value, &erased))
 		found += len(erased.IDs) / 16

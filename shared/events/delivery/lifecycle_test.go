@@ -170,10 +170,7 @@ func (l *lives) storedLife() (s storedLife) {
 	if items[1] != nil {
 		s.bodies = 1
 	}
-	count := func(partition string) int {
-		page := expect.Value(l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000}))(l.t)
-		return len(page.Items)
-	}
+	count := func(partition string) int { return len(l.items(partition)) }
 	for minute := range 120 {
 		for shard := range state.DueShards {
 			s.due += count(state.DuePartition(shard, l.now.Add(time.Duration(minute-60)*time.Minute)))

@@ -51,9 +51,8 @@ func TestAPageThatComesAgain(t *testing.T) {
 		}
 		for range 3 { // the events of the failing subscriber cannot be stored, and cannot be queued
 			failed, err := d.HandlePages(t.Context(), batch)
-			if err != nil || len(failed) != 2 {
-				t.Fatalf("failed %v, %v; want both messages", failed, err)
-			}
+			expect.OK(t, err)
+			expect.MustLen(t, "the failed messages", failed, 2)
 		}
 		broken.Store(false)
 		q.broken, d.sender.opener = false, plain{}
@@ -103,10 +102,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		// As a store over a network this one does nothing for a context that has ended.
 		d.DB = storetest.Hooked{DB: d.DB, OnWriteAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
 		r.done(d.HandlePages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
-		if err != nil || len(page.Items) != 1 {
-			t.Errorf("%d records, %v; want that of the delivery", len(page.Items), err)
-		}
+		expect.Len(t, "the records", r.items("r#default#"+sub.ID), 1)
 	})
 }
 

@@ -114,10 +114,7 @@ func TestAPausedEventWaitsOnceWhileItsPageFails(t *testing.T) {
 			}
 			waiting := expect.Value(r.switches().CountWaiting(t.Context(), "default", paused))(t)
 			expect.Equal(t, "the waiting messages", waiting.Messages, 1)
-			marks, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: lifecycle.PausedPages("default")})
-			if err != nil || len(marks.Items) != 1 {
-				t.Errorf("%d marks, %v; want 1", len(marks.Items), err)
-			}
+			expect.Len(t, "the marks", r.items(lifecycle.PausedPages("default")), 1)
 			r.queues[queue.Deliveries] = batch
 			r.handle()
 			r.resume(paused, nil)
@@ -126,10 +123,7 @@ func TestAPausedEventWaitsOnceWhileItsPageFails(t *testing.T) {
 			for _, e := range events {
 				expect.Equal(t, "the posts of "+e.ID, posted(r)[e.ID], 1)
 			}
-			marks, err = r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: lifecycle.PausedPages("default")})
-			if err != nil || len(marks.Items) != 0 {
-				t.Errorf("%d marks at the end, %v; want none", len(marks.Items), err)
-			}
+			expect.Len(t, "the marks at the end", r.items(lifecycle.PausedPages("default")), 0)
 		})
 	}
 }

@@ -460,6 +460,12 @@ func (r *rig) storedDelivery(sub, eventID string) *state.Delivery {
 	return expect.Value(state.Decode(items[0]))(r.t)
 }
 
+// items returns the items of a partition of deliveries.
+func (r *rig) items(partition string) []store.Item {
+	r.t.Helper()
+	return expect.Value(r.db.Query(r.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000}))(r.t).Items
+}
+
 // deliveryState returns the state of the stored delivery, or "none".
 func (r *rig) deliveryState(sub, eventID string) string {
 	r.t.Helper()
@@ -535,6 +541,12 @@ func (r *rig) resumed(id string) subscription.Seconds {
 		return record.Resumed
 	}
 	return 0
+}
+
+// letterOf returns the only dead letter of a subscription.
+func (r *rig) letterOf(sub *subscription.Subscription) deadletter.Letter {
+	r.t.Helper()
+	return r.letters(deadletter.LetterQuery{Subscription: sub.ID}, 1)[0]
 }
 
 // letters returns the dead letters that match a query. There must be as many as wanted.
@@ -744,13 +756,6 @@ func (r *rig) drain(d *Dispatcher, retry *retry.Job) {
 
 // overloaded returns an answer after which the dispatcher pauses the endpoint.
 func overloaded(int) webhook.Outcome { return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx} }
-
-func (r *rig) lettersFor(id string) []deadletter.Letter {
-	r.t.Helper()
-	letters, _, err := r.operations().ListLetters(r.t.Context(), "default", deadletter.LetterQuery{Subscription: id}, "", 100)
-	expect.OK(r.t, err)
-	return letters
-}
 
 // change replaces the catalog by testCatalog with one text put in place of another.
 func (r *rig) change(replacements ...string) {

@@ -26,7 +26,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -286,8 +285,7 @@ func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
 	expect.OK(t, err)
 	for _, s := range subs {
-		page := expect.Value(w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000}))(t)
-		for _, it := range page.Items {
+		for _, it := range w.items(state.LettersOf("default", s.ID).Partition) {
 			dead = append(dead, expect.Value(state.Decode(&it))(t))
 		}
 	}
