@@ -30,10 +30,8 @@ func TestCanonical(t *testing.T) {
 		"event://a":                 "event://a",
 		long:                        long,
 	} {
-		got, err := Canonical(in)
-		if err != nil || got != want {
-			t.Errorf("Canonical(%q) = %q, %v, want %q", in, got, err, want)
-		}
+		got := expect.Value(Canonical(in))(t)
+		expect.Equal(t, fmt.Sprintf("Canonical(%q)", in), got, want)
 		expect.Equal(t, "Canonical of its own result "+got, expect.Value(Canonical(got))(t), got)
 	}
 	for _, in := range []string{
