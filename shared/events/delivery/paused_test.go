@@ -266,10 +266,8 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	ops := r.operations()
 	subs := &canceling{Finder: r.services}
 	replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: subs})
-	job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20)
-	if err != nil || job.Total != 3 {
-		t.Fatal(job, err)
-	}
+	job := expect.Value(replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20))(t)
+	expect.MustEqual(t, "the letters to replay", job.Total, 3)
 	subs.cancel = func() {
 		if _, err := replays.Cancel(t.Context(), "default", job.ID); err != nil {
 			t.Error(err)

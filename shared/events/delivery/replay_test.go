@@ -59,10 +59,8 @@ func TestReplayOfEvents(t *testing.T) {
 	if n, more, err := replays().CountSelected(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
 		t.Fatalf("it counts %d, %v, %v", n, more, err)
 	}
-	job, err := replays().Start(t.Context(), "default", "chief", sub, ask, rate)
-	if err != nil || job.Total != wanted {
-		t.Fatal(job, err)
-	}
+	job := expect.Value(replays().Start(t.Context(), "default", "chief", sub, ask, rate))(t)
+	expect.MustEqual(t, "the events to replay", job.Total, wanted)
 	published("after it was asked for", "acme", "main")
 
 	t.Run("OPS-05 it has its rate, and goes on where it was when a process dies at any step", func(t *testing.T) {
@@ -274,10 +272,8 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	sub := &subscription.Subscription{
 		Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []match.Pattern{{Kind: match.Concrete, Key: uri}},
 	}
-	truncated, err := (&deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before)
-	if err != nil || !truncated {
-		t.Errorf("EVX-07: the replay is truncated: %v, %v; want true", truncated, err)
-	}
+	truncated := expect.Value((&deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before))(t)
+	expect.True(t, "EVX-07: the replay is truncated", truncated)
 	replayed := 0
 	for _, m := range r.queues[queue.Deliveries] {
 		replayed += len(expect.Value(task.DecodePage(m))(t).Events)
@@ -321,10 +317,8 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		clock.Store(r.now.UnixNano())
 		ops := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return time.Unix(0, clock.Load()) }})
 		replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: finder(r.services, clock)})
-		job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate)
-		if err != nil || job.Total != letters {
-			t.Fatal(job, err)
-		}
+		job := expect.Value(replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate))(t)
+		expect.MustEqual(t, "the letters to replay", job.Total, letters)
 		job = expect.Value(replays.Begin(t.Context(), job))(t)
 		return job, replays, r, clock
 	}

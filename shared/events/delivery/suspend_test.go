@@ -433,10 +433,8 @@ func TestAnUndecodableDueEntryHoldsNothingUp(t *testing.T) {
 	r.now = r.now.Add(10 * time.Minute)
 	_, _, retry := r.process()
 	expect.Equal(t, "AWS-16: retries that came back", expect.Value(retry.Run(t.Context()))(t), 1)
-	items, err := r.db.Get(t.Context(), keys...)
-	if err != nil || slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil }) {
-		t.Errorf("an entry is still in the way, %v", err)
-	}
+	items := expect.Value(r.db.Get(t.Context(), keys...))(t)
+	expect.True(t, "no entry is in the way any more", !slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil }))
 	expect.MustEqual(t, "the dead letters", len(r.queues[queue.Dead]), len(keys))
 	l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
 	if err != nil || l.Queue != "table:deliveries" || l.Body != "{broken" || l.Reason == "" || !strings.HasPrefix(l.Message, "due#") {
