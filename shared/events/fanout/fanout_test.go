@@ -179,10 +179,8 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		r.publishTo(uri, "github.push", "evt_long")
 		r.fanOutAll()
 		expect.Equal(t, "the page tasks with evt_long", r.inTasks()["evt_long"], 1)
-		below, err := r.log.ListBelow(t.Context(), "default", "event://github/acme", 10)
-		if err != nil || !slices.Equal(below, []string{uri}) {
-			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
-		}
+		below := expect.Value(r.log.ListBelow(t.Context(), "default", "event://github/acme", 10))(t)
+		expect.List(t, "the sub-resources", below, []string{uri})
 	})
 	t.Run("AWS-05 an event whose keys are too long is dead-lettered, and the others of its batch are delivered", func(t *testing.T) {
 		r := registered(t)
@@ -284,10 +282,8 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 			return nil
 		}}
 		r.fanout.Log.DB = panics
-		failed, err := r.fanOut()
-		if err != nil || !slices.Equal(failed, []string{batch[0].ID}) {
-			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
-		}
+		failed := expect.Value(r.fanOut())(t)
+		expect.List(t, fmt.Sprintf("receive %d: the failed events, AWS-05 the one that panics", received), failed, []string{batch[0].ID})
 		expect.Equal(t, fmt.Sprintf("receive %d: page tasks with evt_1", received), r.inTasks()["evt_1"], 1)
 	}
 }
@@ -507,10 +503,7 @@ func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
 			for range 2 { // the process dies before the queue deletes the events, so they are received again
 				r.queues[queue.Events] = slices.Clone(batch)
 				r.broken = c.broken
-				failed, err := r.fanOut()
-				if err != nil || !slices.Equal(failed, left) {
-					t.Errorf("got failed %v and error %v, want failed %v", failed, err, left)
-				}
+				expect.List(t, "the failed messages", expect.Value(r.fanOut())(t), left)
 				copies = append(copies, r.queues[queue.Events]...)
 			}
 			expect.Equal(t, "the later event is in a page task", r.inTasks()["evt_behind"] > 0, !c.left)
