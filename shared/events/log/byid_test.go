@@ -184,10 +184,8 @@ func TestAnInterestThatIsNotRenewedLeavesNoItem(t *testing.T) {
 			}
 		}
 		time.Sleep(48 * time.Hour)
-		items, err := log.DB.Get(t.Context(), eventlog.InterestKey("default", key))
-		if err != nil || items[0] != nil {
-			t.Errorf("two days later the store has %+v and %v, want no item", items[0], err)
-		}
+		items := expect.Value(log.DB.Get(t.Context(), eventlog.InterestKey("default", key)))(t)
+		expect.Equal(t, "the item two days later", items[0], nil)
 	})
 }
 

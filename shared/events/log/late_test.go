@@ -418,25 +418,21 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 			batch = append(batch, e)
 		}
 	}
-	done, err := log.AppendUnordered(t.Context(), "default", uri, batch, []string{"event://ci/**"})
-	if err != nil || !done.Unrecorded {
-		t.Fatalf("got %+v, %v", done, err)
+	add := func(what string, events []event.Event, patterns []string, unrecorded bool) {
+		t.Helper()
+		done := expect.Value(log.AppendUnordered(t.Context(), "default", uri, events, patterns))(t)
+		expect.Equal(t, what+": Unrecorded", done.Unrecorded, unrecorded)
 	}
+	add("a shard", batch, []string{"event://ci/**"}, true)
 	writes := 0
 	for _, n := range db.partitions {
 		writes += n
 	}
 	expect.Equal(t, "the reads", db.reads, 1)
 	expect.Equal(t, "the writes", writes, 2)
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.Unrecorded {
-		t.Errorf("shards without an event of today: got %+v, %v", done, err)
-	}
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || done.Unrecorded {
-		t.Errorf("shards with one: got %+v, %v", done, err)
-	}
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.Unrecorded {
-		t.Errorf("a repeated batch: got %+v, %v, want Unrecorded", done, err)
-	}
+	add("shards without an event of today", numbered(2000, 2100), nil, true)
+	add("shards with one", numbered(3000, 3010), nil, false)
+	add("a repeated batch", numbered(3000, 3010), nil, true)
 	expect.Equal(t, "events in the log", len(read(t, log, log.PartitionsOf("default", uri, true))), 120)
 }
 
