@@ -226,10 +226,8 @@ func TestEscape(t *testing.T) {
 		"\"\\\\\uFFFE\"":                            `"\\\ufffe"`,
 		`"\ud800"`:                                  `"\ud800"`,
 	} {
-		got, err := escapeData(json.RawMessage(in), false)
-		if err != nil || string(got) != want {
-			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
-		}
+		got := expect.Value(escapeData(json.RawMessage(in), false))(t)
+		expect.Equal(t, fmt.Sprintf("%q", in), string(got), want)
 		again, _ := json.Marshal(got)
 		expect.Equal(t, fmt.Sprintf("%q that is encoded again", got), string(again), string(got))
 	}
