@@ -157,10 +157,8 @@ func TestRegister(t *testing.T) {
 			t.Fatal("no secret")
 		}
 		for _, part := range []string{"o#default#alice", "p#default#" + build} {
-			page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: part})
-			if err != nil || len(page.Items) == 0 {
-				t.Fatal(part, err)
-			}
+			page := expect.Value(f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: part}))(t)
+			expect.AtLeast(t, "the items of "+part, len(page.Items), 1)
 			for _, it := range page.Items {
 				expect.Lacks(t, part, string(it.Value), got.Secret)
 			}

@@ -120,9 +120,7 @@ func TestSubscribe(t *testing.T) {
 		f.subscribe(r)
 		f.subscribe(r)
 		target := f.subscribers("event://github/a/b/push")[0].Target
-		if target.Previous != nil {
-			t.Error("a refresh with the same secret rotated")
-		}
+		expect.Equal(t, "a refresh with the same secret does not rotate", target.Previous == nil, true)
 		r.Secret = "whsec_two"
 		f.subscribe(r)
 		rotated := f.subscribers("event://github/a/b/push")[0].Target
