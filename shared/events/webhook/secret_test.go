@@ -125,16 +125,12 @@ func TestSealing(t *testing.T) {
 
 	t.Run("opens for its binding, also from the cache", func(t *testing.T) {
 		for range 2 {
-			got, err := o.Open(t.Context(), sealed, home)
-			if err != nil || !bytes.Equal(got, secret) {
-				t.Fatalf("got %x, %v", got, err)
-			}
+			got := expect.Value(o.Open(t.Context(), sealed, home))(t)
+			expect.MustEqual(t, "the secret", string(got), string(secret))
 		}
 	})
 	t.Run("sealing the same secret twice gives different results", func(t *testing.T) {
-		if bytes.Equal(sealed, seal(t, s, secret, home)) {
-			t.Error("equal")
-		}
+		expect.Differ(t, "the other result", string(seal(t, s, secret, home)), string(sealed))
 	})
 	t.Run("does not open with another binding", func(t *testing.T) {
 		for _, b := range []Binding{
