@@ -50,7 +50,7 @@ type firstAttempt struct {
 	del   *state.Delivery
 	sub   *subscription.Subscriber
 	event *event.Event
-	// unlink makes the POST independent of the page's context. cancel ends the POST.
+	// unlink makes the POST independent of the page's context, so that it can continue after the page. cancel ends the POST.
 	unlink func() bool
 	cancel context.CancelFunc
 	// answer receives the outcome of the POST if the page has stopped waiting for it.
@@ -69,8 +69,8 @@ type firstAttempt struct {
 // If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers usually
 // take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
-// It reports [errMaybeEnded] if the subscription may have ended since it was read. If late is true, the event is late on purpose, for example
-// because it is replayed.
+// attemptFirst reports [errMaybeEnded] if the subscription may have ended since the time read. If late is true, the event is late on
+// purpose, for example because it is replayed.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
@@ -128,7 +128,7 @@ func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	case detached != nil:
 		if f.d.storeDetached(ctx, detached, f.del, f.event) {
 			sub, e := *f.sub, *f.event
-			f.sub, f.event = &sub, &e // the page and its other events are not needed any more
+			f.sub, f.event = &sub, &e // copies, so that the memory of the page and its other events can be freed
 			f.d.attempts.Go(func() { f.finish(context.WithoutCancel(ctx), detached) })
 			return nil, nil
 		}
@@ -171,7 +171,7 @@ func growStack() {
 	runtime.KeepAlive(&space)
 }
 
-// await waits for an outcome and reports whether it arrived in time. A limit of 0 means no limit.
+// await waits for an answer, stores it in out, and reports whether it arrived within the limit. A limit of 0 means no limit.
 func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Duration) bool {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -187,8 +187,9 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Durat
 	}
 }
 
-// storeDetached stores the delivery of a detached attempt, and reports whether that succeeded. The delivery is due when the attempt must
-// have ended. Before that, the attempt's outcome normally replaces the stored delivery.
+// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting, and reports whether that succeeded.
+// The delivery is due when the attempt must have ended, so that the slow lane retries it if the process dies. Normally, the attempt's
+// outcome replaces the stored delivery before that.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
 	left := s.HangsAfter + s.Rest
 	if left == 0 {
@@ -198,9 +199,9 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, de
 	return err == nil && written
 }
 
-// finish waits for the outcome of a detached attempt and records it. It cancels the attempt after the HangsAfter and Rest
-// of its new slot. If the attempt was canceled, or failed because of this program, the stored delivery remains, and the
-// slow lane repeats the attempt.
+// finish waits for the outcome of a detached attempt, whose slot is s, and records it. If there is no outcome within the sum of
+// s.HangsAfter and s.Rest, finish cancels the attempt. If the attempt was canceled, or failed because of this program, the stored delivery
+// remains, and the slow lane repeats the attempt.
 func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	var out webhook.Outcome
 	if !await(f.answer, &out, s.HangsAfter) {
@@ -341,13 +342,13 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	return out
 }
 
-// recordTime is how long before ctx ends an attempt must have ended, so that its outcome can be recorded.
+// recordTime is the time that must be left before the end of ctx when an attempt ends, so that its outcome can be recorded.
 const recordTime = time.Second
 
 // fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that runs
-// for a minute. If ctx ended it, the attempt would count as aborted. An endpoint that hangs would then not be noticed, and would hold up
-// the function again and again. If ctx leaves less than half of the timeout, the attempt began late. That is not the endpoint's fault, so
-// fitInto returns the timeout unchanged.
+// for a minute. If the end of ctx canceled the attempt, the attempt would count as aborted instead of timed out. An endpoint that hangs
+// would then not be noticed, and would hold up the function again and again. If ctx leaves less than half of the timeout, the attempt began
+// late. That is not the endpoint's fault, so fitInto returns the timeout unchanged.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
@@ -391,7 +392,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 
 // webhookID returns the webhook-id of an event for an MCP Events subscription. In the released profile it is the event's id. In the final
 // profile it is a hash of the subscription and the event, so that all attempts and replays have the same id, whichever process makes them.
-// The hash is hexadecimal, so the id cannot equal that of a control message, msg_<type>_….
+// The hash is hexadecimal, so the id cannot equal the id of a control message, msg_<type>_….
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
 	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil
@@ -461,7 +462,8 @@ func standardBody(e *event.Event, webhookType, id string) []byte {
 	return append(appendData(b, e), '}')
 }
 
-// eventsBody returns an EventOccurrence (SEP-3415). entry is the event type, or nil if the catalog no longer has it.
+// eventsBody returns an EventOccurrence (SEP-3415), the body of an MCP Events webhook. entry is the event type, or nil if the catalog no
+// longer has it. cursor is the subscription's cursor; the body has null for an empty cursor.
 func eventsBody(e *event.Event, entry *catalog.Entry, cursor string) []byte {
 	b := make([]byte, 0, len(e.Data)+2*len(e.URI)+len(e.Name)+len(cursor)+384)
 	b = jsonrpc.AppendString(append(b, `{"eventId":`...), e.ID)

@@ -48,17 +48,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Poster sends one signed request. shared/events/webhook implements it.
+// Poster sends a webhook as one signed HTTP request. Package webhook implements it.
 type Poster interface {
 	Send(ctx context.Context, r webhook.Request) webhook.Outcome
 }
 
-// Opener opens sealed secrets. shared/events/webhook implements it.
+// Opener decrypts the sealed secrets with which webhooks are signed. Package webhook implements it.
 type Opener interface {
 	Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]byte, error)
 }
 
-// EventsTimeout limits an attempt to send an MCP Events webhook.
+// EventsTimeout is the time limit of an attempt to send an MCP Events webhook.
 const EventsTimeout = 10 * time.Second
 
 // Options are the operator's settings. Zero values mean the defaults, which are given in parentheses.
@@ -69,8 +69,8 @@ type Options struct {
 	Timeout, EventsTimeout time.Duration
 	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long a first attempt may wait for the answer in the fast lane. Then the delivery moves to the slow lane. 0 means that
-	// it waits until the attempt ends.
+	// Patience is how long a page waits for the answer to a first attempt before the delivery moves to the slow lane (see package lane). 0
+	// means that the page waits until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
@@ -79,12 +79,12 @@ type Options struct {
 	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is for deliveries that move to the slow lane without a first attempt: their queue messages are delayed by at least this
-	// time (0). If it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery. That shortens
-	// the wait of the page.
+	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first attempt.
+	// If SlowLaneDelay is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery to the store,
+	// so that the page waits for a shorter time.
 	SlowLaneDelay time.Duration
-	// Detached is the number of first attempts that may continue after their page task has stopped waiting for them. Other
-	// attempts are canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda
+	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. If an attempt
+	// may not continue, it is canceled, and the slow lane repeats it. In a process that is frozen after its batch, such as a Lambda
 	// function, an attempt can continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
@@ -110,11 +110,11 @@ type Config struct {
 	Catalog       catalog.Source // has the "type" of each webhook
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may
-	// continue. It must be set.
+	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may continue.
+	// The Terminator must be set.
 	Terminator *lifecycle.Terminator
-	// Gaps has the event log and the sealer for gap notices. For subscriptions with the final profile, the sealer also makes the
-	// webhook-id. Gaps must be set.
+	// Gaps has the event log and the sealer from which gap notices are made, i.e. messages that tell a client that it missed events. For
+	// subscriptions with the profile [spec.Final], the sealer also makes the webhook-id of each event. Gaps must be set.
 	Gaps *lifecycle.Gaps
 	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
 	Switches *switches.Set
@@ -127,7 +127,7 @@ type Config struct {
 	Log     *slog.Logger
 	// Metrics counts attempts and dead letters; may be nil.
 	Metrics *metric.Set
-	// Tracer makes a span of each attempt; may be nil.
+	// Tracer records a trace span for each attempt; may be nil.
 	Tracer *trace.Tracer
 }
 
@@ -141,7 +141,7 @@ type Dispatcher struct {
 	outcomes   *retry.Outcomes
 	lanes      *lane.Lanes
 	attempts   sync.WaitGroup                        // running first attempts
-	handled    *bounded.Map[string, map[string]bool] // the served subscribers of failed pages, by message id
+	handled    *bounded.Map[string, map[string]bool] // the subscribers that a failed page has served, by the id of the page's message
 	underWay   sync.Map                              // running attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
 	progress   lifecycle.Progress
@@ -198,7 +198,7 @@ func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 // CountFailing returns how many endpoints are slow, and how many get no attempts for now.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
-// Wait blocks until all detached attempts have ended, or until ctx is done.
+// Wait blocks until all running first attempts have ended, or until ctx is done. Some of them may continue after their page has ended.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {

@@ -25,18 +25,18 @@ import (
 // joinedPage is the task that joins all tasks of a batch with the same pattern and range of subscribers.
 type joinedPage struct {
 	task.Page
-	messages  []string        // their ids
-	wasPaused []string        // [task.Page.Paused] of the tasks that waited for a switch, i.e. the sort keys of their marks
+	messages  []string        // the ids of the joined tasks' messages
+	wasPaused []string        // [task.Page.Paused] of each joined task that waited for a switch: the sort key of its mark
 	done      map[string]bool // the subscribers that an earlier receive of the message has served
 	err       error
 }
 
-// HandlePages handles the page tasks of the deliveries queue. Tasks of one batch for the same range are joined, so that its subscribers
-// are read once.
+// HandlePages handles a batch of page tasks from the deliveries queue, and returns the ids of the messages that the queue must redeliver.
+// It joins the tasks for the same range of subscribers, so that it reads these subscribers once.
 //
-// A page takes a few seconds at most. If an endpoint has no free slot by then, its events become a new task. A page fails as a whole only
-// if its subscribers cannot be read, or if a new task cannot be queued. When the page is redelivered to this process, it does not repeat
-// the webhooks to the subscribers that it has already served.
+// A page takes a few seconds at most. If a subscriber's endpoint has no free slot by then, the subscriber's events become a new task. A
+// page fails as a whole only if its subscribers cannot be read, or if a new task cannot be queued. If a failed page is redelivered to this
+// process, the process does not repeat the webhooks to the subscribers that it has already served.
 func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	defer d.batches.end()
 	received := make([]receivedPage, len(batch))
@@ -87,11 +87,11 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 type receivedPage struct {
 	message queue.Message
 	task    task.Page
-	err     error // the message cannot be decoded
+	err     error // set if the message cannot be decoded
 }
 
-// groupTasks joins the tasks that have the same pattern and range, and leaves out tasks without events. failed has the ids of messages that
-// must be redelivered.
+// groupTasks joins the tasks that have the same pattern, range and Late flag. It leaves out tasks without events, unless they reactivate a
+// subscription ([task.Page.Reactivation]). failed has the ids of messages that must be redelivered.
 func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*joinedPage, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -133,7 +133,8 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 	return work, failed
 }
 
-// sendPage sends the page's events to its range of subscribers, or splits a range with too many subscribers into several tasks.
+// sendPage sends the page's events to its range of subscribers, or splits a range with too many subscribers into several tasks. For a task
+// that reactivates a subscription, it resumes the subscription's suspended deliveries.
 func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	t := p.Page
 	if t.Reactivation != nil {
@@ -195,8 +196,9 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pauseTasks stores the events whose types are paused as tasks that wait for their switch, and removes them from the received tasks. It runs
-// before the tasks of several messages are joined, so that a message whose events all wait is accepted even if other events of its page fail.
+// pauseTasks removes the events whose types are paused from the received tasks, and stores these events as tasks that wait for their
+// switch. It runs before groupTasks joins the tasks of several messages. So if all events of a message are paused, the message is done,
+// even if the events of other messages fail.
 func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
@@ -215,8 +217,9 @@ func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) er
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, ops...), "pause pages")
 }
 
-// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys come from the message. So
-// if the message is redelivered, for example after a crash, its items are replaced and each event still waits only once.
+// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored items
+// contain the message's id. So if the message is redelivered, for example after a crash, pauseTask writes the same items again, and each
+// event still waits only once.
 func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Page) (ops []store.Op, err error) {
 	var rest []event.Event
 	by := map[switches.Name][]event.Event{}
@@ -255,16 +258,17 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark gives a task that waits for a switch a mark: an item at the position of the task's earliest event, which subscriptions' cursors do not
-// pass (see above). It sets the task's Paused field to the sort key of the mark, and returns the operation that writes it. The id tells apart
-// the marks of tasks with the same position.
+// mark gives a task that waits for a switch a mark, i.e. an item with a position in the event log. The position is before all events of the
+// task and before the time sent. No subscription's cursor advances past a mark. mark sets the task's Paused field to the sort key of the
+// mark, and returns the operation that writes the mark. Marks with the same position have different ids.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest is called after a page that waited for a switch was handled. left has the tasks for the events that are still not attempted.
-// markRest writes a mark for each of these tasks and then deletes the page's own marks, so that a mark covers the events at all times.
+// markRest moves the marks of a page that waited for a switch to the tasks in left, which have the events that are still not attempted. It
+// writes a mark for each of these tasks before it deletes the page's own marks. So at all times, a mark keeps the subscriptions' cursors
+// before these events. For other pages, markRest does nothing.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -283,7 +287,7 @@ func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Pa
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, old...), "mark a page that was paused")
 }
 
-// finishTime limits the writes that finish a batch.
+// finishTime limits how long the writes at the end of a batch may take.
 const finishTime = 10 * time.Second
 
 // finishContext returns a context for writes that must happen even if the time of the batch is over.
@@ -292,13 +296,13 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot if the endpoint has as many attempts under way as allowed. hold is how long the page
-	// waits if other endpoints use up the slots.
+	// busyHold is how long a page waits for a slot of the fast lane (see package lane) if the endpoint has as many attempts under way as
+	// allowed. hold is how long the page waits if other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
 
-// batches remembers when the last batches of pages ended, to find out whether the process is busy.
+// batches remembers when the last three batches of pages ended, to find out whether the process is busy.
 type batches struct {
 	mu   sync.Mutex
 	ends [3]time.Time // the oldest first
@@ -321,8 +325,9 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// pageWaitOf returns until when a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of
-// time. Otherwise the page would be canceled, and redelivered from the beginning.
+// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see [Options.MinWait]). The
+// page must stop waiting early enough for its attempts to end before ctx does. Otherwise the page would be canceled, and redelivered from
+// the beginning.
 func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
@@ -334,7 +339,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps sets Hops, Since and Late of the tasks into which the task t was split, and returns the tasks.
+// followUps sets Hops, Since and Late of the tasks into which the task t was split (parts), and returns parts.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -463,7 +468,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
 	for n, i := range v.failed {
-		// Do not move these to the slow lane: it does not check filters, and it would send a gap as an event without a payload.
+		// Do not move this event to the slow lane, which does not check filters, and would send a gap as an event without a payload.
 		if _, err := v.wants(i); err != nil || t.Events[i].Gap {
 			unwritten = append(unwritten, t.Events[i])
 			continue
@@ -491,8 +496,8 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks returns the given tasks with a delay, and counts them as a further retry of t. If t was retried [maxPageRetries] times
-// already, it dead-letters the tasks instead and returns nil.
+// retryTasks returns the tasks in again with a delay, and counts them as a further retry of t. If t was retried [maxPageRetries] times
+// already, retryTasks dead-letters the tasks instead and returns nil.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil
@@ -504,7 +509,8 @@ func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.P
 	return again
 }
 
-// deadLetterPages turns page tasks into dead letters. If an operator sends a task back, it starts from the beginning.
+// deadLetterPages turns page tasks into dead letters of the deliveries queue. The tasks do not count any retries yet. So if an operator
+// sends a task back to the queue, the task can be retried [maxPageRetries] times again.
 func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {

@@ -37,7 +37,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]taskOutcome{} // the outcomes that have writes, by message id
+		made  = map[string]taskOutcome{} // the outcomes that notes will record, by message id
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -82,8 +82,9 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// The queue redelivers the messages of these outcomes. The next batch writes them before it makes any attempt. The batch's other
-			// messages are settled, and some of them may already be dead letters. An error would have the queue redeliver them, too.
+			// Report only the messages of these outcomes as failed, so that the queue redelivers them. The next batch writes the outcomes
+			// before it makes any attempt. Do not return an error, because the queue would then redeliver the batch's other messages, too.
+			// These are done, and some may already be dead letters.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))
@@ -92,8 +93,8 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 	return failed, nil
 }
 
-// retryInternalFailure retries a delivery after an internal failure, and reports whether its message can be deleted. It leaves the
-// message in the queue for the first few failures, and then moves the delivery to the due table.
+// retryInternalFailure retries a delivery after a failure of this program, and reports whether the queue can delete the delivery's message.
+// For the first few failures, it leaves the message in the queue. After that, it moves the delivery to the due table.
 func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
@@ -114,8 +115,8 @@ type taskOutcome struct {
 	ops   []store.Op
 }
 
-// unrecorded holds the outcomes that could not be written. The number of concurrent attempts limits its size, because no attempt
-// starts while it holds any.
+// unrecorded holds the outcomes of attempts that could not be written to the store. It has at most as many outcomes as there can be
+// concurrent attempts, because no attempt starts while it holds any.
 type unrecorded struct {
 	mu        sync.Mutex
 	byMessage map[string]taskOutcome
@@ -146,7 +147,7 @@ func (u *unrecorded) remove(done map[string]taskOutcome) {
 }
 
 // writeUnrecorded writes the outcomes that could not be written before. It skips a delivery if another worker has continued it since, or if
-// its event was requested again after the attempt.
+// its event was requested again since the attempt began.
 func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	left := d.unrecorded.all()
 	if len(left) == 0 {
@@ -175,25 +176,25 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	return err
 }
 
-// errNoSlot says that a message waits in the queue because its endpoint has no free slot, or has used up its rate limit.
+// errNoSlot says that a message stays in the queue because its endpoint has no free slot, or because the endpoint's rate limit is used up.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 // errReceives says that a message was received more than [mostReceives] times.
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives limits how often a message may fail because its endpoint has no free slot or this program fails. Each time, it waits in
-	// the queue twice as long as before. After that, the delivery waits in the due table, because a failed message stays in flight, and SQS
-	// allows only 120,000 such messages per queue. With 5 receives, all these waits together are shorter than the delay of the due entry,
-	// which would otherwise send a second message.
+	// laterReceives is the number of receives after which a message no longer waits in the queue because its endpoint has no free slot or
+	// this program fails. Until then, the message waits in the queue after each failure, twice as long as after the previous one. After
+	// that, the delivery waits in the due table, because a failed message stays in flight, and SQS allows only 120,000 such messages per
+	// queue. All waits before the fifth receive together are shorter than [state.Backup], after which the delivery's due entry would send a
+	// second message.
 	laterReceives = 5
-	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A
-	// message is received so often only if the store fails for about an hour, or if each attempt ends the process. In the
-	// second case the delivery would otherwise stop the server at every start. In the due table, it is given up in the end; see
-	// [Dispatcher.waitLater].
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message is
+	// received so often only if the store fails for about an hour, or if each attempt ends the process. In the second case the delivery
+	// would otherwise stop the server at every start. From the due table, [Dispatcher.waitLater] gives the delivery up in the end.
 	mostReceives = 20
-	// tokenReceives is how often a message waits in the queue for the endpoint's rate limit. After that,
-	// [Dispatcher.waitForRate] schedules it for a second in which the limit has capacity left.
+	// tokenReceives is the number of receives after which a message no longer waits in the queue for the endpoint's rate limit. Instead,
+	// [Dispatcher.waitForRate] schedules the delivery for a second in which the limit has capacity left.
 	tokenReceives = 3
 	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
@@ -201,8 +202,8 @@ const (
 	// hundred messages for one endpoint that hangs. If they were all written together, the writes of pages would have to wait for
 	// them.
 	maxWaitWrites = 4
-	// manyWaits is how often a delivery must have waited in the due table before it can be given up. It must also be older than
-	// the total time of its schedule.
+	// manyWaits is how often a delivery must have waited in the due table before it can be given up without further attempts. The delivery
+	// must also be older than the total time of its retry schedule.
 	manyWaits = 6
 	// maxJudged limits how often attemptSingle reads and judges a delivery's subscription. It does so again if the subscription
 	// may have ended since it was read.
@@ -222,7 +223,7 @@ type single struct {
 
 // attemptSingle makes the attempt that a task asks for. If something forbids the attempt, attemptSingle acts on that, for example by ending
 // a subscription that is no longer allowed. If the message has to wait in the queue for its endpoint, attemptSingle returns errNoSlot. If
-// it has waited there too often, the delivery waits in the due table instead.
+// the message has waited in the queue too often, the delivery waits in the due table instead.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -334,7 +335,7 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// Send a termination notice only if the subscription is still gone. If the client has subscribed again, it would take the
+	// Send a termination notice only if the subscription is still gone. If the client has subscribed again, the client would take the
 	// notice to be about the new subscription.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {

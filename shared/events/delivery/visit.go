@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the
-// endpoint has slots.
+// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the subscriber's
+// endpoint has free slots (see package lane).
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -34,13 +34,13 @@ type visit struct {
 	attempts sync.WaitGroup // running attempts, and hand-overs to the slow lane
 
 	mu     sync.Mutex
-	notes  []store.Op // to write
+	notes  []store.Op // writes that the page makes after the visit
 	left   []int      // events for another page, by their index
 	failed []int      // events that failed because of this program, by their index
 	err    error      // the last failure
 	stuck  error      // the last failure to hand an event over to the slow lane
 
-	handOvers chan struct{} // the deliveries that are being handed over to the slow lane
+	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
 
 // maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. If it handed over the hundred
@@ -57,12 +57,12 @@ const (
 	forget           // the subscriber does not get it: delete the delivery if it is stored
 	abandon          // give it up, because the event or its type no longer exists
 	suspend          // add it to the backlog of a suspended subscription
-	pause            // let it wait for the verdict's switch
-	postpone         // attempt it at the verdict's time (slow lane)
-	slowLane         // let the slow lane attempt it (fast lane)
-	leave            // leave it and the events after it to another page (fast lane)
-	announce         // notify the subscriber of a gap (fast lane)
-	terminate        // end the subscription, and decide again if it continues (slow lane)
+	pause            // let it wait until a person resumes the verdict's switch
+	postpone         // only in the slow lane: attempt it at the verdict's time
+	slowLane         // only in the fast lane: hand it over to the slow lane
+	leave            // only in the fast lane: leave it and the events after it to another page
+	announce         // only in the fast lane: notify the subscriber of a gap, i.e. of lost events
+	terminate        // only in the slow lane: end the subscription, and decide again if it continues
 	stop             // there is nothing left to do: the subscription has ended, or the task is stale
 )
 
@@ -70,8 +70,8 @@ const (
 type verdict struct {
 	action action
 	slot   *lane.FastSlot // the slot of an attempt in the fast lane; the attempt releases it
-	paused switches.Name  // the switch of a pause
-	due    time.Time      // of a postponed delivery
+	paused switches.Name  // for the action pause: the switch that pauses the delivery
+	due    time.Time      // for the action postpone: when to attempt the delivery
 }
 
 // judge decides whether a subscriber gets an event now. It is the common part of [visit.judge] and [single.judge].
@@ -124,7 +124,8 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	return v
 }
 
-// wants reports whether the subscriber wants an event. A panic in one of its filters is an error of this subscriber.
+// wants reports whether the subscriber wants event i of the page. It returns a panic in one of the subscriber's filters as an error, so
+// that the panic affects only this subscriber.
 func (v *visit) wants(i int) (wants bool, err error) {
 	defer fault.Recovered(&err)
 	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil
@@ -133,7 +134,7 @@ func (v *visit) wants(i int) (wants bool, err error) {
 // result is the outcome of an event for the subscriber of a visit.
 type result struct {
 	handling handling
-	notes    []store.Op // to write
+	notes    []store.Op // writes that the page makes after the visit
 	err      error      // the event and all later ones failed because of this program
 }
 
@@ -141,9 +142,9 @@ type result struct {
 type handling int
 
 const (
-	handled handling = iota // it is done, or its attempt is running and will report another result
-	left                    // another page handles it, and all events after it
-	ended                   // there is nothing to do for it and the events after it
+	handled handling = iota // the event is done, or its attempt is running and will report another result
+	left                    // another page handles the event and all events after it
+	ended                   // the subscription has ended, so nothing is left to do for the event and all events after it
 )
 
 // sendEvents starts the attempts and returns when they have ended. An error, and the results left and ended, also apply to all later
@@ -176,7 +177,7 @@ func (v *visit) begin(ctx context.Context) (r result) {
 	return result{}
 }
 
-// send judges an event and acts on the verdict.
+// send decides what to do with event i of the page, and does it. For example, it starts an attempt, which may end later.
 func (v *visit) send(ctx context.Context, i int) (r result) {
 	defer fault.Recovered(&r.err)
 	e := &v.task.Events[i]
@@ -301,9 +302,9 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, a subscriber is read again if it was read longer ago than stale, or than staleWithGate if there is a
-// [Gate]. Otherwise [Dispatcher.mayStart] might refuse the attempt. This also lets a person's pause of a subscription take
-// effect within five seconds.
+// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], older than
+// staleWithGate. Otherwise [Dispatcher.mayStart] might refuse the attempt. This also lets a person's pause of a subscription take effect
+// within five seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second

@@ -47,7 +47,8 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is the reason of a letter without attempts. Most such letters exist because the event was no longer stored.
+// ReasonExpired is the reason in a letter without attempts. Most such letters exist because the event was no longer stored when it was to
+// be sent.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
@@ -62,7 +63,7 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// letterID encodes the letter's place in the store: its subscription, and its sort key in the subscription's list.
+// letterID encodes where a letter is stored: the subscription's id, and the letter's sort key in the subscription's list of letters.
 func letterID(sub string, at time.Time, eventKey string) string {
 	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
 }
@@ -90,12 +91,12 @@ type Options struct {
 	Queue queue.Sender
 	Now   func() time.Time
 	Log   *slog.Logger
-	// Metrics counts the messages that AWS put into the dead letter queue.
+	// Metrics counts the messages that AWS services put into the dead letter queue.
 	Metrics *metric.Set
 }
 
-// Operations lists and retries dead letters, delivers events again, sends test events, and finds a subscription's stored data for package
-// erase. Create it with [NewOperations].
+// Operations lists and retries dead letters, delivers events again, sends test events, and finds a subscription's stored data, which
+// package erase deletes. Create it with [NewOperations].
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set
@@ -112,9 +113,10 @@ func NewOperations(o Options) *Operations {
 	}
 }
 
-// ListLetters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "". ListLetters
-// makes one store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may have
-// fewer letters than the limit, or be empty, although more pages follow.
+// ListLetters returns a page of the dead letters that match a query, newest first. before is "" for the first page, and the previous page's
+// next for a further page. After the last page, next is "". ListLetters makes one store query for the most selective field, reads at most
+// limit letters, and filters them by the other fields. So a page may have fewer letters than the limit, or be empty, although more pages
+// follow.
 func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -156,7 +158,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // only the stored delivery has these
+	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // only the stored delivery has these, not its copy
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -316,8 +318,8 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
-// StoredData is one piece of a subscription's data in the store, of the given Kind: a record of an attempt, a dead letter, a
-// delivery or a status. It may consist of several items, whose keys are in Keys.
+// StoredData is one piece of a subscription's data in the store: a record of an attempt, a dead letter, a delivery or a status, as Kind
+// says. It may consist of several items, whose keys are in Keys.
 type StoredData struct {
 	Kind string
 	Keys []store.Key
@@ -402,8 +404,8 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater records erased subscriptions, so that [Operations.SweepErased] deletes the items that running attempts still write
-// for them.
+// SweepLater records the ids of erased subscriptions, so that [Operations.SweepErased] deletes the items that running attempts still write
+// for these subscriptions.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	var numbers []byte
 	for _, id := range ids {
@@ -414,7 +416,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(numbers) == 0 {
 		return nil
 	}
-	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // the attempts of these messages would find no delivery
+	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // their deliveries were deleted, so the messages would lead to no attempts
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}

@@ -22,16 +22,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A message that its queue gave up is stored twice: in the list of its queue (xq#), and in the workspace's list (xa#), which
-// also has the dead letters of webhooks. In the workspace's list, a webhook's sort key contains a subscription id, and a
-// message's sort key contains "~" and the name of its queue. No subscription id begins with "~".
+// A message that its queue gave up is stored in two lists: the queue's list of dead letters (xq#), and the workspace's list (xa#), which
+// also has the dead letters of webhooks. In the workspace's list, a webhook's sort key contains a subscription id, and a message's sort key
+// contains "~" and the name of its queue. No subscription id begins with "~".
 
 // WebhookQueue is the name under which commands and APIs list the dead letters of webhooks.
 const WebhookQueue = "webhooks"
 
 const (
 	ofQueue = "~"
-	// queueLettersKept is how long the store keeps a queue's dead letter. SQS would keep the message for the same time.
+	// queueLettersKept is how long the store keeps a queue's dead letter: as long as SQS can keep a message.
 	queueLettersKept = 14 * 24 * time.Hour
 )
 
@@ -58,11 +58,11 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	now := o.Deliveries.Now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
-	moved := err != nil || l.Queue == "" // SQS moved the original message
+	moved := err != nil || l.Queue == "" // the body is not a dead letter: SQS, EventBridge or SNS put the original message into the queue
 	if moved {
 		if m.From == queue.Events {
 			if e, err := task.DecodeEvent(m); err == nil {
-				m.Sent = e.Published // SQS sets a new time of sending when it moves a message of a FIFO queue
+				m.Sent = e.Published // because SQS sets a new Sent time when it moves a message of a FIFO queue
 			}
 		}
 		from, reason := readOrigin(m)
@@ -83,7 +83,7 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	if err := o.Deliveries.DB.Write(ctx, ops...); err != nil {
 		return err
 	}
-	if moved { // the code that made the other dead letters has counted them
+	if moved { // other dead letters were counted by the code that sent them to the queue
 		o.metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
@@ -178,7 +178,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// sendBack is [Operations.Retry] for a queue's message.
+// sendBack is [Operations.Retry] for a dead letter of a queue: it sends the message back to the queue and deletes the letter.
 func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err != nil || it == nil {
@@ -211,9 +211,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only package publish
-// writes to the events queue. The events queue drops duplicates. So that it keeps this event but drops a second resend of the
-// same letter, the inbox message contains the letter's key.
+// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only package publish writes to the
+// events queue. The events queue drops duplicates. The inbox message contains the letter's key. So the events queue does not take this
+// event for a duplicate of the original, but drops a second resend of the same letter.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Inbox {

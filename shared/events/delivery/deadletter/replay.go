@@ -15,14 +15,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Replayer sends the events of the log to one subscription.
+// Replayer sends the events of the log again to one subscription.
 type Replayer struct {
 	Log   *eventlog.Log
 	Queue queue.Sender
 }
 
 const (
-	// MaxReplay is the largest number of events in one replay. A client that missed more events gets truncated: true.
+	// MaxReplay is the largest number of events in one replay for a subscribe request. A client that missed more events gets truncated:
+	// true.
 	MaxReplay = 5000
 	// replayTime limits how long a replay takes, because the client's request waits for it.
 	replayTime = time.Minute
@@ -166,7 +167,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 // maxReads is the largest number of pages of the log that countEvents, or one step of a replay, reads.
 const maxReads = 1000
 
-// countEvents counts the events that a replay would send. more reports whether it stopped before the end.
+// countEvents counts the events that a replay would send. more reports whether countEvents stopped early, so that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
 		s.Until = rs.deliveries.Now()

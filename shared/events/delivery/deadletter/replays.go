@@ -36,8 +36,8 @@ type ReplayOptions struct {
 	Operations    *Operations // retries letters
 	Subscriptions Finder
 	EventLog      *eventlog.Log // needed to replay events
-	// Ahead is how far ahead of the clock a replay schedules deliveries. Canceling the replay does not stop these. Ahead must be
-	// at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
+	// Ahead is how far ahead of the clock a replay schedules deliveries. Canceling the replay does not stop the deliveries that are already
+	// scheduled. Ahead must be at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
 	Ahead time.Duration
 }
 
@@ -123,9 +123,10 @@ const (
 	// worker would begin again at the same position. countTime limits [Replays.CountSelected], for which a request waits.
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
-	// ReplayClaim is how long a worker may take for a step. If the worker dies, the replay pauses that long.
+	// ReplayClaim is how long a worker may take for a step of a replay. If the worker dies, no worker continues the replay for up to this
+	// time.
 	ReplayClaim = 2 * time.Minute
-	// replayWorkers is the number of letters that a step retries concurrently.
+	// replayWorkers is the maximum number of letters that a step of a replay retries concurrently.
 	replayWorkers = 8
 	// maxCount is the number of letters or events at which [Replays.CountSelected] stops counting.
 	maxCount = 100_000
@@ -166,7 +167,7 @@ func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *sub
 	}
 }
 
-// within returns the given time, or half of the time that ctx leaves if that is shorter.
+// within returns the duration most or, if that is shorter, half of the time until the deadline of ctx.
 func within(ctx context.Context, most time.Duration) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return min(most, time.Until(end)/2)
@@ -206,7 +207,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 	}
 }
 
-// selection returns the replay's selection, limited to letters and events that are older than the replay.
+// selection returns the replay's selection, limited to letters and events from before the replay was created.
 func (r *Replay) selection() ReplaySelect {
 	s := r.Select
 	if s.Until.IsZero() || s.Until.After(r.Created) {
@@ -215,7 +216,7 @@ func (r *Replay) selection() ReplaySelect {
 	return s
 }
 
-// save writes a replay together with the writes in also. It removes a finished replay from the list of running ones. It returns
+// save writes a replay, together with further writes (also). It removes a finished replay from the list of running replays. It returns
 // [store.ErrConflict] if the replay was changed since it was read.
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
@@ -246,8 +247,8 @@ func decodeReplay(it *store.Item) (*Replay, error) {
 	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
 }
 
-// Cancel ends a running replay and returns it. Deliveries that it has already scheduled are still made. If the replay is
-// finished or canceled, Cancel returns it unchanged.
+// Cancel ends a running replay and returns it. Deliveries that the replay has already scheduled are still made. If the replay is finished
+// or canceled, Cancel returns it unchanged.
 func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, error) {
 	for {
 		r, err := rs.Find(ctx, workspace, id)
@@ -308,7 +309,7 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 			return taken, nil
 		}
 		if !claimed && r.Claimed.After(now) {
-			return taken, nil // another worker continues the replay
+			return taken, nil // another worker has claimed the replay and continues it
 		}
 		if r.Claimed = now.Add(ReplayClaim); enough {
 			r.Claimed = time.Time{}
@@ -357,8 +358,8 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	if err != nil {
 		return 0, err
 	}
-	// If two workers make the same step, only one of them retries each letter. One worker saves the position. The other one
-	// adds its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
+	// If two workers make the same step, each letter is retried by only one of them. The first one to finish saves the position. The other
+	// one adds its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -412,7 +413,7 @@ func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, 
 	return rs.Operations.Retry(ctx, workspace, l, sub, delay)
 }
 
-// countMore adds counts to a replay that another worker has saved, or a person has canceled, in the meantime.
+// countMore adds counts to the stored replay after another worker has saved it, or a person has canceled it, in the meantime.
 func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, because map[string]int) error {
 	for replayed+len(because) > 0 {
 		r, err := rs.Find(ctx, replay.Workspace, replay.ID)
@@ -430,8 +431,8 @@ func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, 
 	return nil
 }
 
-// Each visits the replays of a workspace, with the keys of all items of each replay. It logs and skips a replay that cannot be
-// decoded.
+// Each calls visit for each replay of a workspace, with the keys of all items that the store has for the replay. It logs and skips a replay
+// that cannot be decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
 	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
@@ -459,7 +460,7 @@ const (
 	SkippedReturn    = "return"    // the message cannot go back to its queue
 )
 
-// reason says why a replay skips a letter. It is the cause (Err) in the errors of [newSkippedError].
+// reason is why a replay skips a letter, for example [SkippedEnded]. It is the cause (Err) in the errors of [newSkippedError].
 type reason string
 
 func (r reason) Error() string { return string(r) }

@@ -21,7 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Kind says what became of an event for a subscription.
+// Kind says whether a subscription got an event, or why not.
 type Kind string
 
 // The kinds of outcomes.
@@ -43,7 +43,7 @@ const (
 	kindUnrecorded Kind = "unrecorded"
 )
 
-// Outcome tells what became of an event for one subscription, and why.
+// Outcome tells whether one subscription got an event, and why or why not.
 type Outcome struct {
 	Kind Kind
 	// ID is the subscription's id. Subscription is nil if the subscription no longer exists.
@@ -96,10 +96,10 @@ type subject struct {
 }
 
 const (
-	// settling is the time within which a switch or a suspension takes effect in all processes, and an event normally has its first
-	// attempt.
+	// settling is the time after which a change of a switch or a suspension has taken effect in all processes, and after which an event
+	// normally had its first attempt.
 	settling = 5 * time.Minute
-	// An explanation reads at most recordPages pages of maxRecords records.
+	// An explanation reads at most recordPages pages, each with up to maxRecords records, from the delivery log.
 	maxRecords  = 200
 	recordPages = 3
 )
@@ -135,7 +135,7 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 			return nil, "", err
 		}
 		if sub != nil && sub.Covers(e.URI) && !e.Test {
-			continue // on an earlier page
+			continue // in the first part of the list
 		}
 		if len(list) == limit {
 			return list, endedAfter + ended, nil
@@ -176,7 +176,7 @@ func (x *Explainer) explainOne(ctx context.Context, s *subject, id string, sub *
 	return x.explain(ctx, s, id, sub, stored[id])
 }
 
-// readSubject reads the type of an event and its newest records in the delivery log.
+// readSubject reads the event's type from the catalog, and the event's newest records from the delivery log.
 func (x *Explainer) readSubject(ctx context.Context, e Event) (*subject, error) {
 	s := &subject{Event: e, records: map[string][]records.Record{}}
 	cat, err := x.Catalogs.Catalog(ctx, e.Workspace)
@@ -261,9 +261,9 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether the event was delivered after an earlier delivery of it was given up. That happens if a client resumes from an
-// older cursor and gets the event again. The dead delivery then still exists, because a first attempt that succeeds does not change stored
-// deliveries.
+// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up. That happens if a client resumes
+// from an older cursor and gets the event again. The dead delivery then still exists, because a first attempt that succeeds does not change
+// stored deliveries.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false
@@ -382,7 +382,8 @@ func describePause(sw *switches.Switch) string {
 	return "all deliveries are paused by " + sw.By
 }
 
-// explainRecords explains a delivery that is not stored, from its attempts in the delivery log, newest first.
+// explainRecords explains a delivery from its attempts in the delivery log (tries), newest first. There is no stored delivery, or the event
+// arrived after the stored one was given up.
 func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, tries []records.Record) error {
 	last := tries[0]
 	if i := slices.IndexFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered }); i >= 0 {

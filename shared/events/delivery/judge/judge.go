@@ -30,7 +30,7 @@ import (
 type Decision int
 
 const (
-	// Undecided is the zero value. It is for an event that was rejected before [Judge.Decide], for example by a filter.
+	// Undecided is the zero value, for an event about which [Judge.Decide] was not asked, for example because a filter had rejected it.
 	Undecided Decision = iota
 	// Send means that the subscriber receives the event.
 	Send
@@ -55,7 +55,8 @@ type Ruling struct {
 // Judge decides whether subscribers receive events. If Switches is nil, it never decides [Paused].
 type Judge struct{ Switches *switches.Set }
 
-// Decide decides whether a subscriber receives an event now. The caller has checked the subscriber's filters.
+// Decide decides whether a subscriber receives an event now. right says which events the subscriber's principal may receive. The caller has
+// already checked the subscriber's filters.
 func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
 	may, err := right.MayReceive(ctx, e)
 	switch {
@@ -161,7 +162,7 @@ func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Rul
 	return ruling, err
 }
 
-// explainFilter explains an event that the filter f rejects.
+// explainFilter explains an event that the subscription's filter f rejects: it sets the outcome's argument, wanted value and actual value.
 func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.ValueAt(s.Data, f.Pointer)
 	o.Wanted, _ = json.Marshal(f.Values)
@@ -198,7 +199,7 @@ func (o *Outcome) explainOther(s *subject) {
 	o.Why = o.compare()
 }
 
-// argument returns the value of a subscription's argument, or nil if it is not given.
+// argument returns the value of the argument with this name in the subscription, or nil if the subscription does not set the argument.
 func (o *Outcome) argument(name string) json.RawMessage {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(o.Subscription.Arguments, &all) // subscriptions of SEP-1803 lack arguments

@@ -28,16 +28,16 @@ type endpointState struct {
 	origin *originState // nil until its URL is known
 
 	fast      int           // attempts under way in the fast lane
-	fastBytes int64         // the size of their bodies
+	fastBytes int64         // the size of the bodies of the attempts in the fast lane
 	flows     []*flow       // the attempts that wait for a slot of the fast lane
 	slow      int           // attempts under way in the slow lane
-	slowBytes int64         // the memory that these need
+	slowBytes int64         // the memory that the attempts in the slow lane need
 	queued    []*slowWaiter // attempts that wait for a slot of the slow lane, the oldest first
-	hanging   int           // detached attempts
+	hanging   int           // detached attempts; see [FastSlot.Detach]
 
 	proven    bool          // it has answered an attempt with success
 	silent    bool          // an attempt since the last success was not answered in time
-	hold      time.Duration // for how long the last hanging attempt sent first attempts to the slow lane
+	hold      time.Duration // how long first attempts take the slow lane after the last attempt that hung
 	took      time.Duration // the duration of the last attempt
 	answers   times         // the durations of successful attempts
 	failures  int           // consecutive failures
@@ -51,9 +51,9 @@ type endpointState struct {
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
 	connect   int                 // failures to connect since the last success
-	slowUntil time.Time
-	hanging   slotCounts // detached attempts
-	doubtful  slotCounts // attempts of the slow lane to endpoints that may hang
+	slowUntil time.Time           // until then, first attempts to all endpoints of the origin take the slow lane
+	hanging   slotCounts          // detached attempts; see [FastSlot.Detach]
+	doubtful  slotCounts          // attempts of the slow lane to endpoints that may hang
 }
 
 // slotCounts counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
@@ -89,7 +89,8 @@ type byteCounts struct {
 }
 
 // fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use up to three
-// quarters of the limit. If no bytes are used at all, any number fits.
+// quarters of the limit, so that other principals can have attempts, too. If no bytes are used at all, any number fits, so that even a body
+// larger than the limit can be sent.
 func (s *byteCounts) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -112,20 +113,20 @@ func (s *byteCounts) release(principal string, n int64) {
 
 const (
 	slowAfter = 3                // consecutive failures after which an endpoint is slow
-	slowFor   = 30 * time.Second // how long it is slow
+	slowFor   = 30 * time.Second // how long first attempts to a slow endpoint take the slow lane
 	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
-	// attempt, and doubles with each probe that hangs.
+	// attempt, and doubles with each further attempt that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits
-	// only if the endpoint's last answer took less time than slotWait.
+	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. The attempt waits only
+	// if the endpoint's last answer took less time than slotWait.
 	slotWait = 500 * time.Millisecond
 	// probeTime is how long other first attempts take the slow lane while one first attempt, the probe, finds out whether the endpoint
 	// still is slow.
 	probeTime = 4 * time.Second
 
-	hangPause    = 10 * time.Second // after a timeout; doubled by each further timeout
+	hangPause    = 10 * time.Second // how long an endpoint gets no attempts after a timeout; doubled by each further timeout
 	maxHangPause = time.Minute
-	busyPause    = 5 * time.Second // after 429, 502, 503 or 504 without Retry-After
+	busyPause    = 5 * time.Second // how long an endpoint gets no attempts after 429, 502, 503 or 504 without Retry-After; doubled likewise
 	maxBusyPause = 5 * time.Minute
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
@@ -134,7 +135,7 @@ const (
 	// endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
-	// maxOriginDoubtful limits the concurrent attempts of the slow lane to endpoints of one origin that may hang.
+	// maxOriginDoubtful limits the slow lane's concurrent attempts to an origin's doubtful endpoints, i.e. endpoints that may hang.
 	maxOriginDoubtful = 64
 
 	// originAfter is the number of failing endpoints at which their origin counts as failing. maxEndpoint is the number of endpoints whose
@@ -143,7 +144,7 @@ const (
 	maxEndpoint = 20_000
 )
 
-// get returns the state of an endpoint, and creates it if necessary. target is the endpoint's URL, or "" if it is not known yet.
+// get returns the state of an endpoint, and creates the state if necessary. target is the endpoint's URL, or "" if it is not known yet.
 func (l *Lanes) get(id, target string) *endpointState {
 	e := l.byID[id]
 	if e == nil {
@@ -234,7 +235,8 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	}
 }
 
-// times are the moving averages of durations and of their deviations, with the weights that RFC 6298 uses for round trips.
+// times has the moving average of the durations of successful attempts (mean), and the moving average of their deviations from it (spread).
+// The weights are the same as in RFC 6298.
 type times struct{ mean, spread time.Duration }
 
 func (t *times) add(took time.Duration) {
@@ -376,8 +378,9 @@ func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
 
-// slowLaneProbes is how long first attempts skip their probe after an attempt of the slow lane hung. A hanging endpoint gets such an
-// attempt about every 80 s: a pause of [maxHangPause] and the time limit of an attempt.
+// slowLaneProbes is how long first attempts make no probe of a hanging endpoint after an attempt of the slow lane hung, because that
+// attempt was a probe, too. A hanging endpoint gets an attempt of the slow lane about every 80 s: a pause of [maxHangPause] and the time
+// limit of an attempt.
 const slowLaneProbes = 2 * time.Minute
 
 // Hang records that the endpoint hangs. The caller calls it when the slot's attempt has not been answered in time. From then
@@ -391,8 +394,8 @@ func (s *FastSlot) Hang(ctx context.Context) {
 // Hang records that the endpoint hangs, as [FastSlot.Hang] does.
 func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
 
-// recordHang records that the endpoint hangs, and writes its mark. again says that the previous attempt hung, too, and warned that the
-// endpoint has a mark already.
+// recordHang records that the endpoint hangs, and writes the endpoint's mark unless warned says that it has a mark already. again says that
+// the previous attempt hung, too.
 func (s *slot) recordHang(ctx context.Context, again, warned bool) {
 	l := s.lanes
 	l.mu.Lock()

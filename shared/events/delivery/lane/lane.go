@@ -44,9 +44,9 @@ type Lanes struct {
 	byID    map[string]*endpointState
 	origins map[string]*originState
 
-	fast    usage          // by all attempts in the fast lane
+	fast    usage          // the slots and bytes that all attempts in the fast lane use
 	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
-	turn    int            // the pool that last had its turn
+	turn    int            // index of the pool from which grantFast last tried to take a waiting attempt
 	waiting map[string]int // attempts that wait in the fast lane, by principal
 	waiters int            // the number of all attempts that wait in the fast lane
 
@@ -98,7 +98,8 @@ type usage struct {
 	bytes int64
 }
 
-// fits reports whether one more attempt is within a limit. If there are no attempts, one always fits.
+// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, it always is, so
+// that even a body larger than the limit can be sent.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -150,8 +151,9 @@ type PageWait struct {
 	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. If earlier deliveries wait for the
-// endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake them.
+// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted.
+// If earlier deliveries wait for the endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake these
+// deliveries.
 func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -213,7 +215,8 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, 
 	}
 }
 
-// full reports whether an endpoint has as many attempts under way, or as many bytes in their bodies, as it may have.
+// full reports whether an endpoint has so many attempts in the fast lane, or so many bytes in their bodies, that another attempt with the
+// given bytes may not start.
 func (l *Lanes) full(e *endpointState, bytes int64) bool {
 	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
@@ -239,7 +242,7 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call, inHurry bool) *FastSlot 
 	l.fast.add(c.Bytes)
 	p.used.add(c.Bytes)
 	s := &FastSlot{slot: slot{lanes: l, e: e, call: c}, pool: p, hung: e.silent, Wait: l.limits.Patience}
-	if s.hung { // a probe of a hanging endpoint must not hold up its page for long, and the slow lane serves the endpoint meanwhile
+	if s.hung { // the attempt tests whether the endpoint still hangs; it must not hold up its page for long
 		s.Wait = min(s.Wait, l.limits.SlowAnswer/2)
 	}
 	if l.limits.MinWait > 0 {
@@ -252,7 +255,7 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call, inHurry bool) *FastSlot 
 	return s
 }
 
-// slot has the members that [FastSlot], [DetachedSlot] and [SlowSlot] share.
+// slot has the fields that [FastSlot], [DetachedSlot] and [SlowSlot] share.
 type slot struct {
 	lanes    *Lanes
 	e        *endpointState
@@ -270,7 +273,7 @@ func (s *slot) Start(ctx context.Context, url string) bool {
 	return true
 }
 
-// record records the outcome of the slot's attempt. The caller holds the lock.
+// record updates the state of the slot's endpoint with the outcome of the attempt. The caller holds the lock.
 func (s *slot) record(out webhook.Outcome) {
 	if s.call.URL != "" {
 		s.lanes.record(s.call.Endpoint, s.call.URL, out, s.lanes.now())
@@ -289,7 +292,7 @@ var Unused = webhook.Outcome{Category: webhook.Aborted}
 type FastSlot struct {
 	slot
 	pool   *pool
-	Waited bool // whether the attempt waited for the slot
+	Waited bool // whether the attempt had to wait for the slot
 	// Wait is how long the page waits for an answer before it calls [FastSlot.Detach]. 0 means until the attempt ends.
 	Wait time.Duration
 	// Rest is the time that the attempt still has after Wait. It is 0 unless the page is in a hurry. For example, if the page waits for
@@ -315,7 +318,7 @@ func (s *FastSlot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// release subtracts the slot from the counters of all limits. The caller holds the lock.
+// release subtracts the attempt and its bytes from the counters of the endpoint, the pool and the fast lane. The caller holds the lock.
 func (s *FastSlot) release() {
 	s.released = true
 	s.e.fast--
@@ -324,10 +327,9 @@ func (s *FastSlot) release() {
 	s.pool.used.remove(s.call.Bytes)
 }
 
-// Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns another one,
-// which the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page.
-// The page then waits for the slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the
-// attempt and releases the slot.
+// Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns a [DetachedSlot], which
+// the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits
+// for the slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases the slot.
 func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -392,13 +394,13 @@ const (
 // endpoints.
 type pool struct {
 	limit, used usage
-	ring        []*ringEntry // the principals with attempts that could start, in turn
+	ring        []*ringEntry // the principals with attempts that could start; the first one has the next turn
 }
 
 // ringEntry is one principal in a pool's ring, with its waiting attempts that could start.
 type ringEntry struct {
 	principal string
-	ring      []*flow // endpoints, in turn
+	ring      []*flow // one per endpoint; the first one has the next turn
 }
 
 // flow holds the waiting attempts of one principal to one endpoint. It is in its pool's ring unless the endpoint has as many attempts under
@@ -407,21 +409,21 @@ type flow struct {
 	e         *endpointState
 	principal string
 	waiting   []*waiter // by the time at which their events were queued
-	pool      *pool     // nil while the endpoint is busy
+	pool      *pool     // the pool with the flow in its ring; nil while the endpoint may not have more attempts
 }
 
-// waiter is an attempt that waits for its slot.
+// waiter is an attempt that waits for a slot of the fast lane.
 type waiter struct {
 	flow  *flow
 	call  Call
-	hurry bool          // its page is in a hurry
+	hurry bool          // its page is in a hurry; see [PageWait.InHurry]
 	probe bool          // the attempt finds out whether the endpoint is still slow
 	ready chan struct{} // closed when the verdict is known
 	slot  *FastSlot
 	Verdict
 }
 
-// enqueue puts an attempt into the queue of its endpoint and principal.
+// enqueue puts a waiting attempt into the flow of its principal to the endpoint e, in the order in which the events were queued.
 func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	i := slices.IndexFunc(e.flows, func(f *flow) bool { return f.principal == w.call.Principal })
 	if i < 0 {
@@ -442,7 +444,8 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	}
 }
 
-// addToRing puts a flow at the end of its principal's ring, unless the endpoint is full.
+// addToRing puts a flow at the end of its principal's ring, unless the flow's endpoint already has as many attempts under way as it may
+// have.
 func (l *Lanes) addToRing(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
@@ -457,7 +460,7 @@ func (l *Lanes) addToRing(f *flow) {
 }
 
 // removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the principal
-// had its turn. If the principal has no other flow in the ring, removeFromRing removes the principal.
+// had its turn. If the principal's ring is then empty, it removes the principal from the pool's ring.
 func (l *Lanes) removeFromRing(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -473,7 +476,7 @@ func (l *Lanes) removeFromRing(f *flow) {
 	}
 }
 
-// remove takes an attempt out of its queue.
+// remove takes a waiting attempt out of its flow, because its wait is over.
 func (l *Lanes) remove(w *waiter) {
 	f := w.flow
 	first := f.waiting[0] == w
@@ -493,15 +496,15 @@ func (l *Lanes) remove(w *waiter) {
 	}
 }
 
-// endWait ends the wait of an attempt with a verdict and, if that is Granted, a slot.
+// endWait ends the wait of an attempt with a verdict. s is the attempt's slot, or nil unless the verdict is Granted.
 func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	l.remove(w)
 	w.slot, w.Verdict = s, v
 	close(w.ready)
 }
 
-// grantFast gives free slots of the fast lane to waiting attempts. The caller holds the lock, and has changed the state of the endpoint,
-// for example because an attempt has ended.
+// grantFast gives free slots of the fast lane to waiting attempts. If the endpoint e is slow, its waiting attempts, except a probe, get the
+// verdict SlowLane instead. The caller holds the lock, and has changed the state of e, for example because an attempt has ended.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -527,7 +530,7 @@ func (l *Lanes) grantFast(e *endpointState) {
 	}
 }
 
-// grantFrom gives a slot to the next waiting attempt of a pool, and returns false if none can start.
+// grantFrom gives a slot to the next waiting attempt of a pool. It returns false if no waiting attempt of the pool can start now.
 func (l *Lanes) grantFrom(p *pool) bool {
 	for len(p.ring) > 0 {
 		f := p.ring[0].ring[0]
@@ -568,19 +571,19 @@ type endpointRates struct {
 
 // tokenLease holds the tokens and turns of one endpoint that this process has leased.
 type tokenLease struct {
-	lease *semaphore.Weighted // held during a write of a lease, so that there is one at a time
+	lease *semaphore.Weighted // held while a lease is written, so that this process writes one lease of the endpoint at a time
 
-	second int64 // since 1970
-	left   int64
-	spent  bool // the store has no further lease for the second
+	second int64 // the second for which the tokens are valid, since 1970
+	left   int64 // the tokens that this process has left for the second
+	spent  bool  // the store has no further lease for the second
 
-	turn      int64 // the last second in which deliveries have turns
-	turnsLeft int64 // the turns in it that this process has left
+	turn      int64 // the last second in which deliveries of this process have turns
+	turnsLeft int64 // the turns in that second that this process has left
 }
 
 const (
-	// maxSeek is the maximum number of seconds in which reserve looks for a free turn (see [endpointRates]). It looks 1, 2, 4, ...
-	// seconds further ahead each time, and at most seekStep seconds further. So it finds turns up to about an hour ahead.
+	// maxSeek is how many seconds reserve tries, one after another, to find a free turn (see [endpointRates]). Each second is 1, 2, 4, …
+	// and finally seekStep seconds after the previous one. So reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 )
@@ -650,14 +653,16 @@ func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	return false, t.spent
 }
 
-// count leases n tokens or turns of a second in the store. It returns [store.ErrConflict] if fewer than n are left.
+// count leases n tokens or turns of a second in the store, and returns [store.ErrConflict] if fewer than n are left. sort is the sort key
+// of the item that counts the second's tokens or turns.
 func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
 	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
 	op.Item.Expires = second.Add(time.Minute)
 	return r.db.Write(ctx, op)
 }
 
-// reserve leases a turn for a delivery and returns the time until the turn.
+// reserve finds a turn for a delivery, i.e. a later second in which the endpoint's rate limit has capacity, and returns the time until
+// then.
 func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0
@@ -694,7 +699,7 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	return time.Unix(second, 0).Sub(now)
 }
 
-// hasWaiting reports whether earlier deliveries to the endpoint wait for their turns.
+// hasWaiting reports whether deliveries of this process wait for their turns to be sent to the endpoint (see [endpointRates]).
 func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false

@@ -12,7 +12,7 @@ import (
 // SlowSlot is the permission to make an attempt in the slow lane, for which no page task waits.
 type SlowSlot struct {
 	slot
-	doubtful bool         // the attempt may hang, so it uses the memory for hanging attempts
+	doubtful bool         // the attempt may hang, so its bytes count towards the limit for hanging attempts
 	origin   *originState // set if the slot counts towards the origin's limit of doubtful attempts
 }
 
@@ -45,7 +45,7 @@ func (l *Lanes) slowBytesCounter(doubtful bool) *byteCounts {
 	return &l.slowBytes
 }
 
-// slowWaiter is an attempt that waits for a slot of the slow lane.
+// slowWaiter is an attempt that waits in [Lanes.ReserveSlow] for a slot of the slow lane.
 type slowWaiter struct {
 	call  Call
 	slot  *SlowSlot
@@ -91,7 +91,7 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, 
 	switch limit := l.limits.Bytes / 4; {
 	case now.Before(e.openUntil):
 		return nil, e.openUntil.Sub(now)
-	case !e.openUntil.IsZero() && others > 0: // a probe is under way
+	case !e.openUntil.IsZero() && others > 0: // another attempt is under way, which shows whether the endpoint works again
 		return nil, probeTime / 2
 	case others >= e.limit, !used.fits(c.Principal, c.bytesHeld(), limit), e.slow > 0 && e.slowBytes+c.bytesHeld() > limit/4:
 		return nil, time.Second

@@ -40,7 +40,7 @@ type Subscriptions interface {
 type Manager struct {
 	Deliveries    *state.Deliveries
 	Subscriptions Subscriptions
-	Terminator    *Terminator // knows the catalog, and which endpoints get no notices
+	Terminator    *Terminator // has the catalog, and the list of endpoints that get no notices
 	Gaps          *Gaps       // nil sends no gap notices
 	Log           *slog.Logger
 	Metrics       *metric.Set // may be nil
@@ -82,9 +82,9 @@ func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *e
 	return m.reactivate(ctx, del)
 }
 
-// reactivate schedules the next attempt of a suspended delivery.
+// reactivate schedules the next attempt of a suspended delivery for now.
 func (m *Manager) reactivate(ctx context.Context, del *state.Delivery) error {
-	_, err := m.Deliveries.Schedule(ctx, del, nil, m.Deliveries.Now()) // another worker may have reactivated it
+	_, err := m.Deliveries.Schedule(ctx, del, nil, m.Deliveries.Now()) // false if another worker has reactivated the delivery
 	return err
 }
 
@@ -110,22 +110,23 @@ func (m *Manager) ReactivateAll(ctx context.Context, workspace string, r task.Re
 // resource, operators see it in a metric, and both receive an event if the catalog has a type for it.
 
 const (
-	// DisableAfter is how long all attempts must have failed.
+	// DisableAfter is how long all attempts of a subscription must have failed before the subscription is disabled.
 	DisableAfter = 5 * 24 * time.Hour
-	// disableFailures is the number of attempts that must have failed. It keeps a subscription with few events from being
+	// disableFailures is the number of consecutive attempts that must have failed, too. Without it, a subscription with few events could be
 	// disabled because of one failure, or because a success between failures was not recorded.
 	disableFailures = 10
 	// DisabledURI is the URI of the event that announces a disabled subscription.
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
-// OnlyFails reports whether a subscription should be disabled, because enough attempts over enough time have all failed.
+// OnlyFails reports whether to disable a subscription, because its last [disableFailures] or more attempts, over at least [DisableAfter],
+// have all failed.
 func OnlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
 	since := max(st.FailedSince.Unix(), int64(sub.Resumed))
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
 }
 
-// Disable disables a subscription, and publishes the event for it if the subscription was not disabled before.
+// Disable disables a subscription. If the subscription was not disabled before, Disable also publishes an event about it ([DisabledURI]).
 func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	ended, err := m.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
 	if err != nil || !ended {
@@ -139,8 +140,8 @@ func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscripti
 	return nil
 }
 
-// publishDisabled publishes the event for a disabled subscription, if the catalog has the event type with an access rule.
-// Without a rule, everybody could read the names of principals in it.
+// publishDisabled publishes the event that announces a disabled subscription, if the catalog has a type for this event and the type has an
+// access rule. Without a rule, everybody could read the principal's name in the event.
 func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	cat, err := m.Terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -179,7 +180,7 @@ func hasAccessRule(e *catalog.Entry) bool {
 // A notice is sent as a delivery of its own.
 
 const (
-	// gapEvery is the minimum time between two gap notices of a subscription.
+	// gapEvery is the minimum time between two gap notices to the same subscription.
 	gapEvery = time.Minute
 	// gapFor is how long a notice is retried, even after its schedule is over. A subscription whose attempts all fail for that long is
 	// disabled.
@@ -199,7 +200,8 @@ type announcedGap struct {
 	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
 }
 
-// AnnounceGap sends a gap notice for a delivery that is about to be given up, unless an earlier notice covers it.
+// AnnounceGap sends a gap notice for a delivery that is about to be given up, unless an earlier notice already tells the client about the
+// delivery's event.
 func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.isPlain(del.Target) {
 		return nil
@@ -214,8 +216,8 @@ func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
-// tryGap writes a gap notice unless the last one covers the delivery. done is false if another process has written a notice at the same
-// time, so that the caller tries again.
+// tryGap writes a gap notice unless the subscription's last notice already covers the delivery (see lastGap). done is false if another
+// process has written a notice at the same time, so that the caller tries again.
 func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
 	last, version, covers, err := m.lastGap(ctx, del)
 	if err != nil || covers {
@@ -276,8 +278,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and its cursor's position: before the lost event and all open deliveries, but not
-// before the beginning of the log.
+// gapBody returns the body of a gap notice, and the position of the cursor in the body. This position is before an event that was published
+// at the time lost, and before all deliveries that are still to be sent, but not before the beginning of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -308,8 +310,8 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// ForeseeGap stores the gap notice for a suspension that is about to begin, due when the log no longer reaches back to it.
-// Then [Manager.PrepareGap] decides whether the notice is sent.
+// ForeseeGap stores the gap notice for a suspension that is about to begin. The notice is due when the log no longer has the events from
+// the beginning of the suspension. Then [Manager.PrepareGap] decides whether the notice is sent.
 func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
 	if m.Gaps == nil || m.Terminator.isPlain(sub.Target.URL) {
 		return nil
@@ -341,9 +343,10 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up.
-// A notice is retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is
-// the last delay of the schedule, and further the number of attempts since then.
+// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. A notice is
+// retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is the last delay of the
+// schedule. The delay doubles with each further attempt after the schedule, up to [gapRetry]; further is the number of the next one,
+// counted from 1.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

@@ -59,8 +59,8 @@ func (t *Terminator) now() time.Time { return periodic.Clock(t.Now)() }
 
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
-// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. One transaction ends the
-// subscription and stores its termination notice, so that a crash cannot lose the notice.
+// Terminate checks a subscription against the latest catalog and the principal's latest keys, and ends the subscription if it may not
+// continue. One transaction ends the subscription and stores its termination notice, so that a crash cannot lose the notice.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *state.Delivery
@@ -95,7 +95,7 @@ func (t *Terminator) isPlain(url string) bool {
 	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
-// newNotice returns a termination notice as a delivery.
+// newNotice returns the delivery of a termination notice, which tells the endpoint why the subscription ends.
 func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
@@ -107,15 +107,15 @@ func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *st
 	return del
 }
 
-// Ending counts the subscriptions of a workspace that a changed catalog would end for the same reason.
+// Ending is the number of subscriptions of a workspace that a changed catalog would end for the same reason.
 type Ending struct {
 	Workspace     string
 	Reason        string
 	Subscriptions int
 }
 
-// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones. It does not end them. A
-// workspace without a new catalog keeps its current one. CountEndings leaves out subscriptions that end anyway, because of the
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones. It does not end them. A workspace
+// without a new catalog keeps its current one. CountEndings leaves out subscriptions that end even without the change, because of the
 // current catalog or because their principal has no key any more.
 func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
@@ -228,7 +228,7 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	return !slices.ContainsFunc(principals, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
-// EndingsError returns an error that lists the endings, or nil if the list is empty.
+// EndingsError returns an error that lists the subscriptions that would end, or nil if the list is empty.
 func EndingsError(endings []Ending) error {
 	if len(endings) == 0 {
 		return nil
@@ -328,8 +328,9 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns the scopes (see [match.ScopeOf]) of event types whose terms have changed, and the scope of parent URIs,
-// sorted. Each subscription is listed under a scope.
+// affectedScopes returns, sorted, the scopes under which the subscriptions to changed event types are listed (see [match.ScopeOf]). An
+// event type has changed if its terms in the maps before and after differ. Subscriptions to a parent URI may get events of such a type,
+// too, so the scope of parents is then included.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -343,8 +344,8 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of one scope from a position on, and terminates subscriptions that may not continue. After each
-// page it saves the position, together with the other fields of last, the stored state.
+// recheckScope checks the subscriptions of one scope, beginning at the stored position (at), and terminates subscriptions that may not
+// continue. After each page of the list, it saves the new position, together with the other fields of last, the stored state.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

@@ -38,14 +38,15 @@ const (
 	// dwell is the longest time that a page can be queued while dispatch makes progress: the time after which it counts as late ([lateAfter]),
 	// plus three steps of splitting it into smaller pages, each with a visibility timeout.
 	dwell = 30 * time.Minute
-	// lateAfter is the age at which dispatch records a page as late.
+	// lateAfter is how long a page may have waited in its queue before dispatch records it as late.
 	lateAfter = 5 * time.Minute
 	// progressEvery is the time between two progress records of a process.
 	progressEvery = time.Minute
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the largest number of stored deliveries that SettledPosition reads. If there are more, the position is unknown.
+	// maxOpen is the number of stored deliveries after which SettledPosition stops reading. If a subscription has more, its position is
+	// unknown.
 	maxOpen = 1000
 )
 
@@ -74,12 +75,12 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 }
 
 // SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled,
-// or 0 if that is unknown, and reports whether there are open deliveries.
+// i.e. acknowledged or dead-lettered, or 0 if that is unknown. open reports whether the store has deliveries that are still to be sent.
 func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
-	// Read the stored deliveries after the progress. A delivery whose first attempt fails in between is then found here.
+	// Read the stored deliveries only after attemptedUntil. Then this query finds a delivery whose first attempt fails in between.
 	q := store.Query{Table: store.Deliveries, Partition: state.Key(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
@@ -130,8 +131,8 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages lowers a position so that it lies before all late or paused pages that a partition lists. It returns 0 if it cannot decode
-// the position of the earliest page.
+// beforePages returns a position that is not after the position at, and that is before all late or paused pages that a partition lists. It
+// returns 0 if it cannot decode the position of the earliest page.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // a page of the query may have only expired items
@@ -183,8 +184,9 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that the process has attempted a batch of pages, none of them late. It writes at most once a minute, and not in the
-// first minute of the process. It ignores errors, because a missing record only makes the watermarks of subscriptions advance later.
+// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a minute,
+// and not in the first minute of the process. It ignores errors, because a missing record only makes the watermarks of subscriptions
+// advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {

@@ -110,15 +110,15 @@ func (r *Record) encode() []byte {
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
-	failuresFree bool          // Limit applies only to successes
+	failuresFree bool          // Limit applies only to successful attempts
 	Omitted      *atomic.Int64 // records left out of the shared lists since the last copied record
 }
 
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is how many seconds of the unused limit are saved up. For example, after 10 seconds without attempts, a process may write
-	// 10 × indexRate records immediately.
+	// burst is for how many seconds a process saves up its unused limit. For example, after 10 seconds without attempts, it may write 10 ×
+	// indexRate records immediately.
 	burst = 10
 )
 
@@ -195,7 +195,7 @@ const (
 	Dead      = "dead"   // given up with this attempt
 )
 
-// Outcome returns [Delivered], [Failed] or [Dead].
+// Outcome returns the outcome of the attempt: [Delivered], [Failed] or [Dead].
 func (r Record) Outcome() string {
 	switch {
 	case r.Category == "":
@@ -206,7 +206,7 @@ func (r Record) Outcome() string {
 	return Failed
 }
 
-// Span is a period that includes both ends. If one of them is zero, the period is open there.
+// Span is a period that includes both ends. If Since or Until is zero, the period has no limit on that side.
 type Span struct{ Since, Until time.Time }
 
 // Query selects the records that match all of its fields. Empty fields match every record.
@@ -217,9 +217,9 @@ type Query struct {
 	Span
 }
 
-// List returns the records that match a query and precede the given key, newest first. At the end, next is "". List reads at most limit
-// records with one store query, on the most selective field, and filters them by the other fields. So a page may have fewer records than
-// the limit, or be empty, although more pages follow.
+// List returns a page of the records that match a query, newest first. before is "" for the first page, and the previous page's next for a
+// further page. After the last page, next is "". List reads at most limit records with one store query, on the most selective field, and
+// filters them by the other fields. So a page may have fewer records than the limit, or be empty, although more pages follow.
 func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -241,7 +241,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 	})
 }
 
-// maxLook limits the records that [OfEvent] reads.
+// maxLook is the maximum number of records that [OfEvent] reads.
 const maxLook = 200
 
 // OfEvent returns the records of an event in a subscription's list, newest first. It reads only the oldest [maxLook] records of the list
@@ -264,8 +264,8 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 }
 
 // ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list. what names the
-// operation in errors. It logs an item that cannot be decoded and leaves it out, so that it does not hide the others. next is "" at the
-// end.
+// operation in errors. ListNewest logs an item that cannot be decoded and leaves the item out, so that readers still get the others. next
+// is the position for the next page, or "" after the last page.
 func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
@@ -325,10 +325,9 @@ const minStep = 4
 // MergeLists returns the newest entries of several subscriptions' lists as one page. list reads from one of these lists, and keyOf returns
 // an entry's sort key. Entries with the same key are on the same page.
 //
-// It first reads a few entries of each list, and notes the position at which each list continues. Unread entries of a list are
-// older than its position, so only entries that are newer than all positions can be returned. If these are too few, MergeLists
-// reads more of the list with the newest position. It makes at most as many of these further reads as there are lists, so a page
-// may be short.
+// It first reads a few entries of each list, and remembers the position at which the unread rest of each list begins. The rest may have any
+// older entry, so MergeLists returns only entries that are newer than all these positions. If these are too few, it reads more of the list
+// with the newest position. It makes at most as many of these further reads as there are lists, so a page may be short.
 func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string

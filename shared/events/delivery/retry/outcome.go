@@ -54,18 +54,18 @@ func NewOutcomes(o Options) *Outcomes {
 	}
 }
 
-// consequence says how a delivery continues after an attempt.
+// consequence says how a delivery continues after an attempt to send its webhook.
 type consequence int
 
 const (
 	delivered consequence = iota
-	retried               // the schedule has a next attempt
-	refused               // dead letter without a gap notice, because the endpoint knows the event that it refused
-	exhausted             // dead letter, with a gap notice: the schedule is over
+	retried               // another attempt follows, as the schedule says
+	refused               // the delivery becomes a dead letter, without a gap notice because the endpoint knows what it refused
+	exhausted             // the schedule is over, so the delivery becomes a dead letter, and the client gets a gap notice
 )
 
-// findConsequence returns how a delivery continues after its latest attempt. For a retry, the duration is the time until the next attempt.
-// A gap notice is retried beyond the end of its schedule.
+// findConsequence returns how a delivery continues after its latest attempt. If it is retried, the duration is the time until the next
+// attempt. A gap notice is retried even after the end of its schedule.
 func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (consequence, time.Duration) {
 	switch {
 	case out.Category == "":
@@ -84,7 +84,7 @@ func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (co
 	return retried, wait
 }
 
-// Record records an attempt, and returns writes that the caller makes together with the writes of other attempts. It writes the
+// Record records an attempt, and returns the writes (notes) that the caller makes together with the writes of other attempts. It writes the
 // consequence of a failure, for example the next attempt or a dead letter, immediately.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if out.Internal() { // it does not count as an attempt
@@ -114,8 +114,8 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	return o.recordFailure(ctx, del, sub, e, out, next)
 }
 
-// recordNotice records an attempt to send a control message. If it gives the message up, it leaves no dead letter, because the
-// subscription has usually ended and has no owner who could ask for the message.
+// recordNotice records an attempt to send a control message. If it gives the message up, it leaves no dead letter, because the subscription
+// has usually ended, so no owner could ask for the message again.
 func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, next consequence, wait time.Duration) ([]store.Op, error) {
 	switch next {
 	case retried:
@@ -198,22 +198,22 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 // statuses decides when to write a subscription's status: after each failure, after the first success that follows a failure, and otherwise
 // at most once a minute.
 //
-// An event with very many subscribers would still cause a write for each of them. So in each minute, only [statusBudget] of the
-// once-a-minute writes are certain. After that, one in [statusShare] of them is made, chosen at random. A status that is not written may
-// stay outdated until a few more events are delivered: its last delivery is too old, or it still has a failure that another dispatcher
-// recorded.
+// An event with very many subscribers would still cause a write for each of them. So in each minute, a process makes the first
+// [statusBudget] of the once-a-minute writes. After that, it makes only one in [statusShare] of them, chosen at random. A status that is
+// not written may stay outdated until a few more events are delivered: its last delivery is too old, or it still has a failure that another
+// dispatcher recorded.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
 	mu     sync.Mutex
 	minute int64 // the current minute, since 1970
-	spent  int   // the writes in this minute that could have waited
+	spent  int   // the once-a-minute writes that were made in this minute, up to statusBudget
 }
 
 type seenStatus struct {
 	written time.Time
 	failing bool
-	// delivered is the time of the last success whose status was written, or will be written at the end of its page.
+	// delivered is the time of the last success whose status was written, or will be written when its page ends.
 	delivered time.Time
 }
 
@@ -224,7 +224,8 @@ const (
 	maxStatuses  = 100_000
 )
 
-// afterSuccess returns the status after a success, and reports whether to write it. After the success of a retry it is always written.
+// afterSuccess returns a subscription's status after a successful attempt, and reports whether to write the status. After a successful
+// retry, it always reports true.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,11 +251,11 @@ func (s *statuses) spendBudget(now time.Time) bool {
 	return mathrand.N(statusShare) == 0
 }
 
-// afterFailure returns the status after a failure.
+// afterFailure returns a subscription's status after a failed attempt. The caller always writes it.
 //
-// The status counts consecutive failures. The stored status may lack the last success, because a page writes the statuses of
-// its attempts at its end. So if this process knows of a success after the first counted failure, afterFailure starts counting
-// again. Otherwise, an endpoint that accepts some events and refuses others would be disabled like one that only fails.
+// The status counts consecutive failures. The stored status may lack the last success, because a page writes the statuses only at its end.
+// So if this process knows of a success after the first counted failure, afterFailure starts counting again. Otherwise, an endpoint that
+// accepts some events and refuses others would be disabled like one that only fails.
 func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	it, err := store.One(ctx, db, subscription.StatusKey(workspace, sub.ID), "read the status of a subscription")
 	if err != nil {
@@ -298,8 +299,8 @@ const (
 	rateMinimum = 100 // with fewer attempts, no subscription is suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until
-	// their number has doubled.
+	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until the
+	// number of successes has doubled.
 	rateUnwritten = 4
 	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
 	// sooner.
@@ -310,11 +311,11 @@ const (
 // tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with unwritten attempts, and the current one; oldest first
-	began   time.Time     // when written was last reset to 0
-	written int           // written successes
-	dirty   int           // unwritten successes
-	asked   time.Time     // when the attempts of all processes were last added up
-	since   int           // attempts since asked
+	began   time.Time     // when the counter written was last reset to 0
+	written int           // successes that were written to the store
+	dirty   int           // successes that are not written yet
+	asked   time.Time     // when this process last added up the attempts of all processes
+	since   int           // attempts since the time asked
 }
 
 // minuteTally counts a process's attempts for one subscription in one minute. It is stored as one item.
@@ -352,9 +353,9 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, it returns all counts that are not
-// written yet. After a success it returns them only if the number of successes has doubled since the last write, because a write per
-// success would be expensive.
+// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, these are all counts that are not
+// written yet. After a success, count returns them only if the number of successes has doubled since the last write, because a write per
+// success would be too expensive.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -389,9 +390,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before
-// resumed do not count. To save reads, it adds up the attempts only once per [rateAsk] or [rateMinimum] attempts, and returns
-// false in between.
+// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before the time
+// resumed, at which the subscription was last resumed, do not count. To save reads, it adds up the attempts only once per [rateAsk] or
+// [rateMinimum] attempts, and returns false in between.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -35,14 +35,14 @@ type Job struct {
 }
 
 var (
-	// readUntilKey is the key of the item that stores up to which minute the job has read the due table.
+	// readUntilKey is the key of the item with the job's position: the minute up to which it has read the due table.
 	readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-	// aheadKey is the key of the item that stores how far [Job.continueSearch] has searched since the clock was set back.
+	// aheadKey is the key of the item with the position of [Job.continueSearch], which searches the due table after the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
-// All partitions of the due table have names between FirstDuePartition and AfterDue, because a shard number follows after "due#".
-// In other names that begin with "due#", a letter follows.
+// The names of all partitions of the due table sort between FirstDuePartition and AfterDue, because a shard number follows after "due#". In
+// other names that begin with "due#", a letter follows.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
@@ -53,7 +53,7 @@ const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
-// Run moves the deliveries that are due before the next round, and returns their number. It deletes a due entry after it has sent the
+// Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry after it has sent the
 // entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
@@ -70,7 +70,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves a minute's due entries to the slow queue. If only is not nil, it moves just the entries for which only returns true.
+// moveMinute moves a minute's due entries to the slow queue. If only is not nil, it is a filter: entries for which it returns false stay.
 func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -81,8 +81,8 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(s
 	return moved, errors.Join(errs...)
 }
 
-// move moves a partition's due entries to the slow queue, with a delay for entries that are not due yet. If only is not nil, it moves just
-// the entries for which only returns true.
+// move moves a partition's due entries to the slow queue, with a delay for entries that are not due yet. If only is not nil, it is a
+// filter: entries for which it returns false stay.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -141,15 +141,16 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 // are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
 // for an hour. So after such a change, Run searches once through all minutes that may have such entries.
 
-// search is the value of the item at [aheadKey]. The item's version is the minute at which the search continues. It ends at Until, the last
-// minute for which a process could have written an entry while the clock was ahead.
+// search is the value of the item at [aheadKey]. The item's version is the minute at which the search continues. The search ends at Until,
+// the last minute for which a process could have written an entry while the clock was ahead.
 type search struct {
 	V     int   `json:"v"`
 	Was   int64 `json:"was"` // the minute that the job had reached when the clock was set back, in seconds since 1970
 	Until int64 `json:"until"`
 }
 
-// beginSearch begins a search after the clock was set back. was is the minute that the job had reached, which is later than now.
+// beginSearch stores that the due table must be searched, because the clock was set back. The parameter was is the minute that the job had
+// reached before, which is later than now.
 func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {
@@ -160,7 +161,7 @@ func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 		var before search
 		if err := json.Unmarshal(it.Value, &before); err == nil {
 			if before.Was == next.Was {
-				return nil // the last round began this search, and then could not save the job's position
+				return nil // the last call of Run began this search, and then could not save the job's position
 			}
 			next.Until = max(next.Until, before.Until) // the clock was set back twice
 		}
@@ -195,7 +196,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 		}
 		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: it.Value}, store.VersionIs(had)))
 		if errors.Is(err, store.ErrConflict) {
-			return moved, nil // another round searches, or the clock was set back again
+			return moved, nil // another call of Run searches, too, or the clock was set back again
 		}
 		if err != nil {
 			return moved, fault.Wrap(fault.Unavailable, err, "save the position of the search after a clock change")
@@ -214,7 +215,7 @@ func isFromFuture(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }
 
-// Schedule has the delay before each attempt. The first delay is 0.
+// Schedule has the delay before each attempt of a delivery. The first delay is 0, because the first attempt does not wait.
 type Schedule []time.Duration
 
 // The default schedules.

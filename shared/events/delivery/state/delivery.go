@@ -54,8 +54,8 @@ type Delivery struct {
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
 	State        string              `json:"st"`           // one of the state constants
-	First        time.Time           `json:"t1"`           // when the schedule begins; a wait for a switch or the rate limit moves it
-	Published    time.Time           `json:"pub,omitzero"` // when the event was published; the subscription's watermark stays before it
+	First        time.Time           `json:"t1"`           // when the retry schedule begins; waits for a switch or rate limit delay it
+	Published    time.Time           `json:"pub,omitzero"` // of the event; the subscriber's cursor stays before it until the delivery ends
 	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
 	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
 	Due      time.Time `json:"due,omitzero"`
@@ -72,11 +72,11 @@ type Delivery struct {
 	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
 	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
-	// Again is set if a person had the event delivered again. The gap of the event was announced when it failed before, so another failure
-	// does not announce it again.
+	// Again is set if a person had the event delivered again. If this delivery is given up, the client gets no gap notice, because it
+	// usually got one when the earlier delivery was given up.
 	Again bool `json:"again,omitempty"`
-	// Late is set if the delivery is late on purpose, because its event is replayed, or because a switch or its suspended subscription
-	// held it. The metric of the lag leaves out its first attempt.
+	// Late is set if the delivery is late on purpose, because its event is replayed, because a switch paused the delivery, or because the
+	// subscription was suspended. The metric of the delivery lag leaves out the first attempt of such a delivery.
 	Late bool `json:"late,omitempty"`
 	// Test is set for a test event, which is delivered even if the subscription does not select it.
 	Test bool `json:"test,omitempty"`
@@ -88,10 +88,10 @@ type Delivery struct {
 	Control *control `json:"ctl,omitempty"`
 
 	Made  time.Time `json:"-"` // when the next attempt was scheduled
-	Later bool      `json:"-"` // it waits in the due table only, without a message
+	Later bool      `json:"-"` // the delivery waits only in the due table, and the queue gets no message until it is due
 
-	Version int64  `json:"-"` // of the item, 0 before it is written
-	Stored  string `json:"-"` // the state of the item
+	Version int64  `json:"-"` // the version of the stored item, 0 before the item is written
+	Stored  string `json:"-"` // the state of the stored item; [Paused] for a paused delivery
 	// recorded is the number of attempts in the stored item.
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // the key of its due entry or, while a switch pauses it, of its waiting message; otherwise zero
@@ -99,7 +99,7 @@ type Delivery struct {
 	replaced []store.Key
 }
 
-// Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's response.
+// Result is one recorded attempt of a delivery. It has the category of the outcome but never the body of the endpoint's response.
 type Result struct {
 	At       time.Time `json:"at"`
 	Category string    `json:"c"`
@@ -108,7 +108,7 @@ type Result struct {
 }
 
 const (
-	// KeptFor is how long dead letters and records stay.
+	// KeptFor is how long the store keeps dead letters and the records of attempts.
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is how long after a retry is due its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute
@@ -147,10 +147,10 @@ type Backlog struct {
 	Oldest time.Time
 }
 
-// maxBacklog limits the items that [ReadBacklog] reads.
+// maxBacklog is the maximum number of items that [ReadBacklog] reads.
 const maxBacklog = 1000
 
-// ReadBacklog returns the backlog of a subscription.
+// ReadBacklog counts the deliveries to a subscription that are stored and still to be sent.
 func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Backlog, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: Key(workspace, sub, "-").Partition, Limit: maxBacklog / 4, Eventual: true}
 	b.More = true
@@ -162,7 +162,7 @@ func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Bac
 		for i := range page.Items {
 			del, err := Decode(&page.Items[i])
 			if err != nil || del.State == Dead || del.Control != nil {
-				continue // it cannot be read, is not sent any more, or carries no event
+				continue // the delivery cannot be decoded, is a dead letter, or carries no event
 			}
 			b.Count++
 			if b.Oldest.IsZero() || del.Published.Before(b.Oldest) {
@@ -213,9 +213,9 @@ func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
 
-// LetterKeys returns the keys of the delivery's dead letter. Each dead letter is stored as four items, so that listing the letters
-// of a subscription (x#), of an endpoint's origin (xo#), of an event type (xe#) or of the workspace (xa#) is one query each. The
-// items are written and deleted together.
+// LetterKeys returns the keys of the dead letter of a delivery that was given up at the given time. Each dead letter is stored as four
+// items, so that listing the letters of a subscription (x#), of an endpoint's origin (xo#), of an event type (xe#) or of the workspace
+// (xa#) is one query each. The items are written and deleted together.
 func (del *Delivery) LetterKeys(at time.Time) []store.Key {
 	key := func(partition string) store.Key {
 		return store.Key{Table: store.Deliveries, Partition: partition, Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey())}
@@ -263,7 +263,7 @@ func (del *Delivery) Item() store.Item {
 	}
 }
 
-// NextTask returns the due entry for the next attempt.
+// NextTask returns the due entry for the next attempt, with the task that asks for this attempt.
 func (del *Delivery) NextTask() DueEntry {
 	return DueEntry{At: del.Due.UnixMilli(), Made: del.Made.UnixMilli(), Task: task.Single{
 		V: task.Version, Endpoint: task.EndpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
@@ -320,7 +320,7 @@ func Decode(it *store.Item) (*Delivery, error) {
 	return &del, nil
 }
 
-// New returns a delivery without attempts.
+// New returns the delivery of an event to a subscriber, without attempts. The delivery is not stored yet.
 func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery {
 	return &Delivery{
 		V: task.Version, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
@@ -332,7 +332,8 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 // maxForgets is the number of deliveries that WriteNotes deletes concurrently.
 const maxForgets = 16
 
-// WriteNotes writes the notes of attempts: their records, and the deletions that [Delivery.DeletionNotes] returns.
+// WriteNotes writes the store operations in notes, which attempts leave to be written together: their records, and the deletions that
+// [Delivery.DeletionNotes] returns.
 //
 // Another worker may have continued a delivery since it was read, or its event may have been requested again; see
 // [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
@@ -379,8 +380,8 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the version that it had when it was read. Version 0 means that there was no
-// item.
+// UnchangedSince returns the condition that an item still has the given version, with which the caller read it. Version 0 means that there
+// was no item.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -448,10 +449,10 @@ type Deliveries struct {
 	Queue  queue.Sender
 	Now    func() time.Time
 	Log    *slog.Logger
-	bodies *bounded.Map[string, storedBody] // events that are known to be in the store, by workspace and key
+	bodies *bounded.Map[string, storedBody] // events that this process knows to be in the store, by workspace and key
 
 	mu      sync.Mutex
-	storing map[string]*newBody // events that are being stored, by workspace and key
+	storing map[string]*newBody // events that this process is storing now, by workspace and key
 }
 
 // maxBodies is the maximum number of entries in [Deliveries.bodies]. An entry is small, because it does not contain the event.
@@ -466,8 +467,8 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 	}
 }
 
-// RememberStored is how long a process remembers that an event is stored. It is short because the event may be deleted meanwhile,
-// if the only subscriber whose delivery failed is erased.
+// RememberStored is how long a process remembers that an event is stored. The time is short because the event may be deleted meanwhile, if
+// the only subscription with a failed delivery of the event is erased.
 const RememberStored = time.Minute
 
 // expiryTolerance is the time by which a stored event may expire before a delivery's retries end. Without it, every failed delivery of an
@@ -475,7 +476,7 @@ const RememberStored = time.Minute
 // this time, so its item is written only once.
 const expiryTolerance = time.Hour
 
-// storedBody describes an event in the store, so that the process need not look there again. It does not contain the event.
+// storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.
 type storedBody struct {
 	published int64 // microseconds since 1970
 	expires   time.Time
@@ -500,7 +501,7 @@ func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Eve
 	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
 }
 
-// storeClaimed stores a claimed event and releases it.
+// storeClaimed writes an event that [Deliveries.claimBody] returned to the store. Then it lets the other deliveries of the event continue.
 func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err error) {
 	written := false
 	defer func() { body.release(written, err) }()
@@ -512,7 +513,7 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 // newBody is an event that this process is about to store. Other deliveries of the same event wait until release is called.
 type newBody struct {
 	item   store.Item
-	stored storedBody // the event in the store, if it was written
+	stored storedBody // describes the event in the store after a successful write
 	// release lets the other deliveries continue. If an error kept the event from being written, they fail with the same error.
 	// After a conflict they check again whether the event is stored.
 	release func(written bool, err error)

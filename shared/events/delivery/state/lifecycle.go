@@ -28,7 +28,7 @@ const (
 	Dead      = "dead"
 )
 
-// Step is a change to a delivery. Each step has one method, for example [Deliveries.Schedule].
+// Step is a change of a delivery's state. Each step has one method, for example [Deliveries.Schedule].
 type Step string
 
 const (
@@ -43,9 +43,9 @@ const (
 // [Delivery.DeletionNotes] deletes it.
 //
 // A dead delivery can be scheduled, because people can have its event delivered again: with a replay, from the dead letter, or by
-// subscribing with an older cursor. A redelivered page schedules it, too. The dead letter is then deleted, so that an event never
-// has two letters for one subscription. Only a page whose first attempt succeeds leaves the letter, because it does not read stored
-// deliveries.
+// subscribing with an older cursor. If a page task is redelivered and its attempt fails, a dead delivery is scheduled, too. The dead letter
+// is then deleted, so that an event never has two letters for one subscription. But if the first attempt of a page succeeds, the dead
+// letter stays, because the page does not read stored deliveries.
 var transitions = map[string]map[Step]string{
 	None: {
 		StepSchedule: Pending,
@@ -82,9 +82,10 @@ type result int
 const (
 	// taken means that another worker wrote the delivery first and continues it.
 	taken result = iota
-	// ended means that the delivery ended while the worker had it: it was acknowledged or given up, or its subscription ended.
+	// ended means that the delivery ended before the worker's write: it was acknowledged or given up, or its subscription ended.
 	ended
-	// tryAgain means that the worker lost its write to another one, but may write the delivery as it is now.
+	// tryAgain means that another worker wrote the delivery first, but this worker may try its write again, based on the delivery's new
+	// state.
 	tryAgain
 	// written means that the write succeeded, so this worker continues the delivery.
 	written
@@ -97,8 +98,8 @@ func isWritten(r result, err error) (bool, error) { return r == written, err }
 // delivery of the same event replaces the dead one and keeps its attempts.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
-// Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a message
-// that long, Schedule also sends the attempt's message. It stores the event of a new delivery. For a stored delivery, e may be nil.
+// Schedule sets the time of a delivery's next attempt, in one transaction with further writes (also). If the queue can delay a message that
+// long, Schedule sends the attempt's message, too. It stores the event of a new delivery. For a stored delivery, e may be nil.
 //
 // A page waits while it hands a first attempt over to the slow lane. To shorten the wait, Schedule sends the message of a delivery
 // without attempts while it writes the delivery, if the message is delayed by at least [EarlyMessage]. A message that arrives
@@ -145,8 +146,8 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || r != written || !direct {
 		return r, err
 	}
-	// Send the message now if the early one arrived too early or names another attempt. The latter happens if the write changed
-	// the delivery: it may have given it another key, or the attempts of a dead delivery that it replaces.
+	// Send the message now if the early message may have arrived before the write, or if it names another attempt. The write may have given
+	// the delivery another key, or the attempts of a dead delivery that it replaces.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
@@ -199,8 +200,8 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	}))
 }
 
-// DeletionNotes returns the store operations that delete a delivery because it succeeded or has no receiver any more. The caller passes
-// them to [WriteNotes], which keeps the delivery if it has changed since it was read.
+// DeletionNotes returns the store operations that delete a delivery, because it succeeded or its subscriber no longer gets it. The caller
+// passes them to [WriteNotes], which keeps the delivery if it has changed since it was read.
 func (del *Delivery) DeletionNotes() []store.Op {
 	if del.Version == 0 {
 		return nil
@@ -211,8 +212,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 	}
 }
 
-// change is one step of a delivery, with the writes that belong to it. [Deliveries.write] calls the functions again for each try, because a
-// delivery that replaces a dead one also gets the attempts of the dead one.
+// change is one step of a delivery, with the writes that belong to the step. [Deliveries.write] calls entry and also again for each try,
+// because the delivery may have changed: if it replaces a dead delivery, it also has that delivery's attempts.
 type change struct {
 	step Step
 	what string // the attempted operation, for errors
@@ -266,8 +267,8 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step, together with the event if body is not nil. It reports whether the writes of c.also have
-// conditions, because a conflict may then be due to these.
+// put writes the transaction of a step, together with the event if body is not nil. The parameter to is the delivery's state after the
+// step. conditional reports whether the writes of c.also have conditions, because these may then have caused a conflict.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c change, body *newBody) (conditional bool, err error) {
 	stored := false
 	if body != nil {
@@ -348,10 +349,10 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 	return tryAgain, nil
 }
 
-// sameAttempt reports whether the stored delivery has no more attempts than the worker knew. It may still have changed, for example because
-// its event was requested again. The worker then makes its step nevertheless. Its message may have been the delivery's only one, so
-// otherwise the delivery would wait for the due entry. For a control message the result is false, because the message may have other
-// content by now.
+// sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The delivery may have changed otherwise, for
+// example because its event was requested again. The worker then makes its step nevertheless. The worker's message may have been the
+// delivery's only one, so otherwise the delivery would wait for its due entry. For a control message the result is false, because the
+// message may have other content by now.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
@@ -447,7 +448,8 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
-// LoadCurrent returns the delivery that a task is for, and the items with the other keys. The delivery is nil if the task is stale.
+// LoadCurrent returns the delivery that a task is for, and the items with the keys in others. The delivery is nil if the task is stale,
+// i.e. if its attempt is not the delivery's next one.
 func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)

@@ -53,9 +53,9 @@ type Page struct {
 	// Late is set if the events are late on purpose, because they are replayed or a switch paused them.
 	Late bool `json:"lt,omitempty"`
 
-	Payloads []*match.Payload `json:"-"` // of the events, shared by their subscribers
-	Endpoint string           `json:"-"` // the [EndpointID] of its only subscriber; "" if it is not known
-	Delay    time.Duration    `json:"-"` // of its message
+	Payloads []*match.Payload `json:"-"` // the payloads of Events, for the filters of all subscribers
+	Endpoint string           `json:"-"` // the [EndpointID] of the range's only subscriber; "" if unknown, or if there are several
+	Delay    time.Duration    `json:"-"` // the delay with which the queue delivers the task's message
 }
 
 // Reactivation names a subscription that was suspended and is active again.
@@ -84,7 +84,7 @@ type Single struct {
 
 func (t Single) EventKey() string { return cmp.Or(t.Key, t.Event) }
 
-// ID names the attempt.
+// ID returns a string that is the same for all messages that ask for the same attempt.
 func (t Single) ID() string {
 	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.EventKey(), t.Attempt)
 }
@@ -92,7 +92,7 @@ func (t Single) ID() string {
 // Owner returns a hash of the principal, for [queue.Outgoing.Owner].
 func (t Single) Owner() string { return digest(t.Workspace + "#" + t.Principal) }
 
-// Outgoing returns the message of a page task.
+// Outgoing returns the queue message that carries a page task.
 func (t Page) Outgoing() queue.Outgoing {
 	return queue.Outgoing{Body: t.Encode(), Value: t, Group: t.Group(), Delay: t.Delay}
 }
@@ -154,8 +154,8 @@ func DecodePage(m queue.Message) (Page, error) {
 // message. It stays in its queue and is redelivered until a newer program handles it.
 func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
-// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. These receives take six
-// days.
+// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. With the queue's pauses, so many
+// receives take six days.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue dead-letters it
