@@ -37,7 +37,7 @@ type Fanout struct {
 	Now func() time.Time
 	// Metrics counts dead letters; may be nil.
 	Metrics *metric.Set
-	// Tracer makes a span of each event; may be nil.
+	// Tracer records a trace span for each event; may be nil.
 	Tracer *trace.Tracer
 	// Logger receives failures; nil is [slog.Default].
 	Logger *slog.Logger
@@ -45,23 +45,24 @@ type Fanout struct {
 
 func (f *Fanout) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }
 
-// uriBatch holds the events of one batch that have the same URI, in their order. The comments below call it a group.
+// uriBatch holds the events of one batch that have the same URI, in the order of the batch. The comments below call it a group.
 type uriBatch struct {
 	workspace, uri string
 	entry          *catalog.Entry
 	vars           map[string]string
 	events         []event.Event
-	messages       []queue.Message // of the events
+	messages       []queue.Message // the messages from which the events were decoded
 
-	webhookKeys []string // patterns with subscribers
-	inBandKeys  []string // patterns that streams or polls read
+	webhookKeys []string // the matching patterns that have webhook subscribers
+	inBandKeys  []string // the matching patterns that streams or polls read
 	appended    eventlog.Appended
 
-	refused map[string]error // why the log refuses events, by message id
-	err     error            // of the whole group
+	refused map[string]error // why the log refuses single events, by message id
+	err     error            // the error that affects all events of the group
 }
 
-// try runs a step for the group, unless an earlier step failed. A panic is an error of this group only.
+// try runs a step for the group, unless an earlier step failed. It turns a panic into an error of this group, so that the other groups
+// continue.
 func (b *uriBatch) try(step func() error) {
 	if b.err != nil {
 		return
@@ -108,15 +109,15 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	return f.settle(ctx, batch, errs), nil
 }
 
-// deliverLocal appends the events to the log and sends page tasks, if this process owns the store. It does both concurrently,
-// because the store is a local file, in which an append takes no longer than the first attempts. There are two exceptions:
+// deliverLocal appends the events to the log and sends page tasks, if the store is a local file that only this process uses. It does both
+// concurrently, because an append to a local file takes no longer than the first attempts. There are two exceptions:
 //
-//   - If a message is redelivered, deliverLocal appends first and writes the tasks before their attempts begin. Otherwise each
-//     redelivery would send the webhooks again while the disk is full.
-//   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of its
-//     log entry also writes its message.
+//   - If a message is redelivered, deliverLocal appends the events first, and writes the tasks to the queue before their attempts begin.
+//     Otherwise, while the disk is full, each redelivery would send the webhooks again.
+//   - If a message is not written to disk yet, deliverLocal appends the events first, because a crash may still lose the message's event.
+//     The commit of the event's log entry also writes the message.
 //
-// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log. The first reader of a
+// If a client subscribes from a cursor meanwhile, the subscription waits for the batch before it replays the log. The first reader of a
 // parent or wildcard also waits, before it takes its position; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
@@ -145,10 +146,10 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 
 // deliver appends the events to the log and then sends page tasks.
 //
-// It looks for subscribers after it has appended, because otherwise a subscription that is made from a cursor meanwhile could
-// miss an event. In this order, either deliver finds the subscription, or the subscription's replay reads the log later and
-// finds the event. If streams or polls read a pattern, deliver also appends to the pattern's partitions. A replay reads those
-// partitions too, so deliver then looks for subscribers again.
+// It looks for subscribers only after it has appended. Otherwise, a client that subscribes from a cursor meanwhile could miss an event. In
+// this order, either deliver finds the subscription, or the subscription's replay reads the log later and finds the event. If streams or
+// polls read a pattern, deliver also appends to the pattern's partitions. A replay reads those partitions too, so deliver then looks for
+// subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -175,8 +176,8 @@ func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// forwardTasks queues page tasks like sendTasks, but if the queue is in this process, the first attempts begin before the tasks
-// are written. After a crash at that time, the event is still on the events queue and leads to the same tasks again.
+// forwardTasks queues page tasks like sendTasks, but if the queue is in this process, the first attempts begin before the tasks are written
+// to disk. If the process crashes then, the event is still on the events queue and leads to the same tasks again.
 func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
@@ -184,9 +185,9 @@ func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent, and returns the ids of the other messages that have an error. errs
-// has the errors by message id. If a message stays on the queue, the queue redelivers all later messages of its FIFO group. So
-// if one of these has a permanent error, settle does not dead-letter it yet, but returns its id too.
+// settle dead-letters the messages whose error is permanent, and returns the ids of the other messages that have an error, so that the
+// queue redelivers these. errs has the errors by message id. If a message stays on the queue, the queue redelivers all later messages of
+// its FIFO group. So if one of these has a permanent error, settle does not dead-letter it yet, but returns its id too.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -216,7 +217,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 	return failed
 }
 
-// spanError returns the kind of an error for a span, or "" for nil.
+// spanError returns the kind of an error, with which a trace span ends, or "" for nil.
 func spanError(err error) string {
 	if err == nil {
 		return ""
@@ -241,12 +242,12 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It also returns the errors of the messages that cannot be handled, and the spans of the others
-// that have a trace, both by message id.
+// group sorts a batch by workspace and URI. It also returns two maps by message id: the errors of messages that cannot be handled, and the
+// trace spans of the other messages if they are traced.
 //
-// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The later messages of its FIFO group
-// stay too. The queue redelivers them together with that message, so handling them now would repeat their webhooks at each
-// receive.
+// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The later messages of its FIFO group stay, too.
+// The queue redelivers these messages together with the newer one, so if group did not leave them, each receive would repeat their
+// webhooks.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -294,7 +295,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 	return groups, errs, spans
 }
 
-// latestCatalogs finds the event types for one batch, and reads the latest catalog of a workspace at most once.
+// latestCatalogs finds the event types of one batch's events. It reads the latest catalog of each workspace at most once.
 type latestCatalogs struct {
 	source catalog.Source
 	latest map[string]latestCatalog // by workspace
@@ -305,11 +306,11 @@ type latestCatalog struct {
 	err     error
 }
 
-// find returns the group of an event's URI, with the event type that it matches. g is the URI's group if there is one already, or
-// nil.
+// find returns the group of an event's URI, and sets the group's event type to the one that the URI matches. g is the URI's group if there
+// is one already, or nil.
 //
-// The catalog of this process may be seconds old. It may lack an event type that publish knows already, or have another type for
-// the URI, so that the subscribers of the new type would be missed. So before find gives up or accepts another type than the
+// The catalog of this process may be seconds old. It may lack an event type that package publish knows already. Or it may have another type
+// for the URI, so that the event would not reach the new type's subscribers. So before find gives up or accepts another type than the
 // event's own, it reads the latest catalog.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
@@ -349,14 +350,14 @@ func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) 
 
 func (f *Fanout) now() time.Time { return periodic.Clock(f.Now)() }
 
-// append writes each group to the log. Within a URI it keeps the order of the batch.
+// append appends the events of each group to the log, in the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 	each(groups, func(g *uriBatch) error { return f.appendOne(ctx, g) })
 }
 
 // each runs a step for the groups that have not failed, several groups concurrently.
 func each(groups []*uriBatch, step func(*uriBatch) error) {
-	if len(groups) == 1 { // the usual case under little load
+	if len(groups) == 1 { // the usual case under little load, which needs no goroutine
 		groups[0].try(func() error { return step(groups[0]) })
 		return
 	}
@@ -419,16 +420,17 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	return nil
 }
 
-// recordTime limits how long a group waits until its URI is listed as a sub-resource.
+// recordTime limits how long a group waits until its URI is listed as a sub-resource of its parents.
 const recordTime = time.Second
 
-// patternID identifies a pattern: a URI, parent or wildcard to which clients subscribe. key is as in [match.Pattern].
+// patternID identifies a pattern to which clients subscribe: a URI, a parent such as event://github, or a wildcard such as
+// event://github/*. key is [match.Pattern.Key].
 type patternID struct{ workspace, key string }
 
-// match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the
-// number of subscribers of each pattern with webhooks. Its first read gets the patterns' shapes ([match.Shape]) in use and the
-// subscribers of the URI itself. It needs a second read only if parents or wildcards have subscribers, or if streams or polls
-// read them.
+// match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the number of
+// subscribers of each pattern with webhooks. A shape is the form of a pattern ([match.Shape]). The first read gets the shapes that are in
+// use, and the number of subscribers of the URI itself. match makes a second read only if parents or wildcards have subscribers, or if
+// streams or polls read them.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
@@ -493,7 +495,7 @@ func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	return out
 }
 
-// reads collects the keys that all groups need, and reads each key once.
+// reads collects the store keys that all groups need, and reads each key once.
 type reads struct {
 	pending []store.Key
 	items   map[store.Key]*store.Item
