@@ -14,16 +14,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// exact is a log whose store stamps keys in the order of commits, such as SQLite. A reader that has seen a key has seen every
-// smaller one, so the store's end is a valid position in all partitions, whatever the clock says.
+// exact is a log whose store, such as SQLite, stamps keys in the order of commits. A reader that has seen a key has seen every smaller key,
+// so the newest key in the store is a valid position in all partitions, whatever the clock says.
 //
 // The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So
 // readers find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
-// append writes the events and their copies in the pattern partitions in one transaction. A transaction has room for 98 copies.
-// append ignores any further patterns, but a URI of up to 36 segments matches at most 98: 63 wildcards of six variables, and 35
-// parents.
+// append writes each segment of events and its copies in the pattern partitions in one transaction. A transaction has room for 98 copies.
+// append ignores any further patterns, but a URI of up to 36 segments matches at most 98: 63 wildcards of six variables, and 35 parents.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -95,8 +94,8 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.with...)...)
 }
 
-// idPartition returns the partition of the index items for an event id. An item has the stamp of the event's segment, and its value is the
-// URI. Together they give the segment's key.
+// idPartition returns the partition of the index items for an event id. An item has the stamp of the event's segment as its sort key, and
+// the event's URI as its value. Stamp and URI together give the segment's key.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
 // addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, because the index
@@ -117,7 +116,7 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	return ops
 }
 
-// maxSameID is how many of the newest events with the same id a lookup checks.
+// maxSameID limits how many events with the same id a lookup by id checks. It checks the newest ones.
 const maxSameID = 100
 
 // visitID calls visit with the segments that have an event with the given id, newest first, until visit returns true. It skips
@@ -142,7 +141,7 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 	return nil
 }
 
-// has reports whether the log has an event. It needs no read if the log has not grown since the event was published.
+// has reports whether the log has an event. It needs no read if the log has no entries since the event was published.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {
@@ -157,8 +156,9 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 	return found, err
 }
 
-// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. A URI's
-// own partition has one writer, so its keys grow. In other partitions, readers look back.
+// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. A URI's own
+// partition has one writer, so its keys grow. In other partitions, a smaller key may be committed after a larger one, so readers read the
+// last few seconds again ([Log.LookBack]).
 type stamped struct{ log *Log }
 
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
@@ -195,15 +195,15 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// putSegment writes a segment. If that was slow, it writes the segment again with a new key, because a reader may already have
-// passed the first key.
+// putSegment writes a segment. If the write was slow, it writes the segment again with a new key, because a reader may already have passed
+// the first key.
 func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.newItem(p, seg)
 	if err != nil {
 		return 0, err
 	}
 	for {
-		started := time.Now() // monotonic, unlike the stamp's clock
+		started := time.Now() // has a monotonic clock reading, unlike the times for stamps, which may jump
 		stamp := max(s.log.Time().UnixMicro(), floor) + int64(seg.len())
 		if floor == 0 && s.mayUse(seg.stamp) {
 			stamp = seg.stamp
@@ -240,12 +240,12 @@ func (s stamped) mayUse(stamp int64) bool {
 // their own partition, or empty. unordered says whether their event type is unordered. Only a log with stamped keys needs
 // AppendPatterns, because otherwise [Log.Append] writes the copies.
 //
-// The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the events
-// of a URI in the same order, even if the clocks of two writers differ.
+// The URI's own partition has one writer at a time, and its keys grow. The copies get the same keys as the events in that partition. So a
+// pattern has the events of a URI in the same order, even if the clocks of two writers differ.
 //
-// The events that go to the same partition share a segment, and the partitions are written concurrently. So a batch of many
-// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than a Lambda
-// function may run. The next try would begin with the same events, so fanout would never finish the batch.
+// The events that go to the same partition share a segment, and AppendPatterns writes the partitions concurrently. So a batch of many
+// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than a Lambda function may
+// run. The next try would begin with the same events, so fanout would never finish the batch.
 func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -265,7 +265,7 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 	return write.Wait()
 }
 
-// maxPatterns is how many pattern keys putPatterns writes concurrently.
+// maxPatterns is the number of patterns to which putPatterns appends concurrently.
 const maxPatterns = 8
 
 // putPatterns appends the events in part to shard i of each pattern key. stamps has the events' keys in their own partition, by

@@ -49,9 +49,9 @@ import (
 
 // Bounds of clocks and appends.
 const (
-	// Window is the time before its position that a reader of a partition with several writers reads again, because a smaller
-	// key may be committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew]
-	// slow, and a reader whose clock is [MaxSkew] fast. One second is a reserve.
+	// Window is the time before its position that a reader of a partition with several writers reads again, because a smaller key may be
+	// committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew] slow, and a reader whose
+	// clock is [MaxSkew] fast. The remaining second is a safety margin.
 	Window = 5 * time.Second
 	// SlowAppend is the longest time that an append may take from the choice of its key to its commit. A slower append is
 	// repeated with a new key.
@@ -77,7 +77,7 @@ type Entry struct {
 	// the events has lost some.
 	Lost bool
 
-	id string // of the event or of the loss, made once for all readers of the entry
+	id string // for [Entry.ID]; made only once for all readers of the entry
 }
 
 func eventEntry(key int64, e *event.Event) Entry {
@@ -112,22 +112,23 @@ type Log struct {
 	Slow atomic.Int64
 	// Skewed counts keys and messages whose time is more than twice [MaxSkew] ahead of this process's clock.
 	Skewed atomic.Int64
-	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] can explain. Readers still found them,
-	// thanks to the reserve in [Window].
+	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] can explain. Readers still found these entries, thanks
+	// to the safety margin in [Window].
 	Late atomic.Int64
 	// Broken counts items that cannot be decoded. For such an item, readers get an entry with [Entry.Lost]. If a later release
 	// wrote the item, they stop before it instead.
 	Broken atomic.Int64
 
-	broken  bounded.Map[store.Key, bool] // items that are counted and logged already
+	broken  bounded.Map[store.Key, bool] // broken items that this process has already counted and logged
 	batches batches
-	// appended is when this process last appended to a partition, by its name, in microseconds since 1970. Only [exact] uses it.
+	// appended is when this process last appended to a partition, by the partition's name, in microseconds since 1970. Only [exact] uses
+	// it.
 	appended bounded.Map[string, int64]
 }
 
 func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 
-// Time returns the time of the clock that stamps events.
+// Time returns the current time of the clock with which this process stamps entries.
 func (l *Log) Time() time.Time {
 	if l.Now != nil {
 		return l.Now()
@@ -135,7 +136,7 @@ func (l *Log) Time() time.Time {
 	return time.Now()
 }
 
-// Oldest returns the oldest key whose entry the log is guaranteed to still have.
+// Oldest returns the oldest key from which on the log is guaranteed to still have all entries.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
@@ -144,10 +145,10 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position from which a reader reads a partition, where at is the position of the reader's cursor c
-// in that partition. The reader does not start before floor, because the log no longer has older entries or the reader does not
-// want them. truncated reports whether the reader may miss events because of that. A cursor that was given after floor misses
-// no events, even if at is older, because the log was quiet until then.
+// StartPosition returns the position from which a reader reads a partition. at is the position of the reader's cursor c in that partition.
+// The reader does not start before floor, because the log no longer has older entries or the reader does not want them. truncated reports
+// whether the reader may miss events between at and floor. A cursor that was given after floor misses no events, even if at is older,
+// because no events were written between at and the time at which the cursor was given.
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -158,8 +159,8 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	return max(at, floor), true
 }
 
-// endBefore returns the position at the end of the log. If writers stamp keys, positions are times, and it returns the time
-// that is lag before now.
+// endBefore returns the position at the end of the log. If writers stamp keys, positions are times, and endBefore returns the time that is
+// lag before now.
 func (l *Log) endBefore(lag time.Duration) int64 {
 	if l.TotalOrder() {
 		return l.DB.End()
@@ -174,8 +175,8 @@ func (l *Log) Position() int64 { return l.endBefore(2*MaxSkew + time.Microsecond
 // SettledPosition returns a position up to which no further key will be committed to any partition.
 func (l *Log) SettledPosition() int64 { return l.endBefore(Window) }
 
-// EndOf returns the position at the end of one URI's events. It is [Log.Position], or the key of the URI's last entry if that
-// is later, for example because the clock was set back.
+// EndOf returns the position at the end of one URI's events. This is [Log.Position] or, if that is later, the key of the URI's last entry.
+// The key can be later, for example, because the clock was set back.
 func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	at := l.Position()
 	if l.TotalOrder() {
@@ -193,8 +194,8 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far before its position a reader must read p again. It is 0 if the keys of p grow in the order of
-// commits.
+// LookBack returns how far before its own position a reader must read p again, because smaller keys may have been committed late. It is 0
+// if the keys of p grow in the order of commits.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
 		return 0
@@ -202,9 +203,9 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] for a cursor that was at the end of the log at the time at. If the store stamps keys, the
-// end of the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to
-// become too old. If writers stamp keys, the end moves with the clock, and the result is 0.
+// GivenAt returns the [Cursor.Given] for a new cursor at the end of the log, which is the position at. If the store stamps keys, the end of
+// the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to become too old. If
+// writers stamp keys, the end moves with the clock, and the result is 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -232,9 +233,9 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 // keys has only one writer anyway.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
-// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The caller is the
-// only writer of the URI. If a batch was interrupted and arrives again, Append skips the events that the own partition already
-// has, unless they may have been committed too late for readers.
+// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The caller is the only writer
+// of the URI. If a batch was interrupted and arrives again, Append skips the events that the own partition already has, unless these may
+// have been committed so late that readers missed them.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
@@ -275,8 +276,8 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
-	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store stamps
-	// keys, it returns 0, and it also writes the segment to the partitions in copies, in the same commit.
+	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store stamps keys, it
+	// returns 0, and it also writes the segment to further partitions (copies) in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
 }
 
@@ -287,18 +288,18 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] behind past, a time that another
-// clock has already reached. An example is the time at which a message was sent.
+// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] behind past. past is a time that another clock
+// has already reached, for example the time at which another process sent a message.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
 	}
 }
 
-// Partition names a part of the log.
+// Partition identifies a part of the log whose entries are read in the order of their keys.
 type Partition struct {
 	name   string
-	single bool // one writer at a time; keys grow in commit order
+	single bool // it has one writer at a time, so its keys grow in the order of commits
 }
 
 // OwnPartition returns the partition of one event URI.
@@ -320,8 +321,8 @@ func shardPartition(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
-// shardOf returns the shard for a URI. All events of a URI are in one shard, so that readers see them in order. For an unordered
-// event type, the argument is the event's id instead.
+// shardOf returns the number of the shard for a URI. All events of a URI are in one shard, so that readers see them in order. For an
+// unordered event type, the caller passes the event's id instead of the URI, so that the events are spread over all shards.
 func shardOf(uri string) int {
 	h := fnv.New32a()
 	h.Write([]byte(uri))
@@ -336,7 +337,7 @@ func TopicPartition(workspace, topic string) Partition {
 // Name returns the partition's name in the store. A [store.Watcher] needs it.
 func (p Partition) Name() string { return p.name }
 
-// stampSize is the number of digits of a stamp in a sort key.
+// stampSize is the number of digits of a stamp (an entry's time) in a sort key.
 const stampSize = 16
 
 func sortKey(stamp int64) string { return fmt.Sprintf("%0*d", stampSize, stamp) }
@@ -365,8 +366,8 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position of cursors that were given after Since. It is before Since, because the position
-// of a cursor may be up to [Window] before the time at which it was given, and clocks differ. A reader with an earlier cursor
+// FirstPosition returns the earliest position that a cursor can have that was given after Since. It is before Since, because a cursor's
+// position may be up to [Window] before the time at which the cursor was given, and because clocks differ. A reader with an earlier cursor
 // may miss events.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
@@ -377,9 +378,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one
-// retention from now. It returns the interest, whose Since tells from which position fanout writes to them. The caller must
-// first record that the pattern's shape is in use, because fanout reads an interest only if its pattern has a shape in use.
+// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one retention from
+// now. It returns the interest, whose Since tells from which position fanout writes to these partitions. The caller must first record that
+// the pattern's shape (see package match) is in use, because fanout reads only the interests in patterns with such shapes.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -416,8 +417,8 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 	}
 }
 
-// interestMargin is how long an item stays after its interest has ended, so that a store whose clock is a little fast does not
-// delete it too early.
+// interestMargin is how long the store keeps an interest's item after the interest has ended, so that a store whose clock is a little fast
+// does not delete the item too early.
 const interestMargin = time.Hour
 
 // LoadInterest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
@@ -434,9 +435,9 @@ func ReadInterest(it *store.Item) Interest {
 	return Interest{Since: it.Version, Until: time.Unix(it.Counts[untilCount], 0)}
 }
 
-// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of
-// payloads. wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. Of the
-// first [maxKnown] sub-resources, LatestBelow reads the [maxChildren] that [Log.RecordChild] recorded last.
+// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of payloads.
+// wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. LatestBelow looks at the first
+// [maxKnown] sub-resources of the parent. It reads only the [maxChildren] wanted ones that [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}
@@ -483,7 +484,8 @@ func (l *Log) ListBelow(ctx context.Context, workspace, parent string, n int) (u
 	return uris, err
 }
 
-// eachBelow calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the sub-resource's URI.
+// eachBelow calls take with pages of items, one item for each sub-resource of a parent, and n items at most. The sort key of an item is the
+// sub-resource's URI.
 func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {
@@ -501,8 +503,8 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it if an
-// append returns [Appended.Unrecorded], and ignores a failure.
+// RecordChild records a URI as a sub-resource of its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls
+// RecordChild if an append returns [Appended.Unrecorded], and ignores a failure.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	ops := l.parentOps(workspace, uri)
 	if len(ops) == 0 {

@@ -20,19 +20,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Read returns a page of the entries of p with keys greater than after, oldest first. limit is the approximate number of items
-// to read. The read is strongly consistent. If more is true, the next page begins after next. If a later release wrote the
-// first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
+// Read returns a page of the entries of p with keys greater than after, oldest first. limit is the approximate number of items to read. The
+// read is strongly consistent. If more is true, there are further pages, and the next one begins after the key next. If a later release
+// wrote the first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
 //
-// If more is false, the caller has every entry that was committed up to next before Read was called.
+// If more is false, the caller has every entry with a key up to next that was committed before Read was called.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
-// ReadUntil reads like [Log.Read], but only up to the position end if the store stamps keys. The caller got end from
-// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
-// moment although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize
-// the events that they have seen.
+// ReadUntil reads like [Log.Read], but only up to the position end if the store stamps keys. The caller got end from [Log.SettledPosition].
+// Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment although they read one after
+// the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize events that they have already seen, by
+// [Entry.ID].
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
@@ -66,7 +66,7 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 			es, err = []Entry{lostEntry(item, key)}, nil
 		}
 		if err == ErrLater && next > after && key > next {
-			return entries, true, next, nil // the next read returns the error
+			return entries, true, next, nil // return the entries so far; the next read returns the error
 		}
 		if err != nil {
 			return nil, false, after, err
@@ -94,8 +94,8 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 	return entries, page.More, next, nil
 }
 
-// completeStamp adds the remaining items with the page's last stamp, because the next page begins after that stamp. Several writers
-// may use the same microsecond.
+// completeStamp adds the items that have the same stamp as the last item of the page, because the next page begins after that stamp.
+// Several items can have the same stamp, because several writers may write in the same microsecond.
 func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
 	if len(page.Last) < stampSize {
 		return nil
@@ -150,16 +150,16 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 	return events, nil
 }
 
-// positionedEvent is an event and its position in the log.
+// positionedEvent is an event with its position in the log, by which [Log.Latest] sorts.
 type positionedEvent struct {
-	segment  string // sort key
-	position int    // in the segment
+	segment  string // the sort key of the event's segment
+	position int    // the index of the event in the segment
 	id       string
 	event    event.Event
 }
 
-// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It returns the first event
-// even if that is larger. It sets the other elements to zero, so that the garbage collector can free their payloads.
+// takeFitting returns the first events, at most n, whose payloads together fit into [LatestBytes]. It returns the first event even if that
+// is larger. It sets the elements that it does not return to zero, so that the garbage collector can free their payloads.
 func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
@@ -239,12 +239,12 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// formatPosition encodes a position for [Log.Newest]: after the first n events whose items have the given sort key. Items of
-// several partitions may have the same sort key, so n counts the events of all of them.
+// formatPosition encodes a position for [Log.Newest]: after the first n events of the items with the given sort key. Items of several
+// partitions may have the same sort key, so n counts the events of all these items.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position. The previous release returned the key without a number, which means after all events of
-// that item.
+// parsePosition decodes a position of formatPosition. A position of the previous release has no number, and means after all events of the
+// items with the sort key.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if a caller made the position up
@@ -296,7 +296,7 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 	return nil, nil
 }
 
-// findIn returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
+// findIn returns the newest event with the given id in a segment, or nil if the segment has no such event.
 func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.Event {
 	for _, e := range slices.Backward(l.events(ctx, segment)) {
 		if e.Event != nil && e.Event.ID == id {
@@ -308,20 +308,20 @@ func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.
 
 // Cursor is a position in one or more partitions.
 type Cursor struct {
-	// At is a time in microseconds since 1970. Every entry with a key up to it was sent.
+	// At is a time in microseconds since 1970. Every entry with a key up to At was sent to the client.
 	At int64
-	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
+	// Sent holds the hashes (see [Sealer.Hash]) of entries after At that were sent, too; at most [MaxSent].
 	Sent []uint64
-	// Places has separate positions for some partitions, which replace At there; at most [MaxPlaces].
+	// Places has separate positions for some partitions; there, they replace At. It has at most [MaxPlaces].
 	Places []Place
-	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written
-	// after Given. So a cursor is not too old if Given is recent, even if At itself is old because the log has been quiet.
+	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written after Given.
+	// So a cursor is not too old if Given is recent, even if At is old because no events were published for a long time.
 	Given int64
 	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only decides how soon to poll again.
 	Last int64
 }
 
-// Place is a cursor's separate position for one partition.
+// Place is a cursor's position in one partition. There, it replaces [Cursor.At].
 type Place struct {
 	Partition uint64 // the hash of its name
 	At        int64
@@ -330,15 +330,15 @@ type Place struct {
 // MaxPlaces is the number of partitions for which a cursor can have its own position.
 const MaxPlaces = 16
 
-// MaxSent is the number of entries after its position that a cursor can name. If there are more, a resume repeats some of
-// them, but it never skips any.
+// MaxSent is the number of entries that a cursor can name in [Cursor.Sent]. If more were sent, a client that resumes from the cursor gets
+// some entries again, but it never misses any.
 const MaxSent = 64
 
 // Sealer encodes cursors as opaque tokens and decodes them. A token is authenticated with a key of the deployment and bound to
 // the workspace. Every instance refuses forged tokens and tokens of other workspaces.
 type Sealer struct {
 	key     []byte
-	hashers sync.Pool // reusable HMACs with the key
+	hashers sync.Pool // HMACs with the key, for reuse; see sum
 }
 
 // NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
@@ -364,7 +364,7 @@ const (
 
 // Seal encodes a cursor.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
-	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a resume repeats the others
+	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a client that resumes gets the others again
 	b := make([]byte, 0, 17+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))
@@ -388,7 +388,7 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 	return opaque.Encode(b)
 }
 
-// Open decodes a token. A token that this deployment did not seal for the workspace is a fault of kind Invalid.
+// Open decodes a token. If this deployment did not seal the token for the workspace, Open returns an error of kind Invalid.
 func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	bad := fault.New(fault.Invalid, "the cursor is not one of this server")
 	if len(token) > maxToken {
@@ -438,8 +438,8 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of begin followed by rest. It reuses hashers, because a stream needs a hash for each message, and
-// creating the hasher is most of the work.
+// sum returns the keyed hash of begin followed by rest. It reuses hashers, because a stream needs a hash for each message, and creating a
+// hasher takes longer than hashing a short text.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {
@@ -470,7 +470,7 @@ func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashParti
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
-// Hash returns the keyed hash by which a cursor names the entry with the given [Entry.ID].
+// Hash returns the keyed hash by which [Cursor.Sent] names the entry with the given [Entry.ID].
 func (s *Sealer) Hash(id string) uint64 {
 	return binary.BigEndian.Uint64(s.sum("sent\x00", []byte(id)))
 }

@@ -17,21 +17,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry.
-// The other entries have the keys just before it or, in a partition with several writers, the same key.
+// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry. The other
+// entries have the keys just before that key or, in a partition with several writers, the same key.
 type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the batch's events that are in earlier segments, and BeforeAt their publication times in
-	// microseconds since 1970. If fanout gets the batch again, the last segment therefore tells which events were written.
-	// Segments of earlier releases have no times.
+	// Before has the ids of the events of the same batch that are in earlier segments, and BeforeAt their publication times in microseconds
+	// since 1970. So if fanout gets the batch again, the last segment tells which of its events were written. Segments of earlier releases
+	// have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
 	life  time.Duration // how long the log keeps the segment; 0 is the retention plus an hour
 	stamp int64         // for a copy: the last event's key in the URI's own partition; 0 is unknown
-	with  []store.Op    // to be written in the same commit, if the store stamps keys
+	with  []store.Op    // further operations for the segment's commit, if the store stamps keys
 }
 
 type noticeEnvelope struct {
@@ -51,7 +51,7 @@ func (s segment) encode() ([]byte, error) {
 	return value, err
 }
 
-// has reports whether the segment or an earlier one of its batch holds an event. end is the key of the segment.
+// has reports whether the segment has an event, or names it in Before because an earlier segment has it. end is the key of the segment.
 func (s segment) has(e *event.Event, end int64) bool {
 	published := e.Published.UnixMicro()
 	for i, id := range s.Before {
@@ -61,7 +61,7 @@ func (s segment) has(e *event.Event, end int64) bool {
 			if s.BeforeAt[i] == published {
 				return true
 			}
-		case published <= end: // an earlier release wrote no times; this is very likely the same event
+		case published <= end: // an earlier release wrote the segment without times; this is very likely the same event
 			return true
 		}
 	}
@@ -72,10 +72,10 @@ func (s segment) has(e *event.Event, end int64) bool {
 
 func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 
-// maxSegment is the maximum size of a segment, so that it fits into an item together with the keys.
+// maxSegment is the maximum size of a segment, so that it fits into an item of the store together with the item's keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into segments, and limits the bytes (room) and the number of events (most) of each.
+// pack divides events into groups, one per segment. room is the maximum number of bytes of a group, and most the maximum number of events.
 func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
@@ -107,7 +107,7 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the entries of an item without losses ([Entry.Lost]). It returns no entries for an item of a later release.
+// events returns the entries of an item, but leaves out losses ([Entry.Lost]). It returns no entries for an item of a later release.
 func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	entries, _ := l.decode(ctx, item)
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
@@ -154,13 +154,13 @@ func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	return last - int64(n) + 1, 1
 }
 
-// lostEntry returns the entry that stands for an item's unreadable events.
+// lostEntry returns the entry with [Entry.Lost] that stands for the events of an item that cannot be decoded.
 func lostEntry(item store.Item, key int64) Entry {
 	return Entry{Key: key, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
 }
 
-// salvage returns the events of a broken segment that can be decoded, and one lost entry in the place of the first event that
-// cannot.
+// salvage returns the events that can be decoded from a broken segment. In the place of the first event that cannot be decoded, it returns
+// an entry with [Entry.Lost].
 func salvage(item store.Item, last int64) (entries []Entry) {
 	lost := lostEntry(item, last)
 	var s struct {
@@ -184,14 +184,14 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// recordBroken counts and logs an item that cannot be decoded, and records it for operators, but only once. The item itself stays
-// where it is, so that all readers learn of the gap.
+// recordBroken counts and logs an item that cannot be decoded, and records it for operators, unless this process did so before. The item
+// stays in the log, so that all readers learn of the gap.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
 	}
 	l.logger().ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
-	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // cannot fail for texts
+	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // strings always encode
 	hash := sha256.Sum256([]byte(item.Partition + "\x00" + item.Sort))
 	record := store.Item{
 		Key:   store.Key{Table: store.Log, Partition: brokenItems, Sort: hex.EncodeToString(hash[:])},
@@ -211,9 +211,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It
-// stops at an error of visit. The record of an item stays as long as readers may find the item, so that they do not record it
-// again.
+// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It stops at an
+// error of visit. VisitBroken keeps the records of these items for as long as readers may find the items, so that readers do not record
+// them again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -235,8 +235,8 @@ func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) er
 	})
 }
 
-// countBroken counts an item that cannot be decoded, unless this process has counted it before. It reports whether it has
-// counted the item now.
+// countBroken counts an item that cannot be decoded, unless this process has counted the item before. It reports whether the item was
+// counted now.
 func (l *Log) countBroken(item store.Item) bool {
 	if _, known := l.broken.Get(item.Key); known {
 		return false
@@ -248,10 +248,10 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// Unrecorded reports that the caller must call [Log.RecordChild], because these may be the URI's first events of the day
-	// (see dayOf). If the store stamps the keys, Append normally records the URI itself, and Unrecorded is false.
+	// Unrecorded is true if the caller must call [Log.RecordChild], because the appended events may be the URI's first ones of the day (see
+	// dayOf). If the store stamps the keys, Append normally records the URI itself, and Unrecorded is false.
 	Unrecorded bool
-	// After is a position in the log before all the appended events.
+	// After is a position in the log that is before all appended events.
 	After int64
 
 	stamps map[string]int64 // the events' keys in their own partition, by event id; not valid if the store stamps keys
@@ -259,14 +259,14 @@ type Appended struct {
 
 // logEnd describes the end of a partition to which a batch of events is being appended.
 type logEnd struct {
-	key      int64         // of the last entry, or the time of the last append; 0 for an empty partition
-	position int64         // before all events of the batch
+	key      int64         // the key of the last entry, or the time of the last append; 0 for an empty partition
+	position int64         // a position before all events of the batch
 	written  []event.Event // the events of the batch that the last segment contains or names in Before
 	fresh    []event.Event // the events of the batch that are still to be written
 }
 
-// appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already contains or
-// names.
+// appendTo appends events of a URI to the partition p. It leaves out events that the partition's last segment already contains, or names in
+// Before.
 func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
 	end, err := l.readEnd(ctx, p, uri, events)
 	if err != nil {
@@ -306,21 +306,21 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// isRepeatable reports whether a batch that arrives again can leave its events in the last segment, whose key is end. If the
-// store stamps keys, it always can. If writers stamp keys, the segment must be recent. An older one may have been committed so
-// late that readers had already passed its key, and its writer may have died before it could write the segment again with a new
-// key.
+// isRepeatable reports whether a repeated batch need not append its events again if the last segment, whose key is end, already has them.
+// If the store stamps keys, the result is always true. If writers stamp keys, the segment must be recent. An older segment may have been
+// committed so late that readers had already passed its key, and its writer may have died before it could write the segment again with a
+// new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
-// appendAfter appends the fresh events to a partition of the URI and, in the same commits, to the partitions in copies. If
-// the batch needs several segments, each of them names the batch's events that are in the earlier ones.
+// appendAfter appends the fresh events in end to the partition p of the URI and, in the same commits, to further partitions (copies). If
+// the batch needs several segments, each segment names the events that are in the earlier segments.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
-	again := len(written) > 0   // the batch was interrupted at an unknown point
-	for i, e := range written { // keys of earlier segments are not known; these have the same order
+	again := len(written) > 0   // the batch was interrupted, perhaps before the URI was recorded
+	for i, e := range written { // the keys in earlier segments are not known, so assume consecutive keys, which have the same order
 		done.stamps[e.ID] = end.key - int64(len(written)-1-i)
 	}
 	const timeSize = 17 // digits of a publication time and a comma, until the year 2286
@@ -373,7 +373,7 @@ func dayOf(uri string, stamp int64) int64 {
 	return (stamp + begins.Microseconds()) / day.Microseconds()
 }
 
-// newItem returns the item of a segment without its key, and how long the log keeps it.
+// newItem returns the item of a segment in the partition p without a sort key, and how long the log keeps the item.
 func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Duration, err error) {
 	value, err := s.encode()
 	if life = l.MinRetention() + time.Hour; s.life > 0 {
@@ -382,13 +382,13 @@ func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Durati
 	return store.Item{Key: store.Key{Table: store.Log, Partition: p.name}, Value: value, Version: int64(s.len())}, life, err
 }
 
-// Notify appends a notice to a topic.
+// Notify appends a notice of the system, for example that a list changed, to the partition of a topic.
 func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error {
 	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
 }
 
-// NotifyAs appends a notice like [Log.Notify], but with an id that the caller chooses, so that several processes may append the
-// same notice. Readers treat notices with the same id within a few seconds as one.
+// NotifyAs appends a notice like [Log.Notify], but with an id that the caller chooses. If several processes append the same notice with the
+// same id within a few seconds, readers treat these notices as one.
 func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
@@ -413,14 +413,15 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// batches are the batches of events for which fanout is looking for subscribers or appending to the log in this process.
+// batches has the batches of events with which fanout in this process is not done: it is still looking for subscribers or appending to the
+// log.
 type batches struct {
 	mu      sync.Mutex
 	running map[chan struct{}]bool
 }
 
-// BeginBatch notes that fanout begins to look for the subscribers of a batch of events. The caller calls end when the log has
-// the events.
+// BeginBatch records that fanout begins to look for the subscribers of a batch of events, so that [Log.AwaitBatches] waits for the batch.
+// The caller calls end when the log has the events.
 func (l *Log) BeginBatch() (end func()) {
 	done := make(chan struct{})
 	l.batches.mu.Lock()
@@ -437,9 +438,9 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber or reader calls it
-// before it reads the log or remembers the log's end. Otherwise it could miss the events of such a batch, which may have
-// looked for subscribers and readers before this one existed.
+// AwaitBatches waits until the log has all batches for which this process has called [Log.BeginBatch]. A new subscriber or reader calls it
+// before it reads the log or remembers the log's end. Otherwise it could miss the events of such a batch, because fanout may have looked
+// for the batch's subscribers and readers before this one existed.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
