@@ -144,7 +144,7 @@ type handling int
 const (
 	handled handling = iota // the event is done, or its attempt is running and will report another result
 	left                    // another page handles the event and all events after it
-	ended                   // the subscription has ended, so nothing is left to do for the event and all events after it
+	ended                   // the subscription has ended, so the event and all events after it are not sent
 )
 
 // sendEvents starts the attempts and returns when they have ended. An error, and the results left and ended, also apply to all later

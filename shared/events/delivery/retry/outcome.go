@@ -60,7 +60,7 @@ type consequence int
 const (
 	delivered consequence = iota
 	retried               // another attempt follows, as the schedule says
-	refused               // the delivery becomes a dead letter, without a gap notice because the endpoint knows what it refused
+	refused               // the delivery becomes a dead letter, without a gap notice because the endpoint knows the event
 	exhausted             // the schedule is over, so the delivery becomes a dead letter, and the client gets a gap notice
 )
 
