@@ -36,18 +36,6 @@ func (s *slowStore) Save(_ context.Context, _, cursor string) error {
 	return nil
 }
 
-// receiveWithin returns the next value of a channel.
-func receiveWithin[T any](t *testing.T, from <-chan T) T {
-	t.Helper()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(30 * time.Second):
-		t.Fatal("nothing arrived within 30 s")
-		panic("unreachable")
-	}
-}
-
 func TestASlowSaveDoesNotStopTheSubscription(t *testing.T) {
 	const concurrency = 10
 	store, handled := newSlowStore(), make(chan string, 100)
@@ -61,7 +49,7 @@ func TestASlowSaveDoesNotStopTheSubscription(t *testing.T) {
 	reading := make(chan error, 1)
 	event := func(n int) Event { return Event{ID: fmt.Sprint(n), Cursor: fmt.Sprint("c", n)} }
 	expect.OK(t, f.startHandling(event(1)))
-	expect.Equal(t, "the first save", receiveWithin(t, store.began), "c1")
+	expect.Equal(t, "the first save", expect.Receive(t, "the save", store.began), "c1")
 	go func() {
 		for n := 2; n <= concurrency; n++ {
 			if err := f.startHandling(event(n)); err != nil {
@@ -73,9 +61,9 @@ func TestASlowSaveDoesNotStopTheSubscription(t *testing.T) {
 	}()
 	t.Run("RCH-01 further events are read and handled", func(t *testing.T) {
 		for range concurrency {
-			receiveWithin(t, handled)
+			expect.Receive(t, "the event", handled)
 		}
-		expect.OK(t, receiveWithin(t, reading))
+		expect.OK(t, expect.Receive(t, "the end", reading))
 	})
 	t.Run("RCH-01 the newest cursor is saved when the subscription has ended", func(t *testing.T) {
 		close(store.release)
@@ -101,10 +89,10 @@ func TestAWebhookIsAnsweredAfterItsCursorIsSaved(t *testing.T) {
 			status, _ := k.receive(httptest.NewRequest(http.MethodPost, "/", nil), &message{occurrence: occurrence{EventID: id, Cursor: cursor}})
 			answers <- status
 		}()
-		expect.Equal(t, "the handled event", receiveWithin(t, handled), id)
+		expect.Equal(t, "the handled event", expect.Receive(t, "the event", handled), id)
 	}
 	send("1", "c1")
-	expect.Equal(t, "the first save", receiveWithin(t, store.began), "c1")
+	expect.Equal(t, "the first save", expect.Receive(t, "the save", store.began), "c1")
 	send("2", "c2")
 	send("3", "c3")
 	t.Run("RCH-01 all webhooks wait for a slow save", func(t *testing.T) {
@@ -117,7 +105,7 @@ func TestAWebhookIsAnsweredAfterItsCursorIsSaved(t *testing.T) {
 	t.Run("RCH-01 they are answered when it has ended", func(t *testing.T) {
 		close(store.release)
 		for range 3 {
-			expect.Equal(t, "the status", receiveWithin(t, answers), http.StatusNoContent)
+			expect.Equal(t, "the status", expect.Receive(t, "the answer", answers), http.StatusNoContent)
 		}
 		if !slices.Contains([]string{"c2", "c3"}, k.cursors.savedCursor()) {
 			t.Errorf("the saved cursor is %q", k.cursors.savedCursor())
@@ -129,20 +117,20 @@ func TestAWebhookIsAnsweredAfterItsCursorIsSaved(t *testing.T) {
 			<-store.began
 		}
 		send("4", "c4")
-		expect.Equal(t, "the save", receiveWithin(t, store.began), "c4")
+		expect.Equal(t, "the save", expect.Receive(t, "the save", store.began), "c4")
 		send("5", "c5")
 		go func() { _ = k.resumeAt(Gap{Cursor: "gap"}); answers <- 0 }()
-		expect.Equal(t, "the webhook whose save the gap replaces", receiveWithin(t, answers), http.StatusNoContent)
+		expect.Equal(t, "the webhook whose save the gap replaces", expect.Receive(t, "the answer", answers), http.StatusNoContent)
 		select {
 		case <-k.resubscribe:
 			t.Error("it subscribes again before the cursor of the gap is saved")
 		case <-time.After(50 * time.Millisecond):
 		}
 		close(store.release)
-		receiveWithin(t, answers)
-		receiveWithin(t, answers)
+		expect.Receive(t, "the answer", answers)
+		expect.Receive(t, "the answer", answers)
 		send("6", "c6")
-		expect.Equal(t, "the status", receiveWithin(t, answers), http.StatusNoContent)
+		expect.Equal(t, "the status", expect.Receive(t, "the answer", answers), http.StatusNoContent)
 		expect.Equal(t, "the saved cursor", k.cursors.savedCursor(), "gap")
 	})
 	k.finish(context.Canceled)

@@ -81,14 +81,7 @@ func newWire(t *testing.T, name string) (*wire, string) {
 func (w *wire) end() {
 	w.Helper()
 	_ = w.in.Close()
-	select {
-	case err, first := <-w.served:
-		if first && err != nil {
-			w.Errorf("serve: %v", err)
-		}
-	case <-time.After(servertest.Patience):
-		w.Error("the server is still running after its input was closed")
-	}
+	expect.OK(w, expect.Receive(w, "the end of the server after its input was closed", w.served))
 }
 
 func (w *wire) read(from io.Reader) {
@@ -112,16 +105,11 @@ func (w *wire) send(text string) {
 // next returns the next line of the server.
 func (w *wire) next() line {
 	w.Helper()
-	select {
-	case l, ok := <-w.lines:
-		if !ok {
-			w.Fatal("the session has ended")
-		}
-		return l
-	case <-time.After(servertest.Patience):
-		w.Fatal("no line arrived")
+	l := expect.Receive(w, "the next line", w.lines)
+	if l.text == "" {
+		w.Fatal("the session has ended")
 	}
-	return line{}
+	return l
 }
 
 // ask sends a request and does not wait for its answer.
