@@ -76,7 +76,7 @@ func TestAdminStartsSoon(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), harness.Functions(t)["functions/"+function])
 		cmd.Env = env
 		expect.OK(t, cmd.Start())
-		wait(t, "the first request for work", asked)
+		expect.Receive(t, "the first request for work", asked)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // fails because the process was killed
 		return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()

@@ -46,12 +46,12 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	secret, _ := webhook.NewSecret()
 	params := `"name":"shop_order.shipped","arguments":{"order":"1"},"delivery":{"mode":"webhook","url":"` + target + `","secret":"` + secret + `"}`
 	rpc(t, stack.URL(), "events/subscribe", params)
-	wait(t, "the challenge", hooks)
+	expect.Receive(t, "the challenge", hooks)
 	ctx := t.Context()
 	body, header := request("events/stream", `"name":"shop_order.shipped","arguments":{"order":"1"}`)
 	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body)))(t)
 	stream := open(t, req, header)
-	wait(t, "the confirmation", stream)
+	expect.Receive(t, "the confirmation", stream)
 	awaitActive(t, stack, "shop", 1)
 	ship := func(id string) {
 		t.Helper()
@@ -63,13 +63,13 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 		t.Helper()
 		for {
 			var hook struct{ EventID string }
-			if got := wait(t, "the webhook", hooks); json.Unmarshal(got.body, &hook) == nil && hook.EventID != "" {
+			if got := expect.Receive(t, "the webhook", hooks); json.Unmarshal(got.body, &hook) == nil && hook.EventID != "" {
 				ids[hook.EventID]++
 				break
 			}
 		}
 		for {
-			got := wait(t, "the event on the stream", stream)
+			got := expect.Receive(t, "the event on the stream", stream)
 			if _, rest, ok := strings.Cut(got, `"eventId":"`); ok {
 				id, _, _ := strings.Cut(rest, `"`)
 				ids[id]++
@@ -177,11 +177,11 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 		expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", standalone.Event{URI: "event://parcels/1", ID: id, Data: json.RawMessage(`{}`)})))
 	}
 	send("1")
-	got := []string{wait(t, "the first event", ids)}
+	got := []string{expect.Receive(t, "the first event", ids)}
 	stack.Kill("RelayFunction")
 	send("2")
 	send("3")
-	got = append(got, wait(t, "the second event", ids), wait(t, "the third event", ids))
+	got = append(got, expect.Receive(t, "the second event", ids), expect.Receive(t, "the third event", ids))
 	if slices.Sort(got); len(slices.Compact(got)) != 3 || len(ids) > 0 {
 		t.Errorf("got the events %v and %d more, want three different ones", got, len(ids))
 	}

@@ -92,12 +92,12 @@ func callerEvents(t *testing.T, stack *runner.Stack, p *identity.Provider) {
 		})
 	}
 	for subscribed := map[string]bool{}; len(subscribed) < 2; {
-		subscribed[wait(t, "the subscriptions of both", opened)] = true
+		subscribed[expect.Receive(t, "the subscriptions of both", opened)] = true
 	}
 	close(publish)
-	expect.Equal(t, "bob's stream", wait(t, "bob's event", streamed), `{"for":"bob"}`)
+	expect.Equal(t, "bob's stream", expect.Receive(t, "bob's event", streamed), `{"for":"bob"}`)
 	for {
-		if body := string(wait(t, "alice's webhook", hooks).body); strings.Contains(body, `"for"`) {
+		if body := string(expect.Receive(t, "alice's webhook", hooks).body); strings.Contains(body, `"for"`) {
 			expect.Contains(t, "alice's webhook", body, `{"for":"alice"}`)
 			break
 		}
@@ -105,7 +105,7 @@ func callerEvents(t *testing.T, stack *runner.Stack, p *identity.Provider) {
 	before := len(opened)
 	stack.Kill("RelayFunction")
 	for range before + 2 { // the next relay has the tokens
-		wait(t, "the subscriptions of the next relay", opened)
+		expect.Receive(t, "the subscriptions of the next relay", opened)
 	}
 	if len(streamed) > 0 {
 		t.Errorf("bob's stream got another event: %s", <-streamed)
@@ -147,7 +147,7 @@ func TestTokens(t *testing.T) {
 			t.Fatalf("register: got %d %+v", resp.StatusCode, made)
 		}
 		expect.Equal(t, "the status of publish", post(t, stack.URL()+"/events", event, hand(good), nil).StatusCode, http.StatusAccepted)
-		wait(t, "the webhook", hooks)
+		expect.Receive(t, "the webhook", hooks)
 		if resp := call(t, stack.URL()+"/mcp", "resources/subscriptions/deregister", `"uri":"`+made.Result.Subscription.URI+`"`, good, nil); resp.StatusCode != 200 {
 			t.Errorf("deregister: got %d", resp.StatusCode)
 		}

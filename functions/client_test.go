@@ -50,11 +50,6 @@ func echo(w http.ResponseWriter, _ *http.Request, body []byte) {
 	}
 }
 
-func wait[T any](t *testing.T, what string, c <-chan T) T {
-	t.Helper()
-	return expect.Receive(t, what, c)
-}
-
 // post sends a JSON body and decodes the response.
 func post(t *testing.T, url, body string, header map[string]string, answer any) *http.Response {
 	t.Helper()

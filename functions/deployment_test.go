@@ -197,7 +197,7 @@ func rotated(t *testing.T, stack *runner.Stack) {
 	signed := func(n int) {
 		t.Helper()
 		publish(t, stack, n)
-		if hook := wait(t, "the webhook", hooks); webhook.Verify(hook.header, hook.body, secret) != nil {
+		if hook := expect.Receive(t, "the webhook", hooks); webhook.Verify(hook.header, hook.body, secret) != nil {
 			t.Error("the webhook is not signed with the secret")
 		}
 	}

@@ -124,11 +124,11 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	eventsSecret, _ := webhook.NewSecret()
 	subscription := `"name":"ci.build_finished","delivery":{"mode":"webhook","url":"` + eventsTarget + `","secret":"` + eventsSecret + `"}`
 	rpc(t, old.URL(), "events/subscribe", subscription)
-	wait(t, "the challenge", eventsHooks)
+	expect.Receive(t, "the challenge", eventsHooks)
 	cursor := poll(t, old.URL(), "").Cursor
 	kept := publish(t, old, 1)
-	wait(t, "the webhook of the registration", hooks)
-	wait(t, "the webhook of the subscription", eventsHooks)
+	expect.Receive(t, "the webhook of the registration", hooks)
+	expect.Receive(t, "the webhook of the subscription", eventsHooks)
 	sealer := expect.Value(cursors.Sealer(t.Context(), database(t, old)))(t)
 	const outage = 10 * time.Minute
 	lost := time.Now().Add(-outage).UnixMicro()
@@ -150,8 +150,8 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 		t.Fatalf("copy a backup again: %v: %s", err, out)
 	}
 	publish(t, old, 2)
-	wait(t, "the webhook of the registration", hooks)
-	wait(t, "the webhook of the subscription", eventsHooks)
+	expect.Receive(t, "the webhook of the registration", hooks)
+	expect.Receive(t, "the webhook of the subscription", eventsHooks)
 	host := newName(t, "moved.example.com")
 	update(t, old, frontOf("moved.example.com"))
 	host.point(old)
@@ -193,7 +193,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 			hooks  <-chan received
 			secret string
 		}{{hooks, secret}, {eventsHooks, eventsSecret}} {
-			hook := wait(t, "the webhook", subscriber.hooks)
+			hook := expect.Receive(t, "the webhook", subscriber.hooks)
 			expect.Equal(t, "the webhook-id", hook.header.Get("Webhook-Id"), id)
 			expect.OK(t, webhook.Verify(hook.header, hook.body, subscriber.secret))
 		}
@@ -203,7 +203,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 			<-asked
 		}
 		rpc(t, moved.URL(), "tools/list", "")
-		expect.Equal(t, "the credentials that the backend gets", wait(t, "a request to the backend", asked), token)
+		expect.Equal(t, "the credentials that the backend gets", expect.Receive(t, "a request to the backend", asked), token)
 	})
 	t.Run("AWS-22 subscriptions are refreshed and ended", func(t *testing.T) {
 		rpc(t, moved.URL(), "events/subscribe", subscription)

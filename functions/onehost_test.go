@@ -85,11 +85,11 @@ func TestOneHost(t *testing.T) {
 		header["Authorization"] = token
 		req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body)))(t)
 		stream := open(t, req, header)
-		wait(t, "the acknowledgement, before anything else is written", stream)
+		expect.Receive(t, "the acknowledgement, before anything else is written", stream)
 		if resp, body := send(t, "POST", "/events", event, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
 			t.Fatalf("publish: got %d %s", resp.StatusCode, body)
 		}
-		expect.Contains(t, "the event", wait(t, "the event", stream), "event://ci/build-finished")
+		expect.Contains(t, "the event", expect.Receive(t, "the event", stream), "event://ci/build-finished")
 	})
 	t.Run("AWS-13 each path has its function, with all methods and headers", func(t *testing.T) {
 		for _, c := range []struct {
@@ -193,7 +193,7 @@ func TestOneHost(t *testing.T) {
 		}
 		update(t, stack, map[string]string{"StreamCapacityProvider": ""})
 		publish("d", before)
-		wait(t, "the end of the stream at the function that is gone", moved.Ended())
+		expect.Receive(t, "the end of the stream at the function that is gone", moved.Ended())
 		again := listen(map[string]any{harness.Prefix + "cursor": last(moved).Cursor})
 		eventually(t, "the event that was missed", func() bool { return last(again).EventID == "d" })
 		close(done)

@@ -27,19 +27,19 @@ func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	var streams []<-chan string
 	for range 2 {
 		stream := listen(ctx, t, stack.URL(), params)
-		wait(t, "the acknowledgement", stream)
+		expect.Receive(t, "the acknowledgement", stream)
 		streams = append(streams, stream)
 	}
 	for n := range 30 {
 		publishRepeatedly(t, stack, n+1)
 	}
 	for range 30 {
-		wait(t, "the webhook", hooks)
+		expect.Receive(t, "the webhook", hooks)
 		for _, stream := range streams {
-			wait(t, "the notification", stream)
+			expect.Receive(t, "the notification", stream)
 		}
 	}
-	wait(t, "the acknowledgement of one more", listen(ctx, t, stack.URL(), params))
+	expect.Receive(t, "the acknowledgement of one more", listen(ctx, t, stack.URL(), params))
 	deregister(t, stack, uri)
 }
 
@@ -70,7 +70,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 		target, hooks := endpoint(t, nil)
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
-		expect.Equal(t, "the webhook-id", wait(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
+		expect.Equal(t, "the webhook-id", expect.Receive(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
 		expect.AtMost(t, "the invocations of publish", stack.Stats()["PublishFunction"].Invocations, 0)
 	})
 	t.Run("AWS-21 given a message that waits for retry, when InboxConcurrency is set, then publish receives the message", func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
 		update(t, stack, map[string]string{"InboxConcurrency": "2"})
-		expect.Equal(t, "the webhook-id", wait(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
+		expect.Equal(t, "the webhook-id", expect.Receive(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
 		if n := stack.Stats()["PublishFunction"].Invocations; n == 0 {
 			t.Error("publish was not invoked, want one invocation for the batch")
 		}

@@ -84,13 +84,13 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	early := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true}`)
-	wait(t, "the acknowledgement", early)
+	expect.Receive(t, "the acknowledgement", early)
 	// announced waits until every instance uses the configuration and has announced it.
 	announced := func() {
 		t.Helper()
 		db := database(t, stack)
 		expect.OK(t, settings.Announce(t.Context(), db, 0, stream.AnnounceStored(&eventlog.Log{DB: db})))
-		expect.Contains(t, "the notification of an older stream", wait(t, "what changed", early), tools)
+		expect.Contains(t, "the notification of an older stream", expect.Receive(t, "what changed", early), tools)
 	}
 
 	secret(t, "/mcp-events/Test/b", "Bearer s3cret")
@@ -102,7 +102,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	announced()
 	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may still be notified
 	listening := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
-	if got := wait(t, "the acknowledgement", listening); !strings.Contains(got, watched) {
+	if got := expect.Receive(t, "the acknowledgement", listening); !strings.Contains(got, watched) {
 		t.Fatalf("got %s", got)
 	}
 	subscribed := func() bool { return seen().Subscribed[watched] > 0 }
@@ -111,7 +111,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	notified := func(methods ...string) {
 		t.Helper()
 		for left := methods; len(left) > 0; {
-			got := wait(t, strings.Join(left, " and "), listening)
+			got := expect.Receive(t, strings.Join(left, " and "), listening)
 			for _, m := range []string{tools, prompts, update} {
 				if strings.Contains(got, m) {
 					count[m]++
@@ -187,7 +187,7 @@ func elsewhere(t *testing.T, stack *runner.Stack) {
 		ID     json.RawMessage
 		Method string
 	}
-	if text := wait(t, "the question", stream); json.Unmarshal([]byte(text), &question) != nil || question.Method != "elicitation/create" {
+	if text := expect.Receive(t, "the question", stream); json.Unmarshal([]byte(text), &question) != nil || question.Method != "elicitation/create" {
 		t.Fatalf("got %s", text)
 	}
 	answer := func(id string, header map[string]string) int {
@@ -197,5 +197,5 @@ func elsewhere(t *testing.T, stack *runner.Stack) {
 	expect.Equal(t, "the status of another session's answer", answer(string(question.ID), another), http.StatusBadRequest)
 	expect.Equal(t, "the status of an answer without a question", answer(`"gw_unknown"`, asked), http.StatusBadRequest)
 	expect.Equal(t, "the status of the answer", answer(string(question.ID), asked), http.StatusAccepted)
-	expect.Contains(t, "the result", wait(t, "the result", stream), `"id":9007199254740993`, "ann@example.com")
+	expect.Contains(t, "the result", expect.Receive(t, "the result", stream), `"id":9007199254740993`, "ann@example.com")
 }

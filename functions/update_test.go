@@ -196,7 +196,7 @@ func TestARestoredTableIsKept(t *testing.T) {
 		for build, parameters := range []map[string]string{{"SubscriptionsTableArn": arn}, {"Retention": "48h"}} {
 			update(t, stack, parameters)
 			id := publish(t, stack, build+1)
-			hook := wait(t, "the webhook", hooks)
+			hook := expect.Receive(t, "the webhook", hooks)
 			expect.Equal(t, "webhook-id", hook.header.Get("Webhook-Id"), id)
 			expect.OK(t, webhook.Verify(hook.header, hook.body, secret))
 		}
