@@ -194,7 +194,7 @@ func TestStrayQuestionsReachAClientOf2026(t *testing.T) {
 	other := start(t, g[0], someone(v2026), "tool", "1", `{"name":"tool","arguments":{"n":"waits"}}`)
 	expect.Eventually(t, "the other call runs", func() bool { return <-started == "waits" })
 	refused := called(t, g[0], someone(v2026), `,"arguments":{"n":"is refused"}`)
-	expect.Contains(t, "the refusal", refused.says(t), "no call is running that could answer")
+	expect.Contains(t, "the refusal", refused.says(t), "there is not exactly one running call")
 	close(finish)
 	expect.OK(t, other.end(t))
 }
@@ -305,7 +305,7 @@ func TestStrayStreamLingers(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		expect.Len(t, "answers", s.received(""), 0)
 		time.Sleep(2 * time.Second)
-		expect.Contains(t, "the answer to a question without a call", s.next(t, "").Raw, "no call is running")
+		expect.Contains(t, "the answer to a question without a call", s.next(t, "").Raw, "there is not exactly one running call")
 		expect.Equal(t, "open streams after a minute", s.open(), 0)
 
 		mustCall(t, g, sessionBased("s1"), "tool")
