@@ -72,7 +72,7 @@ func (g *Guard) checkURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// check returns the URL, or a description of the problem with it.
+// check returns the parsed URL, or a description of the problem with it, e.g. "is not https".
 func (g *Guard) check(raw string) (*url.URL, string) {
 	if raw == "" || len(raw) > maxURL {
 		return nil, "is empty or longer than 2048 bytes"

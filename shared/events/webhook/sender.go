@@ -107,12 +107,12 @@ type Request struct {
 	Body []byte
 	// Keys are the secrets' keys. Each adds a v1 signature. Without keys, webhooks are unsigned.
 	Keys [][]byte
-	// RawSecret adds the header X-Hub-Signature-256.
+	// RawSecret, if not empty, signs the body for the additional header X-Hub-Signature-256.
 	RawSecret []byte
 	// Timeout limits the whole exchange, from name resolution to the end of the response. The default is
 	// [defaultTimeout].
 	Timeout time.Duration
-	// KeepResponse asks for [Outcome.Response].
+	// KeepResponse makes [Sender.Send] return the beginning of a failed response in [Outcome.Response].
 	KeepResponse bool
 	// Trace is sent as trace headers, if it is set.
 	Trace trace.Context
@@ -259,7 +259,7 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// exchange sends a request and reads the response, within the timeout.
+// exchange sends a request and reads the response, within the timeout. keep is the parameter of post.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = defaultTimeout

@@ -260,7 +260,7 @@ type verification struct {
 
 // Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and expects to find it
 // in the body of a 2xx response. If the endpoint does not echo the challenge, Verify accepts instead that its origin lists the endpoint's
-// path in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls they make (SRF-07).
+// path, or a path above it, in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls they make (SRF-07).
 //
 // If the guard refuses the target, Verify returns a fault of kind Invalid. Other failures are faults of kind Unavailable with the data
 // {"reason": category}, where category is one of the six in SEP-3415 (see [Category.ToPublished]). The data is missing if the failure was
@@ -318,7 +318,7 @@ func echoes(body []byte, nonce string) bool {
 	return subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) == 1
 }
 
-// isDeclared reports whether the target's origin lists the target's path in [receiverPath].
+// isDeclared reports whether the target's origin lists the target's path, or a path above it, in [receiverPath].
 func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	u := &url.URL{Scheme: target.Scheme, Host: target.Host, Path: receiverPath}
 	req := http.Request{
