@@ -84,9 +84,9 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not
-// been resumed, or if another worker has that right. The number is the version of the claimed item, with which the caller
-// releases the claim.
+// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
+// resumed, or if another worker has that right. The second result is the version of the claimed item, with which the caller releases the
+// claim.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
 	if err != nil || it == nil {
