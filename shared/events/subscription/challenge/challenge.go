@@ -39,7 +39,7 @@ const (
 	verifiedFor = 24 * time.Hour
 )
 
-// Verifier verifies endpoints.
+// Verifier sends challenges to endpoints and limits them.
 type Verifier struct {
 	DB  store.DB
 	Now func() time.Time
@@ -173,7 +173,7 @@ func (c challenge) checkFailures(own, byAll *store.Item) error {
 	return nil
 }
 
-// untilNext returns how many seconds are left of the current window.
+// untilNext returns how many seconds are left of the current window. The parameter window is the length of a window.
 func (c challenge) untilNext(window time.Duration) int {
 	seconds := int64(window / time.Second)
 	return int(seconds - c.at.Unix()%seconds)
