@@ -43,7 +43,7 @@ type Registered struct {
 	Secret       string
 }
 
-// Register creates a webhook subscription to all of the URIs, or fails if any is refused. Every event that is published after
+// Register creates a webhook subscription to all of the URIs, or fails if any of them is refused. Every event that is published after
 // Register has returned is delivered. A refusal is an error of kind Invalid, Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	cat, err := g.Service.authorize(ctx, p)
@@ -187,7 +187,8 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns the names that a sealed secret of the subscription is bound to, so that it cannot be used for another one.
+// Binding returns the names that a sealed secret of the subscription is bound to, so that the secret cannot be used for another
+// subscription.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }

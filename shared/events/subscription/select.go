@@ -279,9 +279,9 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state, up to most of each. No index lists active subscriptions, so it counts
-// all subscriptions and subtracts the other states. If another state has more than most, the number of active ones may be too
-// high. The counts may include subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state. It stops counting a state at the number most. No index lists active
+// subscriptions, so it counts all subscriptions and subtracts the other states. If there are more than most subscriptions in one of the
+// other states, the number of active ones may be too high. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0

@@ -131,8 +131,9 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the
-// write and lowers the counters of the old patterns after it, so that no counter is ever too low.
+// updatePatterns does the same as update for a subscription whose patterns have changed. old are the previous patterns. updatePatterns
+// raises the counters of the new patterns before the write and lowers the counters of the old patterns after it, so that no counter is
+// ever too low.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -413,8 +414,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 	return nil
 }
 
-// healShapes sets negative shape counters, which earlier releases left, to zero before another subscription is counted.
-// Otherwise the counter could be zero even with that subscription, and fanout would not look for it.
+// healShapes sets negative counters of shapes, which earlier releases may have left, to zero. It runs before another subscription is
+// counted. Otherwise a counter could be zero although that subscription uses the shape, and fanout would not look for the subscription.
 func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {

@@ -159,8 +159,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// If the subscription moved to another pattern, page tasks that are queued or paused for the old pattern skip it. So
-		// tell the client that it may have missed events.
+		// If the subscription moved to another pattern, page tasks that are queued or paused for the old pattern skip the subscription.
+		// So tell the client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:

@@ -20,7 +20,7 @@ import (
 // Found is the result of reading a pattern's subscribers.
 type Found struct {
 	List []Subscriber
-	// More is true if the range holds further subscribers after the key Last.
+	// More is true if the range that was read holds further subscribers after the key Last.
 	More bool
 	Last string
 	// Broken has one range for each item that cannot be decoded.
@@ -169,7 +169,7 @@ func ReadContract(ctx context.Context, db store.DB, id string) (*catalog.Entry, 
 	return catalog.ParseContract(it.Value)
 }
 
-// putOnce writes an item unless it exists. It skips the write if this process has already made it.
+// putOnce writes an item unless it exists. It skips the write if this process has already written the item.
 func (s *Store) putOnce(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := s.written.Get(k); done {
 		return nil

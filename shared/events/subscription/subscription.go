@@ -65,13 +65,13 @@ type (
 	Micros  int64
 )
 
-// SecondsOf returns a time in seconds.
+// SecondsOf converts a time to seconds since 1970.
 func SecondsOf(t time.Time) Seconds { return Seconds(t.Unix()) }
 
-// MicrosOf returns a time in microseconds.
+// MicrosOf converts a time to microseconds since 1970.
 func MicrosOf(t time.Time) Micros { return Micros(t.UnixMicro()) }
 
-// Time returns the time, or the zero time for 0.
+// Time returns the stored time as a [time.Time], or the zero time for 0.
 func (s Seconds) Time() time.Time {
 	if s == 0 {
 		return time.Time{}
@@ -79,7 +79,7 @@ func (s Seconds) Time() time.Time {
 	return time.Unix(int64(s), 0)
 }
 
-// Time returns the time, or the zero time for 0.
+// Time returns the stored time as a [time.Time], or the zero time for 0.
 func (m Micros) Time() time.Time {
 	if m == 0 {
 		return time.Time{}
