@@ -79,9 +79,9 @@ func periodKey(period int64) store.Key {
 
 func (s *Shared) now() time.Time { return periodic.Clock(s.Now)() }
 
-// Take takes a lease for a stream, which the caller must give back with release. It deletes the principal's oldest lease if the principal
-// has too many streams or the fleet is full. It returns Unavailable with the limit if the fleet is full and the principal has no stream
-// to replace. If a later stream replaces this one, Take's function superseded is called.
+// Take takes a lease for a stream. The caller must call release when the stream ends. Take deletes the principal's oldest lease if the
+// principal has too many streams or the fleet is full. It returns Unavailable with the limit if the fleet is full and the principal has
+// no stream to replace. If a later stream replaces this one, the function superseded is called.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, replaces, err := s.enter(ctx, p)
 	if err != nil || p.Anonymous && s.Fleet == 0 {
@@ -249,8 +249,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and
-// counters also expire. what names the item in the log.
+// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters also
+// expire. The parameter what names the item in the log.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
@@ -276,8 +276,8 @@ func NewLocal(most Max) *Local {
 	return &Local{max: most, open: map[string]*list.List{}}
 }
 
-// Take takes a lease for a stream, which the caller must give back with release. If the principal has too many streams, Take ends the
-// oldest by calling the function superseded that was given for it. The error is always nil.
+// Take takes a lease for a stream. The caller must call release when the stream ends. If the principal has too many streams, Take ends
+// the oldest by calling the function superseded that was given for it. The error is always nil.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
