@@ -52,8 +52,8 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether an entry with this key can be returned now. It can if no source can still get an entry with a
-// smaller key.
+// mayFollow reports whether an entry with the given key can be returned now, i.e. whether no source can still get an entry with a smaller
+// key.
 func (m *exactMerge) mayFollow(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -63,10 +63,9 @@ func (m *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which all entries of the source were read. end is a position that the log has already
-// reached. If the feed has read the partition's last write, the partition has no further entry up to end. Then readTo returns
-// end, and stores it in s.past. Without the stored position, the result would fall back after the next write, because the store
-// tells the feed only the position of the last write.
+// readTo returns the position up to which all entries of the source were read. end is a position that the log has already reached. If the
+// source has read everything that was written to its partition, no entry up to end can follow, so readTo returns end. It also stores end
+// in s.past. Otherwise a later result could be lower, because after another write the source has not read everything any more.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -123,8 +122,8 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.isEmpty(), got.err
 }
 
-// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads its past, because the
-// source will find the same entries in the log. If the inbox has dropped a batch of a source, the source reads its partition
+// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads older entries from the log, because
+// the source will find the entries of the batch there too. If the inbox has dropped a batch of a source, the source reads its partition
 // from the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
@@ -190,9 +189,9 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, false
 }
 
-// stampedMerge is the [merge] for a log whose writers stamp the keys (DynamoDB). A smaller key may be committed after larger
-// ones, so it does not sort the entries but returns them as they arrive. Each source has a floor, a position up to which all
-// its entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after it.
+// stampedMerge is the [merge] for a log whose writers stamp the keys (DynamoDB). There, a smaller key may be committed after larger ones.
+// So stampedMerge does not sort the entries but returns them as they arrive. Each source has a floor, a position up to which all its
+// entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after it.
 type stampedMerge struct {
 	at    *position
 	in    *inbox
@@ -210,9 +209,9 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// findLagging returns the source that is furthest behind, because the cursor is one position for all sources and cannot
-// advance beyond that source. So a client that is often disconnected while it catches up still makes progress each time. It
-// repeats about one page when it resumes.
+// findLagging returns the source that is furthest behind. Reading it first lets the cursor advance, because the cursor is one position
+// for all sources. So a client that is often disconnected while it catches up still makes progress each time. It repeats about one page
+// when it resumes.
 func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBehind()
@@ -222,8 +221,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after settled may still be committed. The tail reads them, but the feed returns them only after the
-		// past, which may take long if the client reads slowly. Until then the floor must not pass settled.
+		// Entries with keys after settled may still be committed. The tail reads them, but the feed returns them only after the older
+		// entries of the log, which may take long if the client reads slowly. Until then the floor must not pass settled.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -250,7 +249,8 @@ func (m *stampedMerge) receive() (some bool, err error) {
 	return len(got.batches)+len(got.missed) > 0, got.err
 }
 
-// readAgain makes the sources with dropped batches read the log again, from the position at which a client would resume.
+// readAgain makes sources read the log again, from the position at which a client would resume. missed has the names of their partitions,
+// of which the inbox has dropped batches.
 func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {
@@ -387,8 +387,9 @@ type source struct {
 	bound   int64  // floor must not exceed it while the feed still reads older entries from the log; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
-	// stuck says that the next item was written by a later release, which this one cannot decode. The source stops before the
-	// item, so that a client that resumes at an instance of the later release gets all entries. The other sources continue.
+	// stuck says that the next item was written by a later release of the server, and that this release cannot decode it. The source
+	// stops before the item, so that a client that resumes at an instance of the later release gets all entries. The other sources
+	// continue.
 	stuck bool
 
 	// The rest is for [exactMerge].

@@ -140,9 +140,9 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew reads the partition from the start of the tail's window. It returns the entries that the feeds do not have yet, and
-// the position last up to which it has read. At an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys
-// grow in commit order, the entries before that item.
+// readNew reads the partition from the position t.window.from. It returns the entries that the feeds do not have yet, and the position
+// last up to which it has read. At an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order,
+// the entries before that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -172,11 +172,13 @@ type window struct {
 	previous time.Time        // the start of the last read
 }
 
-// advance moves the window after a read. The read began at the time began and returned the new entries up to the position last.
-// lookBack says how far the next read goes back, or is 0 if it need not go back. settled is [eventlog.Log.SettledPosition] from
-// before the read. advance returns floor, the position up to which the feeds now have all entries, and late, the number of
-// entries that the previous read should already have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them
-// only because [eventlog.Window] is longer than these two require.
+// advance updates the window after a read, so that the next read begins at the right position. The read began at the time began and
+// returned the new entries up to the position last. lookBack says how far the next read goes back, or is 0 if it need not go back.
+// settled is [eventlog.Log.SettledPosition] from before the read.
+//
+// floor is the position up to which the feeds now have all entries. late is the number of entries that the previous read should already
+// have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them only because [eventlog.Window] is longer than these two
+// require.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -284,10 +286,11 @@ type Feed struct {
 type merge interface {
 	// next removes and returns the next entry. ok is false if none can be returned now.
 	next() (q queued, ok bool)
-	// findLagging returns the source that must read a page of its past before next can continue, or nil.
+	// findLagging returns the source for which the feed must read a page of older entries from the log before next can return an entry,
+	// or nil.
 	findLagging() *source
-	// addPast adds a page of a source's past. The feed began to read the page at the time began. caughtUp reports that all
-	// later entries will come from the tail.
+	// addPast adds a page of older entries that the feed read from the log for a source. The feed began to read the page at the time
+	// began. caughtUp reports that all later entries of the source will come from its tail.
 	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
 	// receive takes the tails' batches from the inbox. some is false if there were none.
 	receive() (some bool, err error)
@@ -314,7 +317,7 @@ type queued struct {
 	floor int64 // the source's floor after this entry; 0 keeps the floor
 	read  time.Time
 	live  bool // from a tail, so it counts as waiting
-	// inOrder is [Delivery.InOrder].
+	// inOrder becomes [Delivery.InOrder] when the entry is returned.
 	inOrder bool
 }
 
@@ -353,8 +356,8 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of a source's past. If the next item was written by a later release, it marks the source as
-// stuck (see [source]).
+// readPast reads the next page of a source's older entries from the log. If the next item was written by a later release, readPast marks
+// the source as stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()
@@ -410,16 +413,16 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	return d, true
 }
 
-// CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call, for example
-// because [Request.Wants] returned false for them. A caller should then send [Feed.Cursor] to the client, so that a resumed
-// feed need not read these entries again.
+// CursorMoved reports whether the feed has read older entries from the log and dropped them since its last delivery or the last call, for
+// example because [Request.Wants] returned false for them. A caller should then send [Feed.Cursor] to the client, so that a resumed feed
+// need not read these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
 	f.passed = false
 	return moved
 }
 
-// Cursor returns the position after everything that the feed has returned. Any instance can resume from it.
+// Cursor returns the position after everything that the feed has returned. A feed of any instance can resume from it.
 func (f *Feed) Cursor() string {
 	c, placed := f.merge.cursor()
 	for _, id := range f.sent.idsAfter(c.At, placed) {
@@ -527,7 +530,8 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds f to the tail of p, which it starts if necessary. The tail runs renew until f leaves.
+// join adds the feed f to the tail of the partition p, and starts the tail if it does not run yet. Until f leaves, the tail calls renew
+// regularly.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -552,7 +556,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	return t
 }
 
-// leave removes f from the tail of p, and ends the tail after its last feed.
+// leave removes the feed f from the tail of the partition p, and ends the tail if f was its last feed.
 func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -572,7 +576,7 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 
 // Delivery is an event, a notice or a gap that a feed returns.
 type Delivery struct {
-	// Event is set for an event.
+	// Event is the event, or nil for a notice or a gap.
 	Event *event.Event
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
@@ -580,7 +584,7 @@ type Delivery struct {
 	// Lost is set for a gap, i.e. if an event cannot be read. It is the key of the pattern to which the event belongs. The
 	// client must be told about the gap.
 	Lost string
-	// Cursor resumes after this delivery.
+	// Cursor is the cursor with which a client resumes after this delivery.
 	Cursor string
 	// InOrder says that the feed has returned every notice that was committed before this delivery.
 	InOrder bool
@@ -599,8 +603,8 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // error that says why it cannot.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.RecordInterest], but for each pattern at most once per eighth of the retention, because
-// every poll calls recordInterest.
+// recordInterest calls [subscription.RecordInterest] unless this process did so for the pattern within the last eighth of the log's
+// retention. Every poll calls recordInterest, and most of them thus need no write.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()
