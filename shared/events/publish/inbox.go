@@ -19,12 +19,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Inbox accepts events from direct senders. Anyone with permission to send to the inbox queue (IAM on AWS) may
-// publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The
-// member "workspace" (in a CloudEvent, an extension attribute) names the workspace.
+// Inbox accepts events that programs send directly to the inbox queue. Anyone with permission to send to this queue (IAM on AWS) may
+// publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The member "workspace"
+// (in a CloudEvent, an extension attribute) names the workspace.
 //
-// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with
-// the reason, as a [queue.DeadLetter]. It does not hold up other messages.
+// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with the reason, as a
+// [queue.DeadLetter]. It does not hold up other messages.
 type Inbox struct {
 	Service *Service
 	// Workspace is the workspace of events that do not name one. Empty means auth.DefaultWorkspace.

@@ -42,7 +42,7 @@ const (
 	maxEvents = 1000
 	// MaxBody is the maximum size of a body in bytes.
 	MaxBody = 5 << 20
-	// maxID is the maximum length of a publisher's id in bytes. An id that is not a [event.ValidID] is hashed.
+	// maxID is the maximum length of a publisher's id in bytes. An id that is not valid ([event.ValidID]) is replaced by a hash.
 	maxID = 4096
 )
 
@@ -236,7 +236,7 @@ func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 	return e, r.err(1)
 }
 
-// check converts an input into an event, without workspace and times, or reports its faults.
+// check converts an input into an event, without workspace and times. If the input has faults, check adds them to r and returns false.
 func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
 	uriAt := cmp.Or(in.URIAt, in.at+"/uri")
