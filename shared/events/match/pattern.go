@@ -277,8 +277,8 @@ func Select(e *catalog.Entry, raw json.RawMessage, p auth.Principal) (Selection,
 	return s, s.setPattern()
 }
 
-// setPattern sets the pattern. It returns an error if the pattern can match no event. For example, event URIs have a maximum length
-// and no dot segments or control characters, and a backend's URIs match only its own event types.
+// setPattern sets the pattern of the selection. It returns an error if the pattern can match no event. For example, event URIs have a
+// maximum length and no dot segments or control characters, and a backend's URIs match only its own event types.
 func (s *Selection) setPattern() error {
 	s.Pattern = ForEntry(s.Entry, s.Vars)
 	if catalog.BackendOf(s.Pattern.Key) != s.Entry.Backend {
