@@ -153,8 +153,8 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas compares two schemas and adds a change if they differ. what names them in the change, e.g. "payload". Only new
-// optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
+// compareSchemas compares two schemas and adds a change if they differ. The parameter what is their name in the change, e.g. "payload".
+// Only new optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled, and nil stays nil
@@ -178,8 +178,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible describes the first difference that is more than a new optional property or an annotation, as
-// describeDifference does. It returns "" if there is no such difference. at is the JSON pointer of a and b.
+// findIncompatible returns the description, from describeDifference, of the first difference that is more than a new optional property or
+// an annotation. It returns "" if there is no such difference. at is the JSON pointer of a and b.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)

@@ -389,7 +389,7 @@ func isUnreserved(c byte) bool {
 		c == '-' || c == '_' || c == '.' || c == '~'
 }
 
-// encode percent-encodes a value as a simple variable of RFC 6570, such as {name}.
+// encode percent-encodes a value in the way in which RFC 6570 encodes a simple variable, such as {name}.
 func encode(b *strings.Builder, s string) {
 	const hex = "0123456789ABCDEF"
 	for i := 0; i < len(s); i++ {

@@ -192,8 +192,8 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 	p.insert(e, n, what)
 }
 
-// readSegments splits a URI or template into the entry's segments and variables. what names it in messages. readSegments returns
-// false if the URI has a fault.
+// readSegments splits a URI or template s into the entry's segments and variables. The parameter what is its name in messages.
+// readSegments returns false if the URI has a fault.
 func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool {
 	if s == "" { // NonEmpty has reported the fault
 		return false

@@ -207,7 +207,7 @@ func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
 const schemaURL = "catalog:///schema"
 
 // schema returns a compiled JSON Schema and compiles it on the first call. Compiling the schemas of eight event types takes two
-// milliseconds, which a function saves at its start if it only lists the event types or uses a few of them.
+// milliseconds. A Lambda function saves this time at its start if it only lists the event types or uses a few of them.
 type schema func() (*jsonschema.Schema, error)
 
 func newSchema(raw json.RawMessage) schema {
