@@ -273,11 +273,21 @@ func (s *slot) Start(ctx context.Context, url string) bool {
 	return true
 }
 
-// record updates the state of the slot's endpoint with the outcome of the attempt. The caller holds the lock.
-func (s *slot) record(out webhook.Outcome) {
-	if s.call.URL != "" {
-		s.lanes.record(s.call.Endpoint, s.call.URL, out, s.lanes.now())
+// done releases the slot with the given function, records the outcome of its attempt, and gives free slots to waiting attempts.
+func (s *slot) done(out webhook.Outcome, release func()) {
+	l := s.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.released {
+		return
 	}
+	s.released = true
+	release()
+	if s.call.URL != "" {
+		l.record(s.call.Endpoint, s.call.URL, out, l.now())
+	}
+	l.grantSlow(s.e)
+	l.grantFast(s.e)
 }
 
 // Unused is the outcome for [FastSlot.Done], [SlowSlot.Done] and [DetachedSlot.Done] if no attempt was made.
@@ -306,21 +316,10 @@ type FastSlot struct {
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
-func (s *FastSlot) Done(out webhook.Outcome) {
-	l := s.lanes
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.released {
-		return
-	}
-	s.release()
-	s.record(out)
-	l.grantFast(s.e)
-}
+func (s *FastSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
 // release subtracts the attempt and its bytes from the counters of the endpoint, the pool and the fast lane. The caller holds the lock.
 func (s *FastSlot) release() {
-	s.released = true
 	s.e.fast--
 	s.e.fastBytes -= s.call.Bytes
 	s.lanes.fast.remove(s.call.Bytes)
@@ -342,6 +341,7 @@ func (s *FastSlot) Detach() *DetachedSlot {
 	var detached *DetachedSlot
 	if may {
 		s.release()
+		s.released = true
 		detached = &DetachedSlot{slot: slot{lanes: l, e: e, call: s.call}, origin: e.origin, hung: s.hung, warned: s.warned}
 		if s.Rest > 0 {
 			detached.HangsAfter = max(1, l.limits.SlowAnswer-s.Wait)
@@ -366,20 +366,14 @@ type DetachedSlot struct {
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
-func (s *DetachedSlot) Done(out webhook.Outcome) {
-	l := s.lanes
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.released {
-		return
-	}
-	s.released = true
+func (s *DetachedSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
+
+// release subtracts the slot from the counters of detached attempts. The caller holds the lock.
+func (s *DetachedSlot) release() {
 	s.e.hanging--
-	l.detached--
-	l.hangingBytes.release(s.call.Principal, s.call.bytesHeld())
+	s.lanes.detached--
+	s.lanes.hangingBytes.release(s.call.Principal, s.call.bytesHeld())
 	s.origin.hanging.release(s.call.Principal)
-	s.record(out)
-	l.grantFast(s.e)
 }
 
 // The types below hold the attempts that wait for a slot of the fast lane. Each pool has a ring of principals, and each

@@ -17,23 +17,16 @@ type SlowSlot struct {
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
-func (s *SlowSlot) Done(out webhook.Outcome) {
-	l := s.lanes
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.released {
-		return
-	}
-	s.released = true
+func (s *SlowSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
+
+// release subtracts the slot from the counters of the slow lane. The caller holds the lock.
+func (s *SlowSlot) release() {
 	s.e.slow--
 	s.e.slowBytes -= s.call.bytesHeld()
-	l.slowBytesCounter(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
+	s.lanes.slowBytesCounter(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
 	if s.origin != nil {
 		s.origin.doubtful.release(s.call.Principal)
 	}
-	s.record(out)
-	l.grantSlow(s.e, l.now())
-	l.grantFast(s.e)
 }
 
 // slowBytesCounter returns the counter for the bytes of the slow lane's attempts. Attempts to endpoints that may hang (doubtful) share
@@ -108,10 +101,10 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, 
 }
 
 // grantSlow gives free slots of the slow lane to the endpoint's waiting attempts. The caller holds the lock.
-func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
+func (l *Lanes) grantSlow(e *endpointState) {
 	for len(e.queued) > 0 {
 		w := e.queued[0]
-		s, _ := l.takeSlow(e, w.call, now)
+		s, _ := l.takeSlow(e, w.call, l.now())
 		if s == nil {
 			return
 		}
