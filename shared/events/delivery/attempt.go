@@ -30,7 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// errMaybeEnded says that a subscription may have ended since it was read.
+// errMaybeEnded says that an attempt was not started, because its subscription may have ended since it was read.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
 // mayStart reports whether an attempt may start for a subscription that was read at the given time. In one process, the [Gate] stops
@@ -151,12 +151,12 @@ func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome) bool {
 	s := f.slot
 	if s.Usual == 0 || s.Usual == s.Wait {
-		return false // Wait is over, too
+		return false // the time s.Wait is over, too
 	}
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
 
-// record ends the POST and records its outcome.
+// record frees the context of the POST, which has ended, and records its outcome.
 func (f *firstAttempt) record(ctx context.Context, out webhook.Outcome) ([]store.Op, error) {
 	f.cancel()
 	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
@@ -212,7 +212,7 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 		}
 	}
 	s.Done(out)
-	if out.Internal() { // it was canceled, or failed because of this program
+	if out.Internal() { // the attempt was canceled, or failed because of this program
 		f.cancel()
 		return
 	}
@@ -282,12 +282,12 @@ func (g *Gate) allows(id string, read time.Time) bool {
 	return !ended || read.After(at)
 }
 
-// sender signs and posts deliveries. Each attempt leaves a span, metrics and a log line.
+// sender signs and posts deliveries. For each attempt, it records a trace span and metrics, and writes a log line.
 type sender struct {
 	poster  Poster
 	opener  Opener
 	catalog catalog.Source
-	gaps    *lifecycle.Gaps // its sealer makes the webhook-ids
+	gaps    *lifecycle.Gaps // has the sealer that makes the webhook-ids
 	options *Options
 	now     func() time.Time
 	log     *slog.Logger
@@ -327,7 +327,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	if out.Internal() {
 		return out
 	}
-	lag := s.now().Sub(cmp.Or(del.Published, del.First)) // notices have no time of publication
+	lag := s.now().Sub(cmp.Or(del.Published, del.First)) // a notice has no time of publication, so its lag begins with its retry schedule
 	s.metrics.Attempt(string(out.Category), n == 1 && !del.Late && !del.Again, out.Took, lag)
 	if s.options.LogDeliveries {
 		level := slog.LevelInfo
@@ -367,7 +367,7 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 	span.End(string(out.Category))
 }
 
-// fill sets the id, body and timeout of a request.
+// fill sets the id, body and timeout of the webhook request r.
 func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (err error) {
 	if del.Control != nil {
 		r.Timeout, r.Body = s.options.EventsTimeout, del.Control.Body

@@ -98,7 +98,7 @@ type Options struct {
 	KeepResponses bool
 	// Profile is the protocol version for MCP Events subscriptions that do not name one (see [spec.Profile]).
 	Profile spec.Profile
-	// LogDeliveries writes a log line for each attempt.
+	// LogDeliveries lets the dispatcher write a log line for each attempt.
 	LogDeliveries bool
 }
 
@@ -107,7 +107,7 @@ type Config struct {
 	DB            store.DB
 	Queue         queue.Sender
 	Subscriptions lifecycle.Subscriptions
-	Catalog       catalog.Source // has the "type" of each webhook
+	Catalog       catalog.Source // has the event types, from which the "type" in webhooks comes
 	Poster        Poster
 	Opener        Opener
 	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may continue.
@@ -146,7 +146,7 @@ type Dispatcher struct {
 	unrecorded unrecorded
 	progress   lifecycle.Progress
 	batches    batches
-	waitWrites *semaphore.Weighted // limits the writes of [Dispatcher.waitLater]
+	waitWrites *semaphore.Weighted // limits the concurrent writes of [Dispatcher.waitLater]
 }
 
 // maxPerEndpoint limits the concurrent first attempts to one endpoint. The limit is lower if a quarter of [Options.Concurrency] is lower.
@@ -195,7 +195,7 @@ func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// CountFailing returns how many endpoints are slow, and how many get no attempts for now.
+// CountFailing returns how many endpoints are slow, and how many get no attempts for now, as far as this process knows.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
 // Wait blocks until all running first attempts have ended, or until ctx is done. Some of them may continue after their page has ended.

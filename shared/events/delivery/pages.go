@@ -27,7 +27,7 @@ type joinedPage struct {
 	task.Page
 	messages  []string        // the ids of the joined tasks' messages
 	wasPaused []string        // [task.Page.Paused] of each joined task that waited for a switch: the sort key of its mark
-	done      map[string]bool // the subscribers that an earlier receive of the message has served
+	done      map[string]bool // the subscribers to which this process sent the events when it received the message before
 	err       error
 }
 
@@ -113,7 +113,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range, t.Late}
 		p := byRange[id]
-		// A retried task stays alone, because its number of retries must not count for the events of other tasks.
+		// Do not join a retried task with others, because its number of retries must not count for their events.
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
 			p = &joinedPage{Page: t, done: done}
@@ -305,7 +305,7 @@ const (
 // batches remembers when the last three batches of pages ended, to find out whether the process is busy.
 type batches struct {
 	mu   sync.Mutex
-	ends [3]time.Time // the oldest first
+	ends [3]time.Time // when the last three batches ended, the oldest first
 }
 
 func (b *batches) end() {
@@ -358,11 +358,11 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// pageResult has the records and tasks that remain when the events of a page have been sent.
+// pageResult has the writes and tasks that remain to be made when the events of a page have been sent.
 type pageResult struct {
-	ops         []store.Op      // the records to write
+	ops         []store.Op      // writes that record the outcomes
 	left        []task.Page     // tasks for the events that were not sent
-	subscribers map[string]bool // the subscribers for which no task is left
+	subscribers map[string]bool // the subscribers for which left has no task
 }
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
@@ -421,8 +421,8 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 }
 
 const (
-	// maxHops is how often a page task may be followed by another one because the endpoint is busy. After that, the events take
-	// the slow lane.
+	// maxHops is how often events may move from one page task to another because the endpoint is busy. After that, the events take the slow
+	// lane.
 	maxHops = 64
 	// retryPage is the delay before a page task repeats events that failed because of this program. Normally, such an event becomes a single
 	// delivery in the store, and the slow lane retries it. Only if the store cannot write the delivery, a delayed page task repeats the event.
@@ -515,7 +515,7 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, rea
 	var out []queue.Outgoing
 	for _, t := range tasks {
 		d.log().ErrorContext(ctx, "page dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "range", t.Range, "reason", reason)
-		t.Late = true // its events will be late if an operator sends it back
+		t.Late = true // its events will be late if an operator sends the task back
 		m := queue.Message{Outgoing: queue.Outgoing{Body: t.Encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}

@@ -53,9 +53,9 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 			continue
 		}
 		if _, other := d.underWay.LoadOrStore(t.ID(), true); other {
-			continue // the same delivery is under way for another message, which stays in the queue if the attempt is not made
+			continue // another message for this attempt is being handled, and stays in the queue if the attempt is not made
 		}
-		defer d.underWay.Delete(t.ID()) // after the outcomes are written
+		defer d.underWay.Delete(t.ID()) // only after the outcomes are written, because it is deferred
 		wg.Go(func() {
 			began := d.now()
 			ops, err := []store.Op(nil), errReceives
@@ -205,7 +205,7 @@ const (
 	// manyWaits is how often a delivery must have waited in the due table before it can be given up without further attempts. The delivery
 	// must also be older than the total time of its retry schedule.
 	manyWaits = 6
-	// maxJudged limits how often attemptSingle reads and judges a delivery's subscription. It does so again if the subscription
+	// maxJudged limits how often attemptSingle reads and judges a delivery's subscription. attemptSingle does so again if the subscription
 	// may have ended since it was read.
 	maxJudged = 3
 )
@@ -214,10 +214,10 @@ const (
 type single struct {
 	d    *Dispatcher
 	task task.Single
-	read time.Time // right before the subscription was read
+	read time.Time // the time right before judge read the subscription
 
 	del *state.Delivery
-	e   *event.Event // nil for a notice
+	e   *event.Event // nil if the delivery is a notice without an event
 	sub subscription.Subscriber
 }
 
@@ -322,7 +322,7 @@ func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 	return verdict{action: forget}, err
 }
 
-// judgeNotice decides about a control message, which has no event.
+// judgeNotice decides whether to send a control message, which has no event.
 func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	d, del := s.d, s.del
 	s.sub = subscription.Subscriber{ID: del.Subscription, Target: del.Control.Target}

@@ -27,18 +27,18 @@ type visit struct {
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
 	right review.Right
-	call  lane.Call // the request for a slot, to which judge adds the event's size
+	call  lane.Call // the parameters for lane.Lanes.Reserve; judge adds the size of each event
 	wait  lane.PageWait
-	sent  bool // at least one attempt was started
+	sent  bool // whether the visit has started an attempt
 
 	attempts sync.WaitGroup // running attempts, and hand-overs to the slow lane
 
 	mu     sync.Mutex
 	notes  []store.Op // writes that the page makes after the visit
-	left   []int      // events for another page, by their index
-	failed []int      // events that failed because of this program, by their index
-	err    error      // the last failure
-	stuck  error      // the last failure to hand an event over to the slow lane
+	left   []int      // indexes of the events that another page handles
+	failed []int      // indexes of the events that failed because of this program
+	err    error      // the last error of the events in failed
+	stuck  error      // the last error from handing an event over to the slow lane
 
 	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
@@ -54,7 +54,7 @@ type action int
 const (
 	undecided action = iota
 	attempt          // send it now
-	forget           // the subscriber does not get it: delete the delivery if it is stored
+	forget           // do not send it, and delete the delivery if it is stored
 	abandon          // give it up, because the event or its type no longer exists
 	suspend          // add it to the backlog of a suspended subscription
 	pause            // let it wait until a person resumes the verdict's switch
@@ -135,10 +135,10 @@ func (v *visit) wants(i int) (wants bool, err error) {
 type result struct {
 	handling handling
 	notes    []store.Op // writes that the page makes after the visit
-	err      error      // the event and all later ones failed because of this program
+	err      error      // the error of this program that prevents this event and all later ones
 }
 
-// handling says what a visit has done with an event.
+// handling says how far a visit has handled an event.
 type handling int
 
 const (
@@ -158,7 +158,7 @@ func (v *visit) sendEvents(ctx context.Context) {
 		}
 		if r.err != nil {
 			if wants, err := v.wants(i); !wants && err == nil {
-				continue // the failure does not concern this event
+				continue // the subscriber does not want this event, so it has not failed
 			}
 		}
 		v.record(i, r)

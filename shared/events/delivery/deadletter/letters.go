@@ -80,7 +80,7 @@ func parseLetterID(id string) (sub, sort string, ok bool) {
 type LetterQuery struct {
 	Subscription string
 	Origin       string
-	Event        string // name of the event type
+	Event        string // the name of the event type
 	Queue        string
 	records.Span
 }
@@ -106,7 +106,7 @@ type Operations struct {
 // maxTested is the maximum number of endpoints in Operations.tests, which remembers when each endpoint last got a test event.
 const maxTested = 20_000
 
-// NewOperations returns the operations on a store.
+// NewOperations returns Operations for the store o.DB.
 func NewOperations(o Options) *Operations {
 	return &Operations{
 		Deliveries: state.NewDeliveries(o.DB, o.Queue, o.Now, o.Log), metrics: o.Metrics, tests: quota.NewBuckets[string](1, 1, maxTested),
@@ -247,7 +247,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
-	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // for as long as new retries may take
+	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // keep the event for as long as the new retries may take
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
@@ -266,7 +266,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),
 	}
-	if sub.Origin == subscription.MCPEvents { // these endpoints expect the event name of the subscription
+	if sub.Origin == subscription.MCPEvents { // endpoints of MCP Events expect the event name of the subscription
 		e.Name = sub.Name
 	}
 	return e.ID, o.deliver(ctx, sub, &e, true)
@@ -400,7 +400,7 @@ const (
 
 type erased struct {
 	Workspace string `json:"ws"`
-	At        int64  `json:"at"` // seconds since 1970
+	At        int64  `json:"at"` // the time of the erasure, in seconds since 1970
 	IDs       []byte `json:"ids"`
 }
 

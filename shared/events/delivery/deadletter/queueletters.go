@@ -111,7 +111,7 @@ func WorkspaceOf(l queue.DeadLetter) string {
 		return auth.DefaultWorkspace
 	}
 	name := "ws"
-	if l.Queue == queue.Inbox { // senders to the inbox call this member "workspace"
+	if l.Queue == queue.Inbox { // in a message of the inbox, this member is called "workspace"
 		name = "workspace"
 	}
 	if workspace := memberText(body, name); auth.ValidWorkspace(workspace) {
@@ -217,7 +217,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Inbox {
-		out.Group = "" // its sender may have chosen one that our queues do not accept, and the inbox needs none
+		out.Group = "" // the sender may have chosen a group that our queues do not accept, and the inbox needs no group
 	}
 	if to == queue.Events {
 		var e event.Event

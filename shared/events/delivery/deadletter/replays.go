@@ -94,7 +94,7 @@ type Replay struct {
 	Skipped   int          `json:"skipped"`
 	// Because maps a reason to the number of letters and events that were skipped for it.
 	Because map[string]int `json:"because,omitempty"`
-	// Before is the position at which the replay continues. Next is when the next delivery that it schedules is due.
+	// Before is the position at which the replay continues. Next is when the next delivery of the replay will be due.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
 	// Claimed is the time until which other workers leave the replay to the worker that claimed it.
@@ -116,7 +116,7 @@ const (
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is the default of [ReplayOptions.Ahead].
 	ReplayAhead = time.Minute
-	// beginTime limits how long the request that starts a replay works on it, see [Replays.Begin].
+	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
 	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Without
 	// the limit, if the subscription's filters reject nearly all events, a step would read longer than its caller waits, and the next
@@ -480,7 +480,7 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// countSkipped counts n letters or events as skipped, with the reason.
+// countSkipped counts n letters or events as skipped for the reason why, for example [SkippedEnded].
 func (r *Replay) countSkipped(why string, n int) {
 	if n <= 0 {
 		return

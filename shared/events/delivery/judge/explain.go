@@ -49,7 +49,7 @@ type Outcome struct {
 	// ID is the subscription's id. Subscription is nil if the subscription no longer exists.
 	ID           string
 	Subscription *subscription.Subscription
-	Origin       string // of the endpoint
+	Origin       string // the origin of the endpoint, e.g. https://example.com
 	Why          string // a sentence for people
 	// At is the time of the delivery, the last attempt, the pause or the suspension.
 	At       time.Time
@@ -67,7 +67,7 @@ type Outcome struct {
 	Switch *switches.Switch
 }
 
-// Explainer finds the outcomes of events.
+// Explainer finds out which subscriptions got an event, and why others did not.
 type Explainer struct {
 	DB            store.DB
 	Lists         *subscription.Lists
@@ -87,7 +87,7 @@ type Event struct {
 	Test bool
 }
 
-// subject is the event to explain, with its event type and the delivery log's records of it.
+// subject is the event to explain, with its event type and its records in the delivery log.
 type subject struct {
 	Event
 	entry *catalog.Entry // nil if the catalog no longer has the type
@@ -247,7 +247,7 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	if err := x.explainJudged(ctx, s, &o); err != nil || o.Kind != "" {
 		return o, err
 	}
-	if x.Kept != records.None && !s.Lost { // the event's list may lack records that the subscription's list has
+	if x.Kept != records.None && !s.Lost { // the delivery log's list for the event may lack records that the subscription's list has
 		tries, err := records.OfEvent(ctx, x.DB, s.Workspace, id, s.ID, s.Published)
 		if err != nil {
 			return o, err

@@ -176,7 +176,8 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Why = o.compare()
 }
 
-// explainOther explains an event whose type, variables or URI the subscription does not ask for.
+// explainOther explains an event that the subscription does not ask for: another event type, another value of a variable in the URI, or
+// another URI.
 func (o *Outcome) explainOther(s *subject) {
 	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
@@ -247,7 +248,7 @@ func formatAttempts(n int) string {
 	return fmt.Sprintf("%d attempts", n)
 }
 
-// failures describes failures without an HTTP status.
+// failures has a description for each category of failures without an HTTP status.
 var failures = map[webhook.Category]string{
 	webhook.ConnectionRefused: "the endpoint refused the connection",
 	webhook.Timeout:           "the endpoint did not answer in time",

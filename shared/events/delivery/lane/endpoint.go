@@ -25,35 +25,35 @@ import (
 // On AWS, processes tell each other only which endpoints hang; see [FastSlot.Hang].
 type endpointState struct {
 	id     string
-	origin *originState // nil until its URL is known
+	origin *originState // nil until the endpoint's URL is known
 
-	fast      int           // attempts under way in the fast lane
+	fast      int           // the number of attempts under way in the fast lane
 	fastBytes int64         // the size of the bodies of the attempts in the fast lane
 	flows     []*flow       // the attempts that wait for a slot of the fast lane
-	slow      int           // attempts under way in the slow lane
+	slow      int           // the number of attempts under way in the slow lane
 	slowBytes int64         // the memory that the attempts in the slow lane need
 	queued    []*slowWaiter // attempts that wait for a slot of the slow lane, the oldest first
-	hanging   int           // detached attempts; see [FastSlot.Detach]
+	hanging   int           // the number of detached attempts under way; see [FastSlot.Detach]
 
-	proven    bool          // it has answered an attempt with success
+	proven    bool          // the endpoint has answered an attempt with success
 	silent    bool          // an attempt since the last success was not answered in time
 	hold      time.Duration // how long first attempts take the slow lane after the last attempt that hung
 	took      time.Duration // the duration of the last attempt
-	answers   times         // the durations of successful attempts
-	failures  int           // consecutive failures
-	pauses    int           // consecutive pauses
+	answers   times         // averages of the durations of successful attempts
+	failures  int           // failed attempts since the last success
+	pauses    int           // pauses without a success or another kind of failure in between
 	slowUntil time.Time     // until then, first attempts take the slow lane
 	openUntil time.Time     // the endpoint is paused: no attempts until then; afterwards one at a time, until one succeeds
-	limit     int           // of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
+	limit     int           // limit of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
 }
 
-// originState is the state that the endpoints of an origin share.
+// originState is the health of an origin, e.g. https://example.com, which all its endpoints share.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
-	connect   int                 // failures to connect since the last success
+	connect   int                 // attempts that failed to connect, since the last success
 	slowUntil time.Time           // until then, first attempts to all endpoints of the origin take the slow lane
-	hanging   slotCounts          // detached attempts; see [FastSlot.Detach]
-	doubtful  slotCounts          // attempts of the slow lane to endpoints that may hang
+	hanging   slotCounts          // counts detached attempts; see [FastSlot.Detach]
+	doubtful  slotCounts          // counts attempts of the slow lane to endpoints that may hang
 }
 
 // slotCounts counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
@@ -192,7 +192,7 @@ func (l *Lanes) forget() {
 	}
 }
 
-// record updates the state of an endpoint with the outcome of an attempt.
+// record updates the health of an endpoint and its origin with the outcome of an attempt.
 func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	e := l.get(id, target)
 	o := e.origin
@@ -298,7 +298,7 @@ func isBusyStatus(status int) bool {
 	return status == 429 || status == 502 || status == 503 || status == 504
 }
 
-// neverConnected reports whether an attempt failed before it had a connection.
+// neverConnected reports whether an attempt failed before it had a connection to the endpoint.
 func neverConnected(out webhook.Outcome) bool {
 	switch out.Category {
 	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
@@ -344,7 +344,7 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 // endpoints get no attempts for now, because they timed out or answered 429, 502, 503 or 504.
 type Failing struct{ Slow, Paused int }
 
-// CountFailing counts the slow and the paused endpoints that this process knows.
+// CountFailing counts the slow and the paused endpoints among the endpoints that this process knows.
 func (l *Lanes) CountFailing() (n Failing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -386,7 +386,7 @@ const slowLaneProbes = 2 * time.Minute
 // Hang records that the endpoint hangs. The caller calls it when the slot's attempt has not been answered in time. From then
 // on, first attempts of all processes take the slow lane.
 func (s *FastSlot) Hang(ctx context.Context) {
-	if s.Usual > 0 { // otherwise Detach has recorded it
+	if s.Usual > 0 { // otherwise FastSlot.Detach has recorded that the endpoint hangs
 		s.recordHang(ctx, s.hung, s.warned)
 	}
 }
@@ -408,7 +408,7 @@ func (s *slot) recordHang(ctx context.Context, again, warned bool) {
 	}
 }
 
-// Warn tells other processes that an attempt in the slow lane hangs.
+// Warn tells other processes that an attempt in the slow lane hangs, so that they need not probe the endpoint.
 func (s *SlowSlot) Warn(ctx context.Context) {
 	if l := s.lanes; l.limits.MinWait > 0 {
 		l.markHanging(ctx, s.call.Endpoint, l.now().Add(slowLaneProbes))
@@ -418,7 +418,7 @@ func (s *SlowSlot) Warn(ctx context.Context) {
 // markHanging writes the endpoint's mark, so that other processes do not probe the endpoint until the given time.
 func (l *Lanes) markHanging(ctx context.Context, endpoint string, until time.Time) {
 	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
-	_ = l.rate.db.Write(ctx, store.Put(it)) // if this fails, other processes find out by themselves
+	_ = l.rate.db.Write(ctx, store.Put(it)) // if the write fails, other processes find out by themselves that the endpoint hangs
 }
 
 // readMark returns the mark of a hanging endpoint. It returns nil if there is no mark or it cannot be read.

@@ -47,21 +47,21 @@ type Lanes struct {
 	fast    usage          // the slots and bytes that all attempts in the fast lane use
 	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
 	turn    int            // index of the pool from which grantFast last tried to take a waiting attempt
-	waiting map[string]int // attempts that wait in the fast lane, by principal
-	waiters int            // the number of all attempts that wait in the fast lane
+	waiting map[string]int // the number of attempts that wait for a slot of the fast lane, by principal
+	waiters int            // the number of all attempts that wait for a slot of the fast lane
 
 	slowBytes, hangingBytes byteCounts
 	detached                int
-	queued                  int // attempts that wait in the slow lane
+	queued                  int // the number of attempts that wait for a slot of the slow lane
 }
 
-// Limits bound the attempts of one process.
+// Limits are the limits for the attempts of one process.
 type Limits struct {
-	Attempts    int   // concurrent attempts in the fast lane
-	PerEndpoint int   // how many of them may be to one endpoint
-	Detached    int   // attempts that continue after their page has stopped waiting for them; see [FastSlot.Detach]
-	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
-	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
+	Attempts    int   // maximum number of concurrent attempts in the fast lane
+	PerEndpoint int   // maximum number of concurrent attempts to one endpoint in the fast lane
+	Detached    int   // maximum number of attempts that continue without their page; see [FastSlot.Detach]
+	Bytes       int64 // memory for bodies: half for the fast lane, a quarter for the slow lane, a quarter for attempts that hang
+	Rate        int64 // maximum attempts per second to one endpoint, from all processes together; 0 is no limit
 	// Patience is how long an attempt may keep a slot of the fast lane without an answer. 0 means until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
@@ -114,10 +114,10 @@ func (u *usage) remove(bytes int64) {
 	u.bytes -= bytes
 }
 
-// Call describes an attempt for which a slot is requested.
+// Call describes an attempt for which a caller requests a slot.
 type Call struct {
-	Endpoint  string // its id, the same in all processes
-	URL       string // "" if it is not known yet
+	Endpoint  string // the endpoint's id, which is the same in all processes
+	URL       string // the endpoint's URL, or "" if it is not known yet
 	Principal string // the principal's id and workspace
 	Bytes     int64  // the size of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
@@ -311,7 +311,7 @@ type FastSlot struct {
 	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 if [Limits.MinWait] is 0. A page in a hurry waits only
 	// this long. Other pages then call [FastSlot.HasWarning], which tells them whether to wait any longer.
 	Usual  time.Duration
-	hung   bool // the endpoint did not answer the last attempt in time
+	hung   bool // the endpoint did not answer an earlier attempt in time, and has not answered with success since
 	warned bool // a process has stored that the endpoint hangs; see [hangKey]
 }
 
@@ -402,7 +402,7 @@ type ringEntry struct {
 type flow struct {
 	e         *endpointState
 	principal string
-	waiting   []*waiter // by the time at which their events were queued
+	waiting   []*waiter // in the order in which their events were queued
 	pool      *pool     // the pool with the flow in its ring; nil while the endpoint may not have more attempts
 }
 
@@ -556,20 +556,20 @@ func (l *Lanes) grantFrom(p *pool) bool {
 // and may fail to get one.
 type endpointRates struct {
 	db    store.DB
-	limit int64 // per second; 0 is no limit
+	limit int64 // attempts per second to one endpoint; 0 is no limit
 	now   func() time.Time
 
 	mu   sync.Mutex
 	byID map[string]*tokenLease
 }
 
-// tokenLease holds the tokens and turns of one endpoint that this process has leased.
+// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates].
 type tokenLease struct {
 	lease *semaphore.Weighted // held while a lease is written, so that this process writes one lease of the endpoint at a time
 
 	second int64 // the second for which the tokens are valid, since 1970
 	left   int64 // the tokens that this process has left for the second
-	spent  bool  // the store has no further lease for the second
+	spent  bool  // whether all tokens of the second are leased, so that the store has no more
 
 	turn      int64 // the last second in which deliveries of this process have turns
 	turnsLeft int64 // the turns in that second that this process has left
@@ -603,7 +603,7 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	}
 	defer lease.Release(1)
 	now := r.now()                           // Acquire may have waited for a slow store
-	if ok, known := r.take(id, now); known { // another attempt has leased the tokens meanwhile
+	if ok, known := r.take(id, now); known { // another attempt of this process has leased tokens meanwhile
 		return ok
 	}
 	n := max(1, r.limit/leasesPerSecond)
@@ -623,7 +623,7 @@ func (r *endpointRates) get(id string) *tokenLease {
 	t := r.byID[id]
 	if t == nil {
 		if r.byID == nil || len(r.byID) >= maxEndpoint {
-			r.byID = map[string]*tokenLease{} // the leased tokens are lost
+			r.byID = map[string]*tokenLease{} // forget all leased tokens, to bound the memory
 		}
 		t = &tokenLease{lease: semaphore.NewWeighted(1)}
 		r.byID[id] = t

@@ -13,7 +13,7 @@ import (
 type SlowSlot struct {
 	slot
 	doubtful bool         // the attempt may hang, so its bytes count towards the limit for hanging attempts
-	origin   *originState // set if the slot counts towards the origin's limit of doubtful attempts
+	origin   *originState // set if the slot counts towards maxOriginDoubtful of this origin
 }
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.

@@ -182,10 +182,10 @@ func hasAccessRule(e *catalog.Entry) bool {
 const (
 	// gapEvery is the minimum time between two gap notices to the same subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a notice is retried, even after its schedule is over. A subscription whose attempts all fail for that long is
-	// disabled.
+	// gapFor is how long a gap notice is retried, even after its retry schedule is over. A subscription whose attempts all fail for that
+	// long is disabled.
 	gapFor = DisableAfter
-	// gapRetry is the longest time between two retries after the schedule.
+	// gapRetry is the longest time between two retries of a gap notice after its retry schedule.
 	gapRetry = time.Hour
 	// suspensionGap is the key of a suspension's notice among the subscription's deliveries. It differs from the keys of all events,
 	// because these are hashes.
@@ -195,9 +195,9 @@ const (
 // announcedGap is the stored value that describes the last gap notice of a subscription.
 type announcedGap struct {
 	V    int    `json:"v"`
-	ID   string `json:"id"`   // of the notice
-	From int64  `json:"from"` // the position of its cursor
-	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
+	ID   string `json:"id"`   // the id of the notice, with which its delivery is stored
+	From int64  `json:"from"` // the position of the cursor in the notice
+	At   int64  `json:"at"`   // when the notice was written, in microseconds since 1970
 }
 
 // AnnounceGap sends a gap notice for a delivery that is about to be given up, unless an earlier notice already tells the client about the
@@ -250,10 +250,10 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	return done, err
 }
 
-// lastGap returns the last gap notice of a subscription. covers reports whether that notice also tells the client about another lost
-// delivery, so that a second notice is not needed. It does if a client that gets the notice and immediately resumes from its cursor finds
-// the event in the log. So the cursor must not be after the event. Also, the event must have been in the log when the notice was written,
-// or the notice must still be waiting to be sent.
+// lastGap returns the last gap notice of a subscription, and the version of its item. covers reports whether that notice also tells the
+// client about the lost event of the delivery del, so that a second notice is not needed. It does if a client that gets the notice and
+// immediately resumes from the notice's cursor finds the event in the log. So the cursor must not be after the event. Also, the event must
+// have been in the log when the notice was written, or the notice must still be waiting to be sent.
 //
 // If an event was published before the notice was written, it was not necessarily in the log by then, because it may have waited in the
 // events queue. But if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout

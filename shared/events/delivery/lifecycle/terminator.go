@@ -44,7 +44,7 @@ type Terminator struct {
 	Log   *slog.Logger
 
 	rechecking  sync.Mutex
-	rechecked   map[string]string // fingerprints of the catalogs that need no further recheck, by workspace
+	rechecked   map[string]string // the fingerprint of the catalog for which a workspace needs no further recheck, by workspace
 	interrupted string            // the workspace at which the last recheck ran out of time
 }
 

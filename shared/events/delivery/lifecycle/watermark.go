@@ -40,7 +40,7 @@ const (
 	dwell = 30 * time.Minute
 	// lateAfter is how long a page may have waited in its queue before dispatch records it as late.
 	lateAfter = 5 * time.Minute
-	// progressEvery is the time between two progress records of a process.
+	// progressEvery is the minimum time between two progress records of a process; see [Progress].
 	progressEvery = time.Minute
 
 	latePartition = "w#late"

@@ -111,7 +111,7 @@ type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
 	failuresFree bool          // Limit applies only to successful attempts
-	Omitted      *atomic.Int64 // records left out of the shared lists since the last copied record
+	Omitted      *atomic.Int64 // the number of records left out of the shared lists since the last record that was copied there
 }
 
 const (
@@ -191,8 +191,8 @@ func OfAll(workspace string) string              { return "ra#" + workspace }
 // The outcomes of an attempt.
 const (
 	Delivered = "delivered"
-	Failed    = "failed" // to be attempted again
-	Dead      = "dead"   // given up with this attempt
+	Failed    = "failed" // another attempt follows
+	Dead      = "dead"   // the delivery was given up after this attempt
 )
 
 // Outcome returns the outcome of the attempt: [Delivered], [Failed] or [Dead].

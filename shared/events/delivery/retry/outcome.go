@@ -87,7 +87,7 @@ func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (co
 // Record records an attempt, and returns the writes (notes) that the caller makes together with the writes of other attempts. It writes the
 // consequence of a failure, for example the next attempt or a dead letter, immediately.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
-	if out.Internal() { // it does not count as an attempt
+	if out.Internal() { // a failure of this program does not count as an attempt
 		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
 	}
 	now := o.Deliveries.Now()
@@ -206,7 +206,7 @@ type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
 	mu     sync.Mutex
-	minute int64 // the current minute, since 1970
+	minute int64 // the minute in which spent counts, since 1970
 	spent  int   // the once-a-minute writes that were made in this minute, up to statusBudget
 }
 
@@ -275,7 +275,7 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 	st.LastDelivery = periodic.Later(st.LastDelivery, v.delivered.UTC())
 	st.Failures++
 	st.LastError, st.LastCode = string(out.Category), out.Status
-	if sub.Origin == subscription.MCPEvents { // the extension has only six categories
+	if sub.Origin == subscription.MCPEvents { // MCP Events (SEP-3415) has only six categories of failures
 		st.LastError = string(out.Category.ToPublished())
 	}
 	if out.RetryAfter > 0 {
@@ -296,7 +296,7 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 
 const (
 	rateWindow  = time.Hour
-	rateMinimum = 100 // with fewer attempts, no subscription is suspended
+	rateMinimum = 100 // a subscription with fewer attempts in rateWindow is not suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
 	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until the
@@ -310,7 +310,7 @@ const (
 
 // tally counts this process's attempts for one subscription.
 type tally struct {
-	minutes []minuteTally // the minutes with unwritten attempts, and the current one; oldest first
+	minutes []minuteTally // the minutes with attempts that are not written yet, and the current minute; oldest first
 	began   time.Time     // when the counter written was last reset to 0
 	written int           // successes that were written to the store
 	dirty   int           // successes that are not written yet
@@ -320,7 +320,7 @@ type tally struct {
 
 // minuteTally counts a process's attempts for one subscription in one minute. It is stored as one item.
 type minuteTally struct {
-	Minute int64 `json:"-"` // since 1970
+	Minute int64 `json:"-"` // the number of the minute since 1970
 	OK     int   `json:"ok,omitempty"`
 	Failed int   `json:"f,omitempty"`
 }
@@ -328,7 +328,7 @@ type minuteTally struct {
 // rates holds the tallies of a process. The zero value is ready to use.
 type rates struct {
 	mu   sync.Mutex
-	self string // the name of this process in the keys of its items
+	self string // a random name of this process, in the keys of the items that it writes
 	subs map[string]*tally
 }
 
@@ -342,7 +342,7 @@ func rateKey(workspace, id string, minute int64, self string) store.Key {
 
 func (r *rates) get(workspace, id string, now time.Time) *tally {
 	if r.self == "" || len(r.subs) >= maxTallys {
-		r.self, r.subs = rand.Text()[:10], map[string]*tally{} // the items under the old name keep their counts
+		r.self, r.subs = rand.Text()[:10], map[string]*tally{} // the new name keeps this process from overwriting its earlier items
 	}
 	key := workspace + "#" + id
 	t := r.subs[key]
@@ -425,7 +425,7 @@ func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string
 			}
 			var m minuteTally
 			if err := json.Unmarshal(it.Value, &m); err != nil {
-				continue // it expires soon, and one minute of one process changes the rate little
+				continue // skip an item that cannot be decoded: it expires soon, and one minute of one process changes the rate little
 			}
 			ok, failed = ok+m.OK, failed+m.Failed
 		}

@@ -25,7 +25,7 @@ import (
 type Job struct {
 	DB    store.DB
 	Queue queue.Sender
-	// EventLog is the log whose broken items [Job.DeadLetterLogItems] reports.
+	// EventLog is the event log. [Job.DeadLetterLogItems] dead-letters its items that cannot be decoded.
 	EventLog *eventlog.Log
 	// SaveEvery is how old the job's stored position may become before the job saves it again; see [minutes.Position].
 	SaveEvery time.Duration
@@ -48,7 +48,7 @@ const (
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// maxDelay is the longest time from writing a due entry to the time at which it is due.
+// maxDelay is the longest time by which a due entry is written ahead of the time at which it is due.
 const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
@@ -58,7 +58,7 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
-		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
+		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // longer than that, the store does not keep due entries
 		Ahead: func(ctx context.Context, was time.Time) error { return r.beginSearch(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
@@ -210,7 +210,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
-// isFromFuture reports whether an entry was written by a clock that was ahead of this one.
+// isFromFuture reports whether an entry was written while the clock was ahead, i.e. whether its time of writing is later than now.
 func isFromFuture(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }

@@ -41,7 +41,7 @@ import (
 //
 // [transitions] has all states and steps.
 
-// Delivery is a stored delivery. It is encoded as the value of its item.
+// Delivery is the delivery of an event to a subscription, as the store keeps it. Its JSON is the value of an item.
 type Delivery struct {
 	V            int                 `json:"v"`
 	Workspace    string              `json:"ws"`
@@ -49,20 +49,20 @@ type Delivery struct {
 	Subscription string              `json:"sub"`
 	Origin       subscription.Origin `json:"o"`
 	Event        string              `json:"ev"`
-	Key          string              `json:"k,omitempty"` // as in [task.Single]
+	Key          string              `json:"k,omitempty"` // see [task.Single.Key]
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
 	State        string              `json:"st"`           // one of the state constants
 	First        time.Time           `json:"t1"`           // when the retry schedule begins; waits for a switch or rate limit delay it
-	Published    time.Time           `json:"pub,omitzero"` // of the event; the subscriber's cursor stays before it until the delivery ends
+	Published    time.Time           `json:"pub,omitzero"` // of the event; until the delivery ends, the cursor stays before it
 	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
 	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
-	Size     int       `json:"b,omitempty"` // as in [task.Single]
-	Waits    int       `json:"w,omitempty"` // how often it waited in the due table without an attempt
+	Size     int       `json:"b,omitempty"` // the size of the event's data in bytes
+	Waits    int       `json:"w,omitempty"` // how often the delivery waited in the due table without an attempt
 	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
 	// after them.
 	Base int `json:"base,omitempty"`
@@ -87,15 +87,15 @@ type Delivery struct {
 	// Control is set for a control message, which carries no event. Then Event is the id of the message.
 	Control *control `json:"ctl,omitempty"`
 
-	Made  time.Time `json:"-"` // when the next attempt was scheduled
+	Made  time.Time `json:"-"` // when the due entry for the next attempt was written
 	Later bool      `json:"-"` // the delivery waits only in the due table, and the queue gets no message until it is due
 
 	Version int64  `json:"-"` // the version of the stored item, 0 before the item is written
 	Stored  string `json:"-"` // the state of the stored item; [Paused] for a paused delivery
-	// recorded is the number of attempts in the stored item.
+	// recorded is the number of attempts that the stored item has. Attempts may have more.
 	recorded int       `json:"-"`
-	Place    store.Key `json:"-"` // the key of its due entry or, while a switch pauses it, of its waiting message; otherwise zero
-	// replaced has the keys of the dead letter whose delivery this one replaces. The next write deletes them.
+	Place    store.Key `json:"-"` // the key of the due entry or, while a switch pauses the delivery, of the waiting message; otherwise zero
+	// replaced has the keys of a dead letter, if this delivery replaces the dead letter's delivery. The next write deletes these items.
 	replaced []store.Key
 }
 
@@ -110,7 +110,8 @@ type Result struct {
 const (
 	// KeptFor is how long the store keeps dead letters and the records of attempts.
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is how long after a retry is due its due entry sends the retry's message again, in case the first message was lost.
+	// Backup is the time between a retry and its due entry. If the retry's message is lost, the due entry sends another message this much
+	// later.
 	Backup = 2 * time.Minute
 	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
 	// delivery. If the message arrived before the delivery is written, it would be dropped. A write normally takes far less
@@ -289,8 +290,8 @@ func (del *Delivery) DueItem() store.Item {
 // DueEntry is the value of an item in the due table. Its task is the message to send at the time At.
 type DueEntry struct {
 	Task task.Single `json:"t"`
-	At   int64       `json:"at"` // milliseconds since 1970
-	// Made is when the entry was written, also in milliseconds.
+	At   int64       `json:"at"` // when to send the message, in milliseconds since 1970
+	// Made is when the entry was written, in milliseconds since 1970.
 	Made int64 `json:"made,omitempty"`
 }
 
@@ -348,7 +349,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 		if !isConditional(notes[0]) {
 			plain = append(plain, notes[0])
 		} else {
-			n = 2 // with its due entry, or its waiting message while a switch pauses it
+			n = 2 // the deletion of the delivery, and of its due entry or waiting message; see Delivery.DeletionNotes
 			forgets = append(forgets, notes[:n])
 		}
 		notes = notes[n:]
@@ -436,7 +437,7 @@ type gap string
 
 const (
 	GapAbandoned gap = "abandoned"
-	GapSuspended gap = "suspended" // the message is built only when it is sent
+	GapSuspended gap = "suspended" // its body is made only when the message is sent
 )
 
 func GapKey(workspace, sub string) store.Key {
@@ -478,7 +479,7 @@ const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.
 type storedBody struct {
-	published int64 // microseconds since 1970
+	published int64 // when the event was published, in microseconds since 1970
 	expires   time.Time
 	seen      time.Time
 }
@@ -585,7 +586,7 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 // or expires late enough. The result is the zero storedBody if another process changed the item meanwhile.
 func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
 	written := storedBody{published: published, expires: it.Expires}
-	items, err := ds.DB.Get(ctx, it.Key) // first, because the event is usually stored
+	items, err := ds.DB.Get(ctx, it.Key) // read before writing, because the event is usually stored already
 	if err != nil {
 		return storedBody{}, err
 	}

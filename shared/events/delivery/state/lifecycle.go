@@ -21,7 +21,7 @@ import (
 // The states of a delivery. [Delivery.State] has the state of a stored delivery, with one exception: a paused delivery is stored as
 // "pending", with [Delivery.PausedAt].
 const (
-	None      = "" // not stored: not attempted yet, delivered, or ended with its subscription
+	None      = "" // not stored, because it is not attempted yet, was delivered, or ended with its subscription
 	Pending   = "pending"
 	Paused    = "paused"
 	Suspended = "held"
@@ -76,7 +76,7 @@ var transitions = map[string]map[Step]string{
 	},
 }
 
-// result is the result of a worker's write of a delivery.
+// result says whether a worker could write a delivery and, if not, how the delivery continues.
 type result int
 
 const (
@@ -216,8 +216,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 // because the delivery may have changed: if it replaces a dead delivery, it also has that delivery's attempts.
 type change struct {
 	step Step
-	what string // the attempted operation, for errors
-	// event, if not nil, is stored for at least keep.
+	what string // names the operation in error messages
+	// event, if not nil, is stored for at least the time keep, so that retries can send it.
 	event *event.Event
 	keep  time.Duration
 	entry func() store.Item // the due entry, or the message that waits for a switch
@@ -254,7 +254,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 		case !errors.Is(err, store.ErrConflict):
 			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		case body != nil:
-			continue // the conflict may be about the event only, which another process has stored
+			continue // another process may have stored the event, which is also a conflict
 		}
 		r, err := ds.resolveConflict(ctx, del, c.step, fresh)
 		if err != nil || r != tryAgain {
@@ -338,7 +338,7 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 		del.Key = del.ownKey()
 		return tryAgain, nil
 	case IsUnderWay(state) && del.Again:
-		return taken, nil // the person who asked for it gets a conflict
+		return taken, nil // a person's request does not renew a delivery that still has to be sent
 	case IsUnderWay(state):
 		return ds.renew(ctx, current, s)
 	case current == nil:

@@ -21,10 +21,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is the format version of new messages. When it grows, [Decode] also accepts the previous version.
+// Version is the format version of new messages. [Decode] also accepts messages of the previous version, which an older release may have
+// queued.
 const Version = 1
 
-// Page asks dispatch to send events to a range of a pattern's subscribers, to each for the first time.
+// Page is a task for package delivery: send events for the first time to the subscribers of a pattern whose ids are in a range.
 type Page struct {
 	V         int                `json:"v"`
 	Workspace string             `json:"ws"`
@@ -33,7 +34,7 @@ type Page struct {
 	// Count is the approximate number of subscribers in the range. Dispatch splits a large range before it sends any event.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
-	// Hops is how many page tasks have passed these events on to the next task without an attempt.
+	// Hops is how many page tasks have passed these events on to another page task without an attempt.
 	Hops int `json:"h,omitempty"`
 	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in that
 	// first task.
@@ -58,13 +59,13 @@ type Page struct {
 	Delay    time.Duration    `json:"-"` // the delay with which the queue delivers the task's message
 }
 
-// Reactivation names a subscription that was suspended and is active again.
+// Reactivation names a subscription that was suspended and is active again, so that its suspended deliveries continue.
 type Reactivation struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 }
 
-// Single asks dispatch for one attempt of one delivery in the slow lane.
+// Single is a task for package delivery: make one attempt of one delivery in the slow lane.
 type Single struct {
 	V            int    `json:"v"`
 	Workspace    string `json:"ws"`
@@ -119,7 +120,7 @@ func (t Page) Encode() []byte {
 func Encode(task any) []byte {
 	b, err := json.Marshal(task)
 	if err != nil {
-		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // all raw JSON in a task was parsed when it was received
+		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // cannot happen: all raw JSON in a task was parsed when it was received
 	}
 	return b
 }
@@ -144,7 +145,7 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 // DecodePage decodes a page task of the deliveries queue.
 func DecodePage(m queue.Message) (Page, error) {
 	if t, ok := m.Value.(Page); ok {
-		t.Endpoint, t.Delay = "", 0 // as in a decoded body, which lacks them
+		t.Endpoint, t.Delay = "", 0 // a decoded message body lacks these fields, too
 		return t, nil
 	}
 	return Decode(m.Body, func(t Page) int { return t.V })
@@ -170,7 +171,7 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	}
 	out := queue.Outgoing{Body: m.Body, Group: m.Group}
 	if q.FIFO() {
-		out.Dedup = "newer-" + m.ID // drops a second copy if the process dies before the original is deleted
+		out.Dedup = "newer-" + m.ID // lets the queue drop a second copy, if the process dies before the original is deleted
 	}
 	if err := s.Send(ctx, q, out); err != nil {
 		log.ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
