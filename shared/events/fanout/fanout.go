@@ -39,7 +39,7 @@ type Fanout struct {
 	Metrics *metric.Set
 	// Tracer records a trace span for each event; may be nil.
 	Tracer *trace.Tracer
-	// Logger receives failures; nil is [slog.Default].
+	// Logger logs failures; nil is [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -298,7 +298,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 // latestCatalogs finds the event types of one batch's events. It reads the latest catalog of each workspace at most once.
 type latestCatalogs struct {
 	source catalog.Source
-	latest map[string]latestCatalog // by workspace
+	latest map[string]latestCatalog // the catalogs that were read, by workspace
 }
 
 type latestCatalog struct {
