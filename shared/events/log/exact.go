@@ -214,7 +214,7 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 		}
 		err := s.log.DB.Write(ctx, store.Put(item, store.Absent()))
 		if errors.Is(err, store.ErrConflict) && p.single {
-			floor = stamp // an earlier writer used the key
+			floor = stamp // an earlier writer used the key, so choose a later one
 			continue
 		}
 		if err != nil {

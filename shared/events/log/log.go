@@ -47,7 +47,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Bounds of clocks and appends.
+// Limits for the clocks and appends of a log.
 const (
 	// Window is the time before its position that a reader of a partition with several writers reads again, because a smaller key may be
 	// committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew] slow, and a reader whose
@@ -68,9 +68,9 @@ const (
 type Entry struct {
 	// Key is the position of the entry, in microseconds since 1970. Entries of different partitions may have the same key.
 	Key int64
-	// Event is set in event partitions.
+	// Event is set if the entry is an event, i.e. in a partition of a URI or pattern.
 	Event *event.Event
-	// NoticeID and Notice are set in topic partitions.
+	// NoticeID and Notice are set if the entry is a notice, i.e. in a topic's partition.
 	NoticeID string
 	Notice   json.RawMessage
 	// Lost says that events or notices are missing at this position: an item of the log cannot be decoded, or the backend that sends
@@ -101,11 +101,11 @@ func (e Entry) ID() string {
 // Log is the event log.
 type Log struct {
 	DB store.DB
-	// Retention is how long entries stay; 0 is 24 hours.
+	// Retention is how long the log keeps entries; 0 is 24 hours.
 	Retention time.Duration
-	// Now is the clock of the stamps; nil is [time.Now].
+	// Now is the clock with which this process stamps entries; nil is [time.Now].
 	Now func() time.Time
-	// Logger receives failures; nil is [slog.Default].
+	// Logger logs failures; nil is [slog.Default].
 	Logger *slog.Logger
 
 	// Slow counts appends that took longer than [SlowAppend].
@@ -153,7 +153,7 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
-	if l.TotalOrder() { // floor is a time of the clock, which may be later than all keys
+	if l.TotalOrder() { // floor comes from the clock, so it may be later than all keys
 		floor = min(floor, l.DB.End())
 	}
 	return max(at, floor), true
@@ -272,7 +272,7 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 	return e, true, err
 }
 
-// appender appends to the log. The implementations are [exact] and [stamped].
+// appender appends to the log. Its implementations for the two kinds of logs are [exact] and [stamped].
 type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
@@ -360,7 +360,7 @@ func parseKey(sort string) (int64, error) {
 // fanout writes copies of the matching events to the partitions of the pattern; see [PatternPartitions]. Without readers, fanout
 // saves these writes.
 type Interest struct {
-	// Since is the position from which fanout writes to the partitions. They lack earlier events of the pattern.
+	// Since is the position from which fanout writes to the partitions. The partitions lack earlier events of the pattern.
 	Since int64
 	// Until is when fanout stops writing to the partitions, unless the record is renewed.
 	Until time.Time
@@ -513,7 +513,7 @@ func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
 }
 
-// parentOps returns the operations that record a URI under its parents.
+// parentOps returns the operations that record a URI as a sub-resource of each of its parents.
 func (l *Log) parentOps(workspace, uri string) (ops []store.Op) {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	for depth := 1; depth < len(segs); depth++ {

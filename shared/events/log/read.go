@@ -51,7 +51,7 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 		end = 0
 	}
 	page, err := l.DB.Query(ctx, q)
-	if err == nil && l.LookBack(p) > 0 { // with several writers
+	if err == nil && l.LookBack(p) > 0 { // the partition has several writers
 		err = l.completeStamp(ctx, p, &page)
 	}
 	if err != nil {
@@ -114,8 +114,8 @@ func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) 
 	return nil
 }
 
-// LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and the memory that they use while
-// they read.
+// LatestBytes limits the total size of the payloads that [Log.Latest] and [Log.LatestBelow] return, and that they hold in memory while they
+// read.
 const LatestBytes = 1 << 20
 
 // Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads. unordered says
@@ -135,7 +135,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 		slices.SortStableFunc(found, func(a, b positionedEvent) int {
 			return cmp.Or(strings.Compare(b.segment, a.segment), b.position-a.position)
 		})
-		seen := map[string]bool{} // a repeated batch may be in the log twice
+		seen := map[string]bool{} // an event may be in the log twice, because its batch was repeated
 		found = slices.DeleteFunc(found, func(e positionedEvent) bool {
 			again := seen[e.id]
 			seen[e.id] = true
@@ -181,7 +181,7 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
 	if before = at; skip > 0 {
-		before += "!" // includes the items with this key, whose other events are still to come
+		before += "!" // read the items with this key again, because only the first events of these were on the previous page
 	}
 	items, floor, err := l.newestItems(ctx, parts, since, until, before, n+1)
 	if err != nil {
@@ -247,7 +247,7 @@ func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sor
 // items with the sort key.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
-	n, _ = strconv.Atoi(number) // 0 if a caller made the position up
+	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller made the position up
 	return sort, n
 }
 
@@ -306,7 +306,7 @@ func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.
 	return nil
 }
 
-// Cursor is a position in one or more partitions.
+// Cursor is a client's position in one or more partitions of the log.
 type Cursor struct {
 	// At is a time in microseconds since 1970. Every entry with a key up to At was sent to the client.
 	At int64
@@ -317,17 +317,17 @@ type Cursor struct {
 	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written after Given.
 	// So a cursor is not too old if Given is recent, even if At is old because no events were published for a long time.
 	Given int64
-	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only decides how soon to poll again.
+	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only affects how soon the client should poll again.
 	Last int64
 }
 
 // Place is a cursor's position in one partition. There, it replaces [Cursor.At].
 type Place struct {
-	Partition uint64 // the hash of its name
+	Partition uint64 // the keyed hash of the partition's name; see [Sealer.PlaceOf]
 	At        int64
 }
 
-// MaxPlaces is the number of partitions for which a cursor can have its own position.
+// MaxPlaces is the maximum number of partitions for which a cursor can have separate positions.
 const MaxPlaces = 16
 
 // MaxSent is the number of entries that a cursor can name in [Cursor.Sent]. If more were sent, a client that resumes from the cursor gets
@@ -362,7 +362,7 @@ const (
 	macSize = 16
 )
 
-// Seal encodes a cursor.
+// Seal encodes a cursor as a token for the workspace.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
 	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a client that resumes gets the others again
 	b := make([]byte, 0, 17+8*len(sent)+macSize)
@@ -452,7 +452,7 @@ func (s *Sealer) sum(begin string, rest []byte) []byte {
 	return h.Sum(nil)
 }
 
-// PositionIn returns the position of a cursor in a partition.
+// PositionIn returns the position of a cursor in a partition: a separate position ([Cursor.Places]) or else [Cursor.At].
 func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	if len(c.Places) > 0 {
 		hash := s.hashPartition(p)

@@ -323,7 +323,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	for i, e := range written { // the keys in earlier segments are not known, so assume consecutive keys, which have the same order
 		done.stamps[e.ID] = end.key - int64(len(written)-1-i)
 	}
-	const timeSize = 17 // digits of a publication time and a comma, until the year 2286
+	const timeSize = 17 // bytes of a publication time in BeforeAt: 16 digits, until the year 2286, and a comma
 	room := maxSegment
 	for _, list := range [][]event.Event{written, end.fresh} {
 		for _, e := range list {
