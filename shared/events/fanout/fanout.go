@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -266,8 +267,10 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 		}
 		var g *uriBatch
 		if err == nil {
-			if g = byURI[id{e.Workspace, e.URI}]; g == nil || g.entry.Name != e.Name {
-				g, err = catalogs.find(ctx, g, &e)
+			g = byURI[id{e.Workspace, e.URI}]
+			unordered := f.Log.Spreads() && m.Group != publish.OrderedGroup(e.Workspace, e.URI)
+			if g == nil || g.entry.Name != e.Name || unordered && !g.entry.Unordered() {
+				g, err = catalogs.find(ctx, g, &e, unordered)
 			}
 		}
 		if err != nil {
@@ -312,7 +315,10 @@ type latestCatalog struct {
 // The catalog of this process may be seconds old. It may lack an event type that package publish knows already. Or it may have another type
 // for the URI, so that the event would not reach the new type's subscribers. So before find gives up or accepts another type than the
 // event's own, it reads the latest catalog.
-func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) (_ *uriBatch, err error) {
+//
+// The same applies if publish has sent the event as an unordered one (unordered), and the type is ordered in the catalog of this process.
+// Several processes may have messages of its URI then, so none of them may append to the URI's own partition.
+func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, unordered bool) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {
 		g = &uriBatch{workspace: e.Workspace, uri: e.URI}
@@ -328,7 +334,7 @@ func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) 
 	if !read {
 		cat, err := c.source.Catalog(ctx, e.Workspace)
 		switch {
-		case err == nil && match(cat) && g.entry.Name == e.Name:
+		case err == nil && match(cat) && g.entry.Name == e.Name && (g.entry.Unordered() || !unordered):
 			return g, nil
 		case err != nil && !fault.Is(err, fault.NotFound):
 			return nil, err

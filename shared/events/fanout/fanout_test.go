@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -402,6 +403,32 @@ func TestEVX26GivenAnUnorderedTypeWhenItsMessagesAreNewThenAStampedLogHasTheEven
 		}
 	}
 	expect.Equal(t, "the events in the shards", sharded, 5)
+}
+
+// The same holds while this process still has the catalog in which the type was ordered. Publish spreads the events of the URI over several
+// groups already, so several processes have them at the same time.
+func TestEVX26GivenACatalogFromBeforeATypeBecameUnorderedThenAStampedLogHasTheEventsInShards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const tick = "event://tick"
+		r := newRig(t)
+		catalogOf := func(order string) *catalog.Catalog {
+			return expect.Value(catalog.Parse([]byte("events:\n  - {name: tick, uri: \"" + tick + "\", order: " + order + "}\n")))(t)
+		}
+		expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, catalogOf("uri")))
+		stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler), nil)
+		expect.OK(t, expect.ErrOf(stored.Catalog(t.Context(), "default"))) // of an earlier batch
+		time.Sleep(time.Second)
+		expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, catalogOf("none")))
+		log := &eventlog.Log{DB: storetest.Unordered{DB: r.db}}
+		r.fanout.DB, r.fanout.Log, r.fanout.Catalog = log.DB, log, stored
+		r.publishTo(tick, "tick", "evt_1")
+		r.queues[queue.Events][0].Group = publish.OrderedGroup("default", tick) // of a publisher with the same catalog
+		r.publishTo(tick, "tick", "evt_2")
+		r.queues[queue.Events][1].Group = "one_of_several"
+		r.fanOutAll()
+		expect.Len(t, "the events in the shards", expect.Value(log.Latest(t.Context(), "default", tick, true, 10))(t), 2)
+		expect.Len(t, "the events in the URI's own partition", expect.Value(log.Latest(t.Context(), "default", tick, false, 10))(t), 0)
+	})
 }
 
 // If a full batch took longer than the function may run, each attempt would start from the beginning, and the events would

@@ -217,11 +217,14 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 // time, which allows about 125 events per second and group.
 const groups = 16
 
+// OrderedGroup returns the FIFO group of a URI whose event type is not unordered.
+func OrderedGroup(workspace, uri string) string { return digest(workspace, uri) }
+
 // groupOf returns the FIFO group of an event. Each URI has one group or, if the event type is unordered, several. The same id always
 // gets the same group, because the queue drops repetitions only within a group.
 func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
-		return digest(workspace, e.URI)
+		return OrderedGroup(workspace, e.URI)
 	}
 	h := fnv.New32a()
 	h.Write([]byte(e.ID))
