@@ -72,10 +72,9 @@ type Options struct {
 	// ConnsPerHost limits the connections, busy or idle, to one host and port (default 128). Further requests wait,
 	// within their own timeout.
 	ConnsPerHost int
-	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the number that
-	// [descriptors.MaxOutgoing] reserves. At the limit, idle connections are closed, and if that is not enough, a
-	// request waits within its own timeout and then fails as [Internal]. ConnsPerHost and the number of idle
-	// connections are at most half of MaxConns.
+	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the result of [descriptors.MaxOutgoing].
+	// At the limit, idle connections are closed. If that is not enough, a request waits within its own timeout and then fails as
+	// [Internal]. ConnsPerHost and the number of idle connections are at most half of MaxConns.
 	MaxConns int
 	// Now returns the current time.
 	Now func() time.Time

@@ -252,7 +252,7 @@ const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 // response to events/subscribe.
 const challengeTimeout = 10 * time.Second
 
-// verification is the control envelope of a challenge. Its fields are in the order in which they are sent.
+// verification is the body of a request with a challenge. Its fields are in the order in which they are sent.
 type verification struct {
 	Type      string `json:"type"`
 	Challenge string `json:"challenge"`
@@ -352,7 +352,8 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	return false
 }
 
-// NewMessageID returns a webhook-id for a control envelope, in the form msg_KIND_RANDOM (SEP-3415).
+// NewMessageID returns a webhook-id for a control message, i.e. for a webhook without an event. It has the form msg_KIND_RANDOM
+// (SEP-3415).
 func NewMessageID(kind string) string {
 	b := make([]byte, 18)
 	_, _ = rand.Read(b)
