@@ -159,8 +159,8 @@ func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
 }
 
-// ReadContract returns a stored contract in the form of an event type, so that [catalog.FindBreakingFeature] can compare it with the
-// current one. It returns nil if the contract is not stored.
+// ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,
+// so that [catalog.FindBreakingFeature] can compare it with the current one. ReadContract returns nil if the contract is not stored.
 func ReadContract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
 	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
 	if err != nil || it == nil {
@@ -198,7 +198,8 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 }
 
-// recordGrant records the principal's rights and the current contracts of the event types, for later rechecks.
+// recordGrant records the principal's rights and the current contracts of the event types in the subscription, for later rechecks (see
+// [ReadContract]).
 func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -223,8 +224,8 @@ func (l *Lists) now() time.Time { return periodic.Clock(l.Now)() }
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// ListScope returns a page of the subscriptions with a pattern in the scope, in the order of their ids, beginning after the given id.
-// next is empty on the last page. Some of the subscriptions may have ended.
+// ListScope returns a page of the subscriptions with a pattern in the scope (see [match.ScopeOf]), e.g. to one event type. They are in
+// the order of their ids, beginning after the given id. next is empty on the last page. Some of the subscriptions may have ended.
 func (l *Lists) ListScope(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
@@ -251,8 +252,8 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// RecheckState is the catalog against which a workspace's subscriptions were last rechecked. Initially it is the catalog at the time of
-// the first subscription.
+// RecheckState is the progress of rechecking a workspace's subscriptions after changes of the catalog. It has the catalog against which
+// the subscriptions were last rechecked. Initially this is the catalog at the time of the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
 	// Settled is the fingerprint of the catalog of the last complete recheck, and Terms is that catalog's
