@@ -603,8 +603,8 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // error that says why it cannot.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.RecordInterest] unless this process did so for the pattern within the last eighth of the log's
-// retention. Every poll calls recordInterest, and most of them thus need no write.
+// recordInterest calls [subscription.RecordInterest] unless the cached interest lasts for more than seven eighths of the log's retention.
+// Every poll calls recordInterest, and most of them thus need no write.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -19,8 +19,8 @@ type PollRequest struct {
 	Workspace string
 	Principal string // the reader; it matters only for events of backends
 	Pattern   match.Pattern
-	// Cursor resumes after an earlier poll, stream or webhook of the same pattern. If it is empty, the poll begins at the end of
-	// the log.
+	// Cursor comes from an earlier poll, stream or webhook of the same pattern. The poll returns the events after it. If it is empty, the
+	// poll begins at the end of the log.
 	Cursor string
 	// MaxAge limits the age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
@@ -34,13 +34,13 @@ type PollRequest struct {
 // Page is the result of a poll.
 type Page struct {
 	Events []*event.Event
-	// Cursor resumes after the events, with a poll, stream or webhook and at any instance.
+	// Cursor is the position after the events. A client can resume from it with a poll, stream or webhook, at any instance.
 	Cursor string
-	// Truncated reports that the log no longer has all events after the cursor, or that some cannot be read.
+	// Truncated reports that the log no longer has all events after the cursor, or that some of them cannot be read.
 	Truncated bool
 	// More reports that there are more events now.
 	More bool
-	// Quiet is the time since this poll, or an earlier one from whose cursor it continues, last returned events.
+	// Quiet is the time since a poll last returned events. The cursor carries this time from one poll to the next.
 	Quiet time.Duration
 }
 
@@ -50,9 +50,10 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because its
-// cursor must name each of them by a hash. The cursor has room for [eventlog.MaxSent] hashes. maxOpen leaves one of them free
-// for each shard, because a returned entry there may have the same key as the first entry that waits for the next poll.
+// maxOpen is the maximum number of recent entries that a poll may return. An entry is recent if it is from the last few seconds
+// ([eventlog.Window]). The cursor must name each returned recent entry by a hash, and it has room for [eventlog.MaxSent] hashes. maxOpen
+// leaves one of them free for each shard, because a returned entry there may have the same key as the first entry that waits for the next
+// poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once. It needs no tail and keeps no state. For a concrete URI, it normally reads the log
