@@ -68,7 +68,8 @@ type field struct {
 	node *node
 }
 
-// leaf is a path in the document and the tests of the values there. A value at the path must pass one of the tests.
+// leaf is a path in the document and the tests of the values there. Unless absent is true, a value at the path must pass one of the
+// tests.
 type leaf struct {
 	path    []string
 	pointer string // in the pattern, for faults
