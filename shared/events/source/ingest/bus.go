@@ -56,8 +56,8 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known 
 	return in, true, nil
 }
 
-// mapRetried passes the document of a retried dead letter to its source. For a webhook source, mapRetried also publishes the
-// event. For a bus source, it returns the event and the caller publishes it.
+// mapRetried passes the document of a retried dead letter to its source. If the document arrived as a webhook, mapRetried also publishes
+// the event. If it arrived in a message of an AWS service, mapRetried returns the event and the caller publishes it.
 func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -102,8 +102,8 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 	return err
 }
 
-// mapEvent maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event.
-// again is true for a document that comes from a retried dead letter.
+// mapEvent maps a document from a message of an AWS service to at most one event, and dead-letters the document if it does not become a
+// valid event. again is true for a document that comes from a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}

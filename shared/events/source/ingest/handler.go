@@ -420,9 +420,9 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that have been arriving for less
-// than [largeSlow]. But if the client of such a body has at least two slots more than the new client, makeRoom does not spare the body.
-// Otherwise one client could keep the others out with new requests. The caller holds the lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely, and
+// bodies that have been arriving for less than [largeSlow]. But if the client of such a new body has at least two slots more than the new
+// client, makeRoom may take the slot. Otherwise one client could keep the others out with new requests. The caller holds the lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {

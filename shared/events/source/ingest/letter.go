@@ -240,7 +240,7 @@ func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted
 	return store.Unhurried(s.DB).WriteAll(ctx, ops...)
 }
 
-// identity recognizes a request that is sent again. It is zero for the documents of bus sources.
+// identity recognizes a request that is sent again. It is zero for documents that arrived as messages of AWS services.
 type identity struct {
 	// body is the hash of the body without its Content-Encoding.
 	body string
