@@ -60,8 +60,8 @@ type Source struct {
 	Events []Mapping
 	// Line is the line of the source in the configuration file.
 	Line int
-	// Verify configures the verification of senders. It is zero for a bus source, because IAM controls access to the
-	// inbox queue.
+	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue, because IAM
+	// controls access to this queue.
 	Verify verify.Settings
 	// Secrets are the secrets of the scheme. A request may be signed with any of them, so that a secret can be
 	// rotated.
