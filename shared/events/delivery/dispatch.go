@@ -198,7 +198,7 @@ func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 // CountFailing returns how many endpoints are slow, and how many get no attempts for now, as far as this process knows.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
-// Wait blocks until all running first attempts have ended, or until ctx is done. Some of them may continue after their page has ended.
+// Wait blocks until all running first attempts have ended, or until ctx is done. Such an attempt may still run after its page has ended.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {

@@ -73,7 +73,7 @@ func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	written, err := m.Deliveries.Suspend(ctx, del, e)
 	if err != nil || !written {
-		return err // another worker continues the delivery, or it has ended
+		return err // another worker continues the delivery, or the delivery has ended
 	}
 	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -171,11 +171,11 @@ func hasAccessRule(e *catalog.Entry) bool {
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
 // the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
 //
-//   - A delivery is given up. The notice's cursor lies before the lost event and before all open deliveries, so one notice also covers
-//     deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash in
-//     between, the notice comes too early, but no gap stays hidden.
-//   - A suspension lasts longer than the log's retention. The notice is written before the suspension, due when the log no
-//     longer reaches back to it. The notice is dropped if the subscription is active again by then.
+//   - A delivery is given up. The notice's cursor lies before the lost event and before all deliveries that are still to be sent, so one
+//     notice also covers deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash
+//     in between, the notice comes too early, but no gap stays hidden.
+//   - A suspension lasts longer than the log's retention. The notice is written before the suspension, and is due when the log no longer
+//     has the events from the beginning of the suspension. The notice is dropped if the subscription is active again by then.
 //
 // A notice is sent as a delivery of its own.
 

@@ -311,7 +311,7 @@ const (
 // tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with attempts that are not written yet, and the current minute; oldest first
-	began   time.Time     // when the counter written was last reset to 0
+	began   time.Time     // since when the field written counts; it restarts from 0 after rateWindow
 	written int           // successes that were written to the store
 	dirty   int           // successes that are not written yet
 	asked   time.Time     // when this process last added up the attempts of all processes
