@@ -440,7 +440,7 @@ func (l *Log) BeginBatch() (end func()) {
 
 // AwaitBatches waits until the log has all batches for which this process has called [Log.BeginBatch]. A new subscriber or reader calls it
 // before it reads the log or remembers the log's end. Otherwise it could miss the events of such a batch, because fanout may have looked
-// for the batch's subscribers and readers before this one existed.
+// for the batch's subscribers and readers before the new one existed.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
