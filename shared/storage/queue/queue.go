@@ -49,20 +49,20 @@ func (n Name) FIFO() bool { return n == Events }
 // Names lists all queues in a stable order.
 func Names() []Name { return []Name{Inbox, Events, Deliveries, Slow, Dead} }
 
-// Limits of a message (SQS).
+// Limits of a message. They are the limits of SQS, or lower.
 const (
 	// MaxBody is the largest body in bytes. SQS accepts 1 MiB, but some emulators and other consumers accept only 256 KiB.
 	MaxBody = 256 << 10
 	// MaxDelay is the longest delay of a message on a standard queue.
 	MaxDelay = 15 * time.Minute
-	// maxID is the largest length of a group or a deduplication id.
+	// maxID is the largest number of characters of a group, an owner or a deduplication id.
 	maxID = 128
 )
 
 // Outgoing is a message to send.
 type Outgoing struct {
-	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids. Only the adapter for SQS checks the
-	// characters, and it escapes U+FFFE and U+FFFF in JSON.
+	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids, so the package queue/sqs returns
+	// an error for such a body. In a JSON body, it escapes U+FFFE and U+FFFF instead.
 	Body []byte
 	// Value is the value that Body encodes, or nil. A queue whose handlers run in the same process may pass Value to the
 	// handler, which then need not decode Body. Sender and handler must not change Body or Value after the message was sent.
@@ -70,12 +70,12 @@ type Outgoing struct {
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
-	// Owner, of the same characters, says for whom the message of a standard queue is handled, for example for which principal. A queue
-	// shares its consumers among the owners first, and then among the groups of each owner. One owner gets at most three quarters of
-	// the consumers that the other owners leave free. SQS knows no owners.
+	// Owner says for whom the message is handled, for example for which principal. It has the same format as Group, and only messages of
+	// standard queues may have it. A queue shares its consumers among the owners first, and then among the groups of each owner. One
+	// owner gets at most three quarters of the consumers that the other owners leave free. SQS knows no owners.
 	Owner string
-	// Dedup is a deduplication id of the same characters. A FIFO queue drops a message if it accepted one with the same id in the
-	// last five minutes. Standard queues do not deduplicate.
+	// Dedup is a deduplication id, in the same format as Group. A FIFO queue drops a message if it accepted one with the same id in
+	// the last five minutes. Standard queues do not deduplicate.
 	Dedup string
 	// Delay postpones the delivery by whole seconds, up to [MaxDelay]. FIFO queues have no delays.
 	Delay time.Duration
@@ -115,8 +115,8 @@ func validID(s string) bool {
 	return len(s) <= maxID
 }
 
-// Escape replaces U+FFFE and U+FFFF, which XML 1.0 forbids, by JSON escapes. The body is JSON in UTF-8, where the two
-// characters can occur only in strings.
+// Escape replaces U+FFFE and U+FFFF by JSON escapes, because XML 1.0 forbids these characters and so SQS refuses them. The body
+// is JSON in UTF-8, where the two characters can occur only in strings.
 func Escape(body []byte) []byte {
 	body = bytes.ReplaceAll(body, []byte("\uFFFE"), []byte(`\ufffe`))
 	return bytes.ReplaceAll(body, []byte("\uFFFF"), []byte(`\uffff`))
@@ -126,7 +126,8 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received is how often the message was delivered to a handler, including this time. After a crash, it may be too low.
+	// Received is how often the message was delivered to a handler, including this time. After a crash of a stand-alone server, it
+	// may be too low, because counts that were only in memory are lost.
 	Received int
 	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so
 	// First may also be false for a message that no handler has received.
@@ -135,7 +136,8 @@ type Message struct {
 	Sent time.Time
 	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
 	Unwritten bool
-	// From is the queue that moved the message here unchanged, after too many receives. It is "" for other messages.
+	// From is the queue from which SQS moved the message here unchanged, because it was received too often. It is "" for other
+	// messages.
 	From Name
 	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
@@ -153,9 +155,9 @@ type Sender interface {
 // together with its message or later.
 //
 // On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
-// them nevertheless. On a standard queue, messages that are accepted within milliseconds are never written, and Forward returns
-// when each message is durable or accepted. So the caller must be able to create the messages again until Forward returns, for
-// example from the message that caused them.
+// them nevertheless. On a standard queue, a message that its handler accepts within milliseconds is never written, and Forward
+// returns when each message is durable or accepted. So the caller must be able to create the messages again until Forward
+// returns, for example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
@@ -180,7 +182,7 @@ func (h Handler) Call(ctx context.Context, batch []Message) (failed []string, er
 	return h(ctx, batch)
 }
 
-// ConsumeOptions correspond to the settings of an event source mapping.
+// ConsumeOptions are the settings of [Consumer.Consume]. On AWS, an event source mapping has similar ones.
 type ConsumeOptions struct {
 	// Batch is the largest number of messages per call; 0 is 10.
 	Batch int
@@ -189,8 +191,9 @@ type ConsumeOptions struct {
 	// Visibility is how long the messages of a call stay in flight if its process dies; 0 is 30 s. The context of the call ends
 	// after this time, but the messages stay in flight until the handler returns.
 	Visibility time.Duration
-	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 is never. On a FIFO
-	// queue, only the first failed message of a group counts a failure.
+	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 means that it never
+	// moves. On a FIFO queue, only the first failed message of a group counts a failure, because the handler fails the others
+	// only to keep the order.
 	MaxReceives int
 	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 is no limit. Messages without a
 	// group are not limited. SQS has no such limit.
@@ -210,9 +213,9 @@ type Consumer interface {
 // pauses of [Backoff], that many failures take about ten days. SQS deletes a message after 14 days.
 const MaxReceives = 1000
 
-// Backoff returns how long a failed message waits after it was received so many times: one second at first, doubled with each
-// receive, up to five minutes. After 500 receives, which take almost two days, it waits 25 minutes each time. All times vary
-// randomly by up to a fifth, so that messages that failed together are not redelivered together.
+// Backoff returns how long a failed message waits before it is delivered again. received is how often it was received. The wait
+// is one second at first, and doubles with each receive, up to five minutes. After 500 receives, which take almost two days, it
+// is 25 minutes. All times vary randomly by up to a fifth, so that messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
 	if received > MaxReceives/2 {
@@ -267,13 +270,14 @@ const (
 	deadLetterVersion = 2
 	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"
-	// The size limits of the other members, in bytes, so that most of the room is for the body.
+	// The size limits of a dead letter's reason, faults and attributes, in bytes. They leave most of [MaxBody] for the body.
 	maxReason     = 2 << 10
 	maxFaults     = 32 << 10
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter returns the dead letter for a message of the queue from, to be sent to [Dead]. faults may be nil.
+// NewDeadLetter returns the dead letter for a message, which the caller then sends to [Dead]. from is the message's queue, and faults
+// has details of the reason or is nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),

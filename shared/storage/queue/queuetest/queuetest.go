@@ -70,7 +70,7 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// deadline bounds every wait.
+// deadline is how long a case waits for messages, or for a consumer to end, before it fails.
 const deadline = 30 * time.Second
 
 // bench is a test with the backend under test.
@@ -107,7 +107,7 @@ func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler
 // text returns a message with only a body.
 func text(body string) queue.Outgoing { return queue.Outgoing{Body: []byte(body)} }
 
-// ordered returns a message for a FIFO queue.
+// ordered returns a message for a FIFO queue. Its deduplication id is its body.
 func ordered(group, body string) queue.Outgoing {
 	return queue.Outgoing{Body: []byte(body), Group: group, Dedup: body}
 }
@@ -202,7 +202,8 @@ func (r *record) distinct() int {
 	return len(set)
 }
 
-// wait waits until holds reports true. Only one goroutine may wait for a record.
+// wait calls holds after each new batch in the record until holds returns true. It fails the test after [deadline]. Only one goroutine
+// may wait for a record.
 func (b *bench) wait(r *record, what string, holds func() bool) {
 	b.Helper()
 	timeout := time.NewTimer(deadline)

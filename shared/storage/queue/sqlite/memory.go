@@ -149,7 +149,7 @@ func (mq *memoryQueue) wakeReader() {
 	}
 }
 
-// wakePump makes the pump run at the given time at the latest.
+// wakePump makes the pump, which is the background goroutine of the queue, run at the given time at the latest.
 func (mq *memoryQueue) wakePump(at time.Time) {
 	if mq.wakeAt.IsZero() || !at.Before(mq.wakeAt) {
 		return // the pump is working and checks the queue again before it sleeps, or it wakes early enough
@@ -181,26 +181,29 @@ type message struct {
 type place uint8
 
 const (
-	// placeFile is a row that is not in memory and can be delivered.
+	// placeFile is the place of a message that is only in the file and can be delivered.
 	placeFile place = iota
-	// placeDelayed is a row that is not due yet. It is not in memory either.
+	// placeDelayed is the place of a message that is not due yet. It is also only in the file.
 	placeDelayed
-	// placeReady is in memory and can be delivered, in the order of its group.
+	// placeReady is the place of a message that is in memory and can be delivered, in the order of its group.
 	placeReady
-	// placeInFlight is with a handler.
+	// placeInFlight is the place of a message that a handler has.
 	placeInFlight
-	// placeBlocked is at the front of its group in a FIFO queue. The group waits for the back-off of its first message.
+	// placeBlocked is the place of a failed message at the front of its group in a FIFO queue. The group waits until the back-off of its
+	// first message ends.
 	placeBlocked
-	// placeBackOff is in the heap of back-offs of a standard queue. The message stays in memory, but does not count against
-	// the maximum number and size of the window's messages, so that failing messages do not keep others out of memory.
+	// placeBackOff is the place of a failed message of a standard queue until its back-off ends. The message stays in memory, but
+	// does not count against the maximum number and size of the window's messages, so that failing messages do not keep others
+	// out of memory.
 	placeBackOff
-	// placeAccepted and placeDead have left the queue, although their rows may not be deleted yet.
+	// placeAccepted is the place of messages that were accepted, or dropped because their sender got an error. placeDead is the
+	// place of messages that became dead letters. All of them have left the queue, but may still have rows.
 	placeAccepted
 	placeDead
 	places
 )
 
-// inWindow reports whether messages in this place count against the bounds of the window.
+// inWindow reports whether messages in this place count against the window's limits, maxMessages and maxBytes.
 func (p place) inWindow() bool {
 	return p == placeReady || p == placeInFlight || p == placeBlocked
 }
@@ -210,16 +213,16 @@ type row uint8
 
 const (
 	rowWritten row = iota
-	// rowAwaited is not written yet. A message that is accepted in this state never gets a row.
+	// rowAwaited means that the row is not written yet. If the message is accepted in this state, it never gets a row.
 	rowAwaited
-	// rowWriting is part of a transaction that has not ended.
+	// rowWriting means that the row is part of a transaction that has not ended.
 	rowWriting
-	// rowFailed could not be written, so the body is only in memory.
+	// rowFailed means that the row could not be written, so the body is only in memory.
 	rowFailed
 )
 
 // backoff is an entry in the heap of back-offs. On a standard queue, it is for the failed message msg. On a FIFO queue, it is
-// for a group, of which the first messages are blocked (count is their number). The back-off ends at the time until.
+// for a group, and count is how many messages at the front of the group are blocked. The field until is when the back-off ends.
 type backoff struct {
 	until time.Time
 	msg   *message
@@ -227,7 +230,7 @@ type backoff struct {
 	count int
 }
 
-// backoffHeap is a heap by time.
+// backoffHeap is a heap (see container/heap) whose first entry is the back-off that ends first.
 type backoffHeap []backoff
 
 func (h backoffHeap) Len() int           { return len(h) }

@@ -97,8 +97,8 @@ func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	return next.Sub(now)
 }
 
-// endBackoffs makes failed messages ready whose back-off has passed. It also repeats a failed write of handler results when it
-// is due.
+// endBackoffs makes failed messages ready again when their back-off has ended. It also repeats a failed write of handler results,
+// one second after the failure.
 func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -123,7 +123,8 @@ func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.wakeWorker()
 }
 
-// untilDue returns how long it is until a delayed row is due.
+// untilDue returns how long it is until a delayed row is due. The parameter due is in milliseconds since 1970. If that is more than
+// [maxUntilDue] from now, the clock was set back, and the result is 0.
 func (mq *memoryQueue) untilDue(due int64) time.Duration {
 	wait := time.UnixMilli(due).Sub(mq.q.engine.Now())
 	if wait > maxUntilDue {
@@ -132,7 +133,7 @@ func (mq *memoryQueue) untilDue(due int64) time.Duration {
 	return wait
 }
 
-// endDelays makes delayed messages ready that are due.
+// endDelays makes delayed messages ready when they are due, as far as memory has room for them.
 func (mq *memoryQueue) endDelays() error {
 	for {
 		mq.mu.Lock()
@@ -305,7 +306,8 @@ type batch struct {
 	exhausted bool
 }
 
-// take returns a batch. If no message can be delivered, it returns a channel that receives when one may be ready.
+// take returns the next batch for a worker. If no message can be delivered, it instead returns a channel that receives when one may
+// be ready.
 func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -345,7 +347,8 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 	return b, nil
 }
 
-// stopWaiting gives up the channel that [memoryQueue.take] returned.
+// stopWaiting removes the channel that [memoryQueue.take] returned, because its worker ends. If the channel has already received, it
+// wakes another worker, so that a message does not wait.
 func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -417,7 +420,7 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	return func(m *message) bool { return bad[m.id] }
 }
 
-// readBodies reads the bodies that are not in memory. If a row was deleted by hand, its body stays nil.
+// readBodies reads the bodies that are not in memory. If an operator has deleted a message's row with SQL, its body stays nil.
 func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
 	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
 		for i, m := range b.msgs {

@@ -123,7 +123,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done publishes the messages after their commit.
+// Done makes the messages available to workers after their commit.
 func (s *sending) Done(err error) {
 	if err != nil {
 		return
@@ -141,12 +141,13 @@ const (
 	// dedupSpan is how long a [generation] collects ids before the next one begins. Old ids are removed a whole generation at
 	// a time.
 	dedupSpan = dedupWindow / 2
-	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
+	// maxDedup bounds the deduplication ids in memory, at about 50 bytes each. If there are more, the oldest [generation] is dropped
+	// early.
 	maxDedup = 1 << 22
-	// dedupStep limits how many rows with old ids one job deletes.
+	// dedupStep limits how many rows with old deduplication ids one job deletes, because other writes wait for the job.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back before [dedup.rewind] visits all ids. After a smaller step back, the
-	// queue drops repetitions for up to this much longer than dedupWindow.
+	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all ids. If the clock is set
+	// back by less, for example by 20 s, the queue remembers ids for that much longer than dedupWindow.
 	dedupStepBack = time.Minute
 )
 
@@ -214,9 +215,9 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim selects the messages of a send whose deduplication ids the queue has not accepted within the window, and marks these
-// ids as pending for later sends in the same transaction. If a message with one of the ids is being forwarded, claim returns
-// the job that writes it instead.
+// claim returns the messages of a send without repetitions, that is, without messages whose deduplication ids the queue has
+// accepted within [dedupWindow]. It marks the other ids as pending, so that another message with the same id in this transaction is
+// a repetition too. If a message with one of the ids is being forwarded, claim instead returns the job that writes it.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -298,8 +299,8 @@ func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) boo
 	return true
 }
 
-// settle ends the reservation of f's ids after its job. If the job was committed, the queue has accepted the ids, and
-// otherwise they are free again.
+// settle ends the reservation of f's deduplication ids when f has been committed or has failed. If f was committed, the queue
+// remembers the ids as accepted. Otherwise they are free again.
 func (d *dedup) settle(f *forwarding, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -316,7 +317,7 @@ func (d *dedup) release(f *forwarding) {
 	f.ids = nil
 }
 
-// write stores the ids of a send in its transaction.
+// write stores the deduplication ids of a send in the send's transaction.
 func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 	digests := make([]byte, 0, len(ids)*len(digest{}))
 	for _, id := range ids {
@@ -330,7 +331,7 @@ func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 	return s.Int(1, d.lastRow).Blob(2, digests).Exec()
 }
 
-// add remembers ids whose send has been committed.
+// add remembers the deduplication ids of a committed send. at is the time of the commit.
 func (d *dedup) add(ids []digest, at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -390,8 +391,8 @@ func (f *forgetting) Done(err error) {
 	}
 }
 
-// forget deletes the rows with ids that the queue need not remember any more. It also notices that the clock was set back while
-// no messages were sent.
+// forget deletes the rows with deduplication ids that the queue need not remember any more. It also calls [dedup.rewind], because
+// the clock may have been set back while no messages were sent.
 func (d *dedup) forget(e *engine.Engine) error {
 	d.mu.Lock()
 	d.rewind(e.Now())
@@ -471,7 +472,8 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward submits a job that writes the messages, and makes them ready. It returns nil if the caller must call Send instead.
+// forward submits a job that writes the messages, and makes the messages ready before the job has run. It returns nil if the caller
+// must call Send instead.
 func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

@@ -120,7 +120,8 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 	return true
 }
 
-// exhausted reports whether a message was received as often as opts allow.
+// exhausted reports whether a message was received as often as opts allow. For the queue of dead letters, it always returns false,
+// because a dead letter cannot be dead-lettered again.
 func (mq *memoryQueue) exhausted(m *message, opts *queue.ConsumeOptions) bool {
 	return opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
 }
@@ -172,7 +173,7 @@ func (mq *memoryQueue) flush() error {
 }
 
 // settling is an [engine.Job] that writes the handler results of a queue, including results that arrive until the job is
-// applied. It has the results taken and, after Apply, the new messages of the dead-letter queue (dead).
+// applied. Apply moves the results to the field taken, and puts the messages that it adds to the dead-letter queue into the field dead.
 type settling struct {
 	queue *memoryQueue
 	taken handlerResults
@@ -230,7 +231,7 @@ func (s *settling) delete(tx *engine.Tx) error {
 	return nil
 }
 
-// deadLetter moves rows to the dead-letter queue.
+// deadLetter moves the messages that have failed too often to the dead-letter queue.
 func (s *settling) deadLetter(tx *engine.Tx) error {
 	s.dead = s.dead[:0]
 	dead := s.queue.q.queues[queue.Dead]
@@ -271,7 +272,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done returns the results to the queue for the next attempt if they could not be written.
+// Done makes new dead letters available after the commit. If the results could not be written, it keeps them for another attempt.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {
@@ -348,7 +349,7 @@ func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]b
 }
 
 // containsAny returns a function that reports whether a body contains one of the texts. The function looks for the common
-// prefix of the texts first, so with ids such as sub_… its time hardly depends on their number.
+// prefix of the texts first, e.g. sub_ if they are ids of subscriptions, so its time hardly depends on the number of texts.
 func containsAny(texts []string) func(body []byte) bool {
 	byLength := map[int]map[string]bool{}
 	prefix := []byte(nil)

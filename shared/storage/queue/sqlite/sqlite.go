@@ -35,13 +35,13 @@ type Options struct {
 	Log *slog.Logger
 	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 is 65,536.
 	MaxReady int
-	// MaxBytes bounds the total size of the bodies of these messages; 0 is 64 MiB.
+	// MaxBytes bounds the total size of the bodies of a queue's messages in memory; 0 is 64 MiB.
 	MaxBytes int
 	// DeadLettered is called after n messages of a queue were dead-lettered because they failed too often; may be nil.
 	DeadLettered func(q queue.Name, n int)
 }
 
-// Queues holds the queues of one file. Close it before the file.
+// Queues holds the queues of one file. Close it before the file, because Close writes the last results of handlers.
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
@@ -107,7 +107,7 @@ func (q *Queues) findQueue(name queue.Name) (*memoryQueue, error) {
 	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
-// Depth returns the state of a queue.
+// Depth returns how many messages a queue has, and when the oldest of them was sent.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	mq, err := q.findQueue(name)
 	if err != nil {

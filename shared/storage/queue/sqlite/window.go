@@ -13,10 +13,11 @@ const (
 	// memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// spillShare limits a group to 1/spillShare, i.e. an eighth, of the free room; see [window.groupLimit].
+	// spillShare limits the ready messages of one group to an eighth (1/spillShare) of the free room in memory, so that they do not
+	// keep other groups out; see [window.groupLimit].
 	spillShare = 8
-	// spillIDs limits how many ids one read searches for rows of a spilled group (see [spill]), because most rows with these
-	// ids may belong to other groups.
+	// spillIDs limits the range of ids in which one read searches for the rows of a spilled group (see [spill]). Without this limit
+	// a read could take long, because most rows in the range may belong to other groups.
 	spillIDs = 20_000
 )
 
@@ -31,7 +32,7 @@ const (
 //     When the window comes to these early rows, it skips them.
 //   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it in
 //     the file. So a group may use an eighth of the free room in one half of the memory. With n such groups, n/(n+8) of this
-//     half are full, for example one half with eight groups. So there is always room for the first messages of another group.
+//     half is full, for example 8/16 of it with eight groups. So there is always room for the first messages of another group.
 //     The remaining rows of a large group are spilled, that is, left in the file: the window moves past them, and reads them
 //     when few messages of the group are left in memory.
 type window struct {
@@ -54,12 +55,12 @@ type spill struct {
 	// ones (see [window]).
 	from  int64
 	early map[int64]bool
-	// late are the ids of spilled rows before from. These rows were still delayed when the rows around them were read, and have
-	// become due since.
+	// late has the ids of spilled rows that are less than the field from. These rows were still delayed when the rows around them
+	// were read, and have become due since.
 	late []int64
 }
 
-// move takes a message to another place.
+// move changes the place of a message (see [place]) and updates the window's counts.
 func (w *window) move(m *message, to place) {
 	w.counts[m.place]--
 	w.counts[to]++
@@ -85,8 +86,8 @@ func (w *window) depth() queue.Depth {
 	}
 }
 
-// dropBody frees the body of a message if the bodies in memory exceed maxBytes. The worker that takes the message later reads
-// the body from the row.
+// dropBody frees the body of a message if the bodies in memory exceed maxBytes and the message has a row in the file. The worker
+// that takes the message later reads the body from that row.
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
@@ -94,16 +95,16 @@ func (w *window) dropBody(m *message) {
 	}
 }
 
-// fits reports whether messages with so many bytes can be added without exceeding the bounds.
+// fits reports whether memory has room for this many more messages, whose bodies have this many bytes in total.
 func (w *window) fits(messages, bytes int) bool {
 	return messages <= w.free() && w.bytes+bytes <= w.maxBytes
 }
 
-// free returns how many messages can be added.
+// free returns how many more messages memory has room for.
 func (w *window) free() int { return w.maxMessages - w.messages }
 
-// hasRoom reports whether to read rows from the file. It is true when half of the memory is free. If no message in memory is
-// ready, room for one message is enough.
+// hasRoom reports whether memory has enough room to read rows from the file. Usually half of it must be free. If no message in
+// memory is ready, room for one message is enough, because workers would otherwise have no work.
 func (w *window) hasRoom() bool {
 	if w.ready.count == 0 {
 		return w.free() > 0
@@ -111,16 +112,16 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// groupLimit returns how many messages and bytes one group may have ready: a fraction of the room that is left in half of the
-// memory.
+// groupLimit returns how many ready messages one group may have, and how many bytes in their bodies. It is an eighth of the room
+// that is left in half of the memory; see [window].
 func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
 
-// complete reports whether the window has passed all rows of the file, so that only spilled and delayed ones are not in memory.
+// complete reports whether the window has moved past all rows of the file. Then only spilled and delayed rows are not in memory.
 func (w *window) complete() bool { return w.loaded == w.newest }
 
-// add makes a message ready.
+// add makes a message ready, so that a worker can take it.
 func (w *window) add(m *message) {
 	w.move(m, placeReady)
 	w.ready.add(m)
@@ -142,7 +143,8 @@ func (w *window) append(m *message) {
 	}
 }
 
-// addDue makes a message ready whose delay has ended. Its row may be anywhere in the window or after it.
+// addDue makes a delayed message ready when it is due, or leaves it in the file if its group must spill. The window may or may not
+// have moved past the message's row.
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
 		w.spill(m, w.loaded+1) // the rows up to loaded may be in memory
@@ -171,8 +173,8 @@ func (w *window) pass(m *message) {
 }
 
 // mustSpill reports whether a new message of the group must stay in the file, because earlier messages of the group were
-// spilled, or because its ready messages have reached [window.groupLimit]. Messages without a group are never spilled, and the
-// limit does not apply to a group without ready messages.
+// spilled, or because its ready messages have reached [window.groupLimit]. The limit does not apply to a group without ready
+// messages, so that each group can have at least one message in memory. Messages without a group are never spilled.
 func (w *window) mustSpill(group string) bool {
 	if w.spills[group] != nil {
 		return true
@@ -215,8 +217,8 @@ type fetch struct {
 	rows, bytes int
 }
 
-// nextFetch returns the rows to read from the file next. It returns false if memory has no room, or if there are no rows to
-// read.
+// nextFetch returns the rows to read from the file next. It returns false if memory has no room, if there are no more rows, or if
+// the groups with spilled rows still have enough messages in memory.
 func (w *window) nextFetch() (f fetch, ok bool) {
 	if w.complete() && len(w.spills) == 0 || !w.hasRoom() {
 		return fetch{}, false
@@ -242,7 +244,7 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 	return fetch{}, false
 }
 
-// read reads the rows of a fetch. A row that was deleted by hand is left out.
+// read reads the rows of a fetch. It leaves out rows that an operator has deleted with SQL.
 func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	if f.spill == nil {
 		s, err := c.Stmt(sql.after)
@@ -273,7 +275,7 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages until their bodies have at least most bytes, or there are no more rows.
+// readMessages reads messages from the rows of s until their bodies reach the size limit most, in bytes, or there are no more rows.
 func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < most; {
@@ -290,7 +292,7 @@ func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	return msgs, nil
 }
 
-// finish adds the messages that a fetch has read.
+// finish adds the messages that a fetch has read to the window. It spills a message if its group already has too many in memory.
 func (w *window) finish(f *fetch, msgs []*message) {
 	if f.spill != nil {
 		w.finishSpill(f, msgs)
@@ -398,8 +400,8 @@ func groupOf(m *queue.Outgoing) string {
 	return m.Group + "/" + m.Owner
 }
 
-// group holds the ready messages of one group, in their order. A group with ready messages is in its owner's ring unless it is
-// locked or bounded.
+// group holds the ready messages of one group, in their order. A group with ready messages is in its owner's ring, and so gets its
+// turn, unless it is locked or has reached its limit (see [limit]).
 type group struct {
 	name   string // see [groupOf]
 	owner  *owner
@@ -424,7 +426,8 @@ type owner struct {
 	ring   deque[*group] // groups with messages that can be delivered
 }
 
-// limit is for the groups that differ only in their owner, because [queue.ConsumeOptions] limits them together.
+// limit counts the messages that handlers have of the groups that differ only in their owner, such as g/ann and g/bob. They have one
+// limit, because [queue.ConsumeOptions] limits all messages with the same [queue.Outgoing.Group] together.
 type limit struct {
 	groups  int           // their number
 	busy    int           // messages in handlers
@@ -495,7 +498,7 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// enqueue puts a group at the end of its owner's ring.
+// enqueue puts a group at the end of its owner's ring, so that its turn comes after the turns of the owner's other groups.
 func (r *ready) enqueue(g *group) {
 	g.owner.ring.push(g)
 	if g.owner.ring.len() == 1 {
@@ -503,7 +506,8 @@ func (r *ready) enqueue(g *group) {
 	}
 }
 
-// dequeue removes the group that [ready.next] returned from its owner's ring, and ends the owner's turn.
+// dequeue ends the turn of the group that [ready.next] has returned: it removes the group from its owner's ring, and puts the owner
+// at the end of the ring of owners if it has other groups in its ring.
 func (r *ready) dequeue() {
 	o := r.ring.pop()
 	o.ring.pop()
@@ -512,12 +516,12 @@ func (r *ready) dequeue() {
 	}
 }
 
-// available reports whether take may find a message.
+// available reports whether [ready.take] may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil if there is none. handlers can have so many messages together. Of those that
-// the others leave free, next gives an owner at most three quarters. So there is room for an owner that has none, even if the messages
-// of others take long.
+// next returns the group whose turn it is, or nil if no group may have a turn. handlers is how many messages all handlers together can
+// have. An owner gets at most three quarters of the places that the other owners leave free, so that a single owner with slow messages
+// does not take all places. Groups without an owner do not have this limit.
 func (r *ready) next(handlers int) *group {
 	for range r.ring.len() {
 		o := r.ring.first()
@@ -576,7 +580,7 @@ func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
 	return batch
 }
 
-// pushFront returns messages of one group to its front. On a FIFO queue the group stays locked.
+// pushFront puts messages back at the front of the group with this name. On a FIFO queue the group stays locked.
 func (r *ready) pushFront(name string, msgs ...*message) {
 	if len(msgs) == 0 {
 		return
@@ -606,7 +610,8 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release records that a message has left its handler.
+// release records that a message has left its handler. On a standard queue, a group that had to wait for this because of a limit gets
+// its turn again.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	g.limit.handled -= m.handled
@@ -627,7 +632,7 @@ func (r *ready) release(m *message) {
 	}
 }
 
-// unlock makes a group of a FIFO queue available again.
+// unlock ends the lock of a FIFO queue's group, so that workers can take its messages again.
 func (r *ready) unlock(name string) {
 	g := r.groups[name]
 	if g == nil {

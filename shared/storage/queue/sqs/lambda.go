@@ -94,7 +94,7 @@ func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// listFailed returns the ids of all failed messages of a batch. failed has the ids that its handler reported. On a FIFO queue
+// listFailed returns the ids of all failed messages of a batch. failed has the ids that the handler reported. On a FIFO queue
 // the later messages of the same group have failed too, because they would overtake the failed message. An id that is not in
 // the batch fails the whole batch, as on AWS.
 func listFailed(batch []queue.Message, failed []string, fifo bool) []string {
@@ -199,8 +199,8 @@ const (
 // Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
 // returns their number. The queue may be a standard queue or a dead-letter queue.
 //
-// Drain uses short polls, so it may miss a message, which the next call then finds. A failed message does not hold up the
-// others. But after a batch in which every message fails, Drain stops, because h may depend on something that is down.
+// Drain uses short polls, which may miss a message. The next call then finds it. A failed message does not hold up the others.
+// But after a batch in which every message fails, Drain stops, because h may depend on something that is down.
 //
 // The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the parameter from,
 // which may be "".

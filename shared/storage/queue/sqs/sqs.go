@@ -33,7 +33,7 @@ const (
 	maxBytes   = 256 << 10
 )
 
-// Queues are the queues of the system in SQS. It is safe for concurrent use.
+// Queues has the queues of the system in SQS. It is safe for concurrent use.
 type Queues struct {
 	client *sqs.Client
 	urls   map[queue.Name]string
@@ -70,7 +70,7 @@ func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	return "", false
 }
 
-// failure wraps an error for callers of the package.
+// failure adds a message and a [fault.Kind] to an error of SQS.
 func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
@@ -82,7 +82,8 @@ func pause(ctx context.Context, try int) error {
 }
 
 const (
-	// maxTries is how many times Send sends an entry that SQS keeps rejecting. The SDK itself repeats whole requests that fail.
+	// maxTries is how many times an entry of a batch request is sent if SQS keeps rejecting it. If a whole request fails, the SDK
+	// repeats it.
 	maxTries = 6
 	// maxParallel limits the concurrent requests of one Send.
 	maxParallel = 8
@@ -131,7 +132,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
-	// SQS requires a deduplication id. With a random one, SQS drops only a request that the SDK repeats.
+	// On a FIFO queue SQS requires a deduplication id. With a random one, SQS drops only a request that the SDK repeats.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())
@@ -228,8 +229,8 @@ func retryEntries[E any](
 	return nil
 }
 
-// selectRetries returns the entries of a batch request that failed for a temporary reason, in their order. It returns an error
-// if SQS blames the sender.
+// selectRetries returns the entries that SQS rejected for a temporary reason, in their order. If SQS says that an entry itself is
+// wrong, selectRetries returns an error.
 func selectRetries[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
 	again := map[string]bool{}
 	for _, f := range failed {
