@@ -63,7 +63,7 @@ type Stored struct {
 	Version int64
 }
 
-// Read reads a document.
+// Read reads a document. If the document does not exist, the result has version 0, and the error is nil.
 func Read(ctx context.Context, db store.DB, name string) (Stored, error) {
 	d := Stored{Name: name}
 	items, err := db.Get(ctx, textKey(name))
@@ -151,7 +151,7 @@ func (e Edit) ops() ([]store.Op, error) {
 	}, e.Also...), nil
 }
 
-// PackedSize returns how many bytes a text needs in the store.
+// PackedSize returns how many bytes a text has in the store, where it is compressed.
 func PackedSize(src []byte) int {
 	b := compress(src)
 	return b.Len()
@@ -197,11 +197,12 @@ const (
 	// RecheckAfter is the age of a cached document at which one caller looks for a new version. The others use the cached
 	// document until MaxAge.
 	RecheckAfter = 2 * time.Second
-	// retryAfter is the pause after a failed read.
+	// retryAfter is the pause between a failed read and the next one.
 	retryAfter = time.Second
 	// MaxStale is the age up to which a cached document is used while the store does not answer.
 	MaxStale = 5 * time.Minute
-	// maxHeld bounds the documents in memory, because callers choose the names of workspaces.
+	// maxHeld bounds the documents in a [Cache]. The cache also remembers that a document does not exist, and callers choose the
+	// names of workspaces, so without a bound they could fill the memory.
 	maxHeld = 1024
 )
 
@@ -253,7 +254,7 @@ func (c *Cache[T]) Invalidate() {
 	c.held = map[string]*refresh.Value[*parsed[T]]{} // a running read answers only the callers that wait for it
 }
 
-// Get returns a document and its version; the zero value and 0 if it does not exist.
+// Get returns a document and its version. If the document does not exist, it returns the zero value and 0.
 func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	held, _ := c.hold(name)
 	d, err := held.Get(ctx)
@@ -318,7 +319,7 @@ func (c *Cache[T]) load(name string) (held *refresh.Value[*parsed[T]]) {
 	return held
 }
 
-// evict removes a document from memory, preferably one that does not exist.
+// evict removes a document from the cache to make room, preferably an entry for a document that does not exist.
 func (c *Cache[T]) evict() {
 	victim := ""
 	for name, held := range c.held {
@@ -388,8 +389,8 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf records an announcement like [Unannounced], for documents whose versions may have different workspaces. It keeps a
-// record per version.
+// UnannouncedOf returns the operations to record a change like [Unannounced], for documents whose versions may have different
+// workspaces. Each version has its own record, so all of these workspaces are told.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }

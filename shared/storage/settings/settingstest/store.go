@@ -24,7 +24,7 @@ func New() *Store {
 	return &Store{items: map[store.Key]store.Item{}, reads: map[string]int{}}
 }
 
-// Fail makes reads fail with err from now on; nil ends that.
+// Fail makes later reads fail with err. If err is nil, reads succeed again.
 func (s *Store) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ const (
 )
 
 // Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable or
-// unreadable. It stops when ctx ends. Call Files before you read the files, so that you miss no change.
+// unreadable. The watch ends with ctx. Call Files before you read the files, so that you miss no change.
 //
 // It looks at the files once a second and follows links, because file-system notifications for the directory of a path would
 // miss some changes: to a file behind a link, to a replaced directory, and to the ..data link of a Kubernetes ConfigMap.
@@ -66,7 +66,7 @@ func waitUntilSettled(ctx context.Context, paths []string, state []os.FileInfo) 
 	}
 }
 
-// look returns the state of each file. It is nil for a file that does not exist or cannot be read.
+// look returns the state of each file, or nil for a file that does not exist or cannot be read.
 func look(paths []string) []os.FileInfo {
 	state := make([]os.FileInfo, len(paths))
 	for i, path := range paths {
