@@ -23,8 +23,8 @@ type Position struct {
 	// larger value means fewer writes on an idle server. In return, each walk revisits the minutes since the last save, and a
 	// clock that was set back by less than SaveEvery may go unnoticed.
 	SaveEvery time.Duration
-	// Ahead, if not nil, is called before a walk if the clock was set back, that is, if the saved position is more than
-	// [Tolerance] in the future. It gets that position.
+	// Ahead, if not nil, is called before a walk if the saved position is more than [Tolerance] in the future, because the clock
+	// must have been set back then. Its parameter is that position.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
@@ -53,7 +53,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// If the clock was set back, the position is in the future. Work may still be added to the minutes before it.
+	// Start a little before the position; see lookBack. If the clock was set back, the position is in the future. Then start a little
+	// before the current minute instead, because work may still be added to the minutes before the position.
 	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
@@ -94,7 +95,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 }
 
 // position returns the saved minute and the version of its item. If no minute is saved, the version is 0 and the minute is
-// one hour before the minute last.
+// one hour earlier than last, which is the current minute.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
@@ -106,8 +107,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores the minute to as the position. had points to the position that this walk has read or saved last, or to 0 without
-// one. save reports false if another walk has changed the stored position since.
+// save stores a new position, the parameter to, in seconds since 1970. had points to the position that this walk has read or saved
+// last, or to 0 if there was no position. save returns false if another walk has changed the stored position since.
 func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
 	if to == *had {
 		return true, nil
