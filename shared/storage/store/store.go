@@ -48,7 +48,7 @@ const (
 	// MaxTransaction is the largest number of operations in one [DB.Write].
 	MaxTransaction = 100
 	// MaxWrite is the largest total size of the values in one [DB.Write], in bytes. DynamoDB allows 4 MB, including keys and attribute
-	// names. Puts at [AtCommit] do not count, because DynamoDB refuses them anyway.
+	// names. Puts at [AtCommit] do not count, because the store in DynamoDB does not support them anyway.
 	MaxWrite = 3900 << 10
 	// MaxGet is the largest number of keys in one [DB.Get].
 	MaxGet = 100
@@ -100,8 +100,8 @@ type DB interface {
 	WriteAll(ctx context.Context, ops ...Op) error
 
 	// Stamps reports whether the store supports [AtCommit] and so numbers items in the order of their commits. Then a reader
-	// that has seen a stamp has seen all smaller ones. Only package events/log calls it, and hides the difference from its
-	// callers.
+	// that sees an item also sees all items with smaller stamps. Only package events/log calls Stamps, and hides the difference
+	// from its callers.
 	Stamps() bool
 
 	// End returns the greatest stamp that the store has committed. Readers see every item with a stamp up to it, and every
@@ -227,7 +227,7 @@ type Op struct {
 	Cond Condition
 	// Limits has, by name, the largest value that a count may have after an OpAdd.
 	Limits map[string]int64
-	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 is 1.
+	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 means one stamp.
 	Span int
 }
 
@@ -289,8 +289,8 @@ func Batched(db DB) DB {
 	return db
 }
 
-// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable; what describes the
-// attempted operation, for example "read a session".
+// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable and the parameter what as
+// their message, which names the attempted operation, for example "read a session".
 func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	items, err := db.Get(ctx, key)
 	if err != nil {
@@ -300,8 +300,8 @@ func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 }
 
 // Each calls visit with the items of a partition in the order of their sort keys, page by page. It stops at an error of
-// visit and returns it unchanged. Errors of the store have the kind fault.Unavailable; what describes the attempted
-// operation, for example "read the leases".
+// visit and returns it unchanged. Errors of the store have the kind fault.Unavailable and the parameter what as their
+// message, which names the attempted operation, for example "read the leases".
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
@@ -326,8 +326,8 @@ func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) 
 	}
 }
 
-// Scrub removes the remains of deleted items from a store's files, because they stay readable in free pages. Writes wait for
-// it. It does nothing for a store without files.
+// Scrub removes the remains of deleted items from a store's files, because they stay readable in free pages. Writes wait until
+// Scrub is done. It does nothing for a store without files.
 func Scrub(ctx context.Context, db DB) error {
 	if s, ok := db.(interface{ Scrub(context.Context) error }); ok {
 		return s.Scrub(ctx)

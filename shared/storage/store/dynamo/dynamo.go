@@ -266,7 +266,8 @@ func (r sortRange) countExcluded() (n int) {
 	return n
 }
 
-// excludes reports whether the range excludes the item at one of its bounds.
+// excludes reports whether this sort key is an excluded bound of the range. DynamoDB returns such an item, because BETWEEN includes
+// both bounds.
 func (r sortRange) excludes(sort string) bool {
 	return r.above && sort == r.low || r.open && sort == r.high
 }
@@ -289,7 +290,6 @@ func (r sortRange) condition(e *expression, partition string) string {
 	return all
 }
 
-// expired reports whether the item has expired.
 func (db *DB) expired(item *store.Item) bool {
 	return !item.Expires.IsZero() && db.now().Unix() >= item.Expires.Unix()
 }
@@ -305,7 +305,7 @@ const (
 // errBusy is returned after too many retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
-// pause is the pause between retries. It is random, up to a bound that doubles with each retry.
+// pause chooses the random pauses between retries. Their bound doubles with each retry.
 type pause struct {
 	count int
 	bound time.Duration
@@ -353,8 +353,8 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts is a middleware that sees each request of a call, including the SDK's retries, and notes whether an answer was
-// lost.
+// attempts is a middleware that sees each request of a call, including the SDK's retries, and records whether the answer to one
+// was lost.
 type attempts struct {
 	lost bool // after a failed request that DynamoDB may have applied
 }

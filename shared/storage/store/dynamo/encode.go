@@ -32,7 +32,7 @@ func keyOf(key store.Key) attributes {
 	}
 }
 
-// encode returns the attributes of an item. mark is nil or the mark of this write, see the package comment.
+// encode returns the attributes of an item. mark is nil or the random mark that identifies this write; see the package comment.
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
@@ -181,7 +181,8 @@ func (e *expression) markIsNot(mark []byte) string {
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum returns the update expression that adds the counts of item. It also sets the expiry and the mark, if there are any.
+// sum returns the update expression that adds the counts of item to the stored ones. The expression also sets the expiry and the
+// mark of this write, if there are any.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -224,7 +225,7 @@ func (e *expression) isBelow(counts map[string]int64) string {
 	return ""
 }
 
-// within returns conditions that hold if every count stays within its limit when counts are added.
+// within returns conditions that hold if every stored count stays within its limit when the given counts are added.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		// The difference may be out of the range of int64. DynamoDB's numbers have 38 digits.

@@ -44,7 +44,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	// All tries share the mark and the record of lost answers, because any of them may have been applied.
+	// All tries share the random mark of this write and the record of lost answers, because DynamoDB may have applied any of them.
 	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {
@@ -74,9 +74,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 
 // lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
 //
-// An item keeps only the mark of its last addition. If the answer to a request is lost, and another writer adds to the item
-// before the SDK repeats the request, the operation is applied twice. A count that is too low could hide an item, but a count
-// that is too high only costs an extra read.
+// An item keeps only the random mark of its last addition. If the answer to a request is lost, and another writer adds to the
+// item before the SDK repeats the request, the operation is applied twice. A count that is too low could hide an item, but a
+// count that is too high only costs an extra read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -93,8 +93,8 @@ func newMark() []byte {
 	return mark
 }
 
-// checkRefusal reports whether err means that a condition failed, and returns the stored item, which is empty if it does not
-// exist.
+// checkRefusal reports whether err means that a condition failed, and returns the attributes of the stored item. There are none if
+// the item does not exist.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -180,7 +180,7 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	}
 }
 
-// raise sets a count if the stored one is smaller. It sets the expiry in any case, if the operation has one. It needs no mark,
+// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case. It needs no random mark,
 // because repeating it is harmless.
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
@@ -206,7 +206,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	}
 }
 
-// extend sets only the expiry of an item, after an OpRaise whose count was already high enough.
+// extend sets only the expiry of an item, after an OpRaise has found that the stored count is already high enough.
 func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil

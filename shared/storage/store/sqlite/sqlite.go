@@ -170,7 +170,7 @@ func (db *DB) Close() error {
 	return err
 }
 
-// Get reads all keys from one commit.
+// Get implements [store.DB]. All items of the result are from the same commit.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
 		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
@@ -395,7 +395,7 @@ func newMemo() memo {
 	}
 }
 
-// commitsOf returns the counter for a key, or nil if the key's table is not cached.
+// commitsOf returns the counter of the commits that may have changed a key's item, or nil if the key's table is not cached.
 func (m *memo) commitsOf(key store.Key) *commits {
 	switch key.Table {
 	case store.Subscriptions:
@@ -406,8 +406,8 @@ func (m *memo) commitsOf(key store.Key) *commits {
 	return nil
 }
 
-// commitsOfAll returns the counter that the keys share, or nil if they do not share one. Items with different counters are not
-// read from the cache together, because they might not be from the same commit.
+// commitsOfAll returns the counter of commits that the keys share, or nil if they do not share one. Items with different counters
+// are not read from the cache together, because they might not be from the same commit.
 func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	for i, key := range keys {
 		of := m.commitsOf(key)
@@ -419,7 +419,8 @@ func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	return shared
 }
 
-// noteWrite raises the counters of the items that a transaction may have changed, even if it failed.
+// noteWrite raises the counters of the items that a transaction may have changed, so that their cached values become stale. It
+// does so even if the transaction failed, which only costs another read.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {

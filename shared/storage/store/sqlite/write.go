@@ -276,7 +276,8 @@ func put(c *engine.Conn, key store.Key, sort string, item *store.Item) error {
 		Text(5, encodeCounts(item.Counts)).Blob(6, item.Value).Exec()
 }
 
-// seconds returns the stored form of an item's expiry. 0 is never, so an expiry before 1970 is stored as 1.
+// seconds returns an item's expiry in seconds since 1970, as it is stored. 0 means that the item never expires, so an expiry
+// before 1970 is stored as 1.
 func seconds(item *store.Item) int64 {
 	if item.Expires.IsZero() {
 		return 0
@@ -351,7 +352,8 @@ func decodeCounts(text string) map[string]int64 {
 // from the time of the commit, for a put at [store.AtCommit].
 const maxSpan = 1 << 20
 
-// checkStamps checks the operations at [store.AtCommit]. Two of them can share a stamp only if they are in one commit.
+// checkStamps checks the operations at [store.AtCommit]. oneCommit says that all operations are in one commit, because only then
+// two of them can share a stamp.
 func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]
@@ -438,7 +440,7 @@ func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 	return stmt.Int(1, limit).Exec()
 }
 
-// committed notes that the transaction of the last [stamps.next] was committed.
+// committed records that the transaction of the last [stamps.next] was committed, and so the limit that it may have written.
 func (s *stamps) committed() { s.limit = s.written }
 
 // closeStamps is an [engine.Job] that lowers the stored limit to the last stamp, so that the next process continues directly

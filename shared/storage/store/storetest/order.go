@@ -16,17 +16,17 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// deadline bounds every wait.
+// deadline is how long a case waits before it fails.
 const deadline = 30 * time.Second
 
-// stamped returns a put at [store.AtCommit].
+// stamped returns a put at [store.AtCommit] with the given span, which is also its value.
 func stamped(b *bench, partition string, span int) store.Op {
 	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
 	op.Span = span
 	return op
 }
 
-// log returns the stamps of all items in a partition of the log.
+// log returns the stamps of all items in a partition of the table [store.Log].
 func (b *bench) log(partition string) []int64 {
 	b.Helper()
 	items, _ := b.pages(store.Query{Table: store.Log, Partition: b.prefix + partition})

@@ -104,7 +104,7 @@ func (b *bench) writeAll(ops ...store.Op) {
 	expect.OK(b, b.db.WriteAll(b.ctx, ops...), "WriteAll of", len(ops))
 }
 
-// checkConflict checks that a write returns [store.ErrConflict], to which callers give a kind.
+// checkConflict checks that a write returns [store.ErrConflict], without a kind, so that a caller can choose one with [fault.Wrap].
 func (b *bench) checkConflict(what string, ops ...store.Op) {
 	b.Helper()
 	err := b.db.Write(b.ctx, ops...)

@@ -16,8 +16,8 @@ import (
 // Conn is one connection to the file. One goroutine uses it at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts caches the prepared statements. The cache of the package sqlite clears the bindings each time that a statement is
-	// used, and SQLite then has to prepare some statements again.
+	// stmts caches the prepared statements. zombiezen.com/go/sqlite has a cache too, but it clears the bindings each time that a
+	// statement is used, and SQLite then has to prepare some statements again.
 	stmts map[string]*Stmt
 }
 
@@ -100,8 +100,9 @@ func (c *Conn) Changes() int { return c.db.Changes() }
 // inTransaction reports whether a transaction is open. SQLite itself ends it after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint copies the pages of the write-ahead log into the file. It returns the number of pages (frames) in the log, and how
-// many of these have been copied (moved) so far. Both are 0 while another connection runs a checkpoint.
+// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE, as in SQLite. The result
+// frames is the number of pages in the log, and moved is how many of these have been copied so far. Both are 0 while another
+// connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	if err != nil {
@@ -177,7 +178,7 @@ func (s *Stmt) Exec() error {
 	return err
 }
 
-// Reset ends an execution.
+// Reset ends the statement's execution, so that it can be used again.
 func (s *Stmt) Reset() {
 	_ = s.stmt.Reset() // repeats the error of Step, if any
 }
@@ -210,7 +211,7 @@ const (
 // 4 KiB, for the same CPU time. Pages of 1 KiB would halve the written bytes, but batches would need 5 to 10 % more CPU time.
 const pageSize = 2 << 10
 
-// cache returns the pragma for a page cache.
+// cache returns the pragma that sets the size of a connection's page cache.
 func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
 
 func (e *Engine) openMemory() (err error) {

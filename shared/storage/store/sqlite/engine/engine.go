@@ -76,7 +76,7 @@ type Engine struct {
 	files   presence
 	disk    disk
 	commits atomic.Int64
-	// checkpointed counts checkpoints.
+	// checkpointed counts the attempts to copy the write-ahead log into the file.
 	checkpointed atomic.Int64
 
 	maxFrames int
@@ -315,7 +315,7 @@ type ioMethods struct {
 	counted uintptr // the address of the methods in Go's memory, which does not move
 }
 
-// vfs is the counting VFS of the process.
+// vfs is the process's VFS that counts the syncs and the written bytes for every [disk].
 var vfs struct {
 	register sync.Once
 	open     func(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintptr) int32
@@ -343,7 +343,7 @@ func (d *disk) count(path string) string {
 	return "file:" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath() + "?vfs=counting&engine=" + strconv.FormatInt(d.id, 10)
 }
 
-// close ends the counting.
+// close ends the counting and frees the counting methods. All connections must be closed already.
 func (d *disk) close() {
 	vfs.disks.Delete(d.id)
 	d.mu.Lock()
@@ -368,7 +368,7 @@ func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr
 	return rc
 }
 
-// replace returns the address of counting methods that call the original ones.
+// replace returns the address of methods that count syncs and written bytes and then call the methods at the address original.
 func (d *disk) replace(tls *libc.TLS, original uintptr) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -17,17 +17,18 @@ import (
 )
 
 const (
-	// checkpointEvery is how often the engine copies the log into the file. A page that many commits have written is then
-	// copied only once, and the log stays small.
+	// checkpointEvery is how often the engine copies the write-ahead log into the file. A page that many commits have written
+	// since the last time is copied only once, and the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log in pages at which the engine makes SQLite write it from its beginning again. SQLite
-	// does so by itself only at a moment without readers, and until then the log grows.
+	// maxFrames is how many pages the write-ahead log may have before the engine makes SQLite overwrite the log from the
+	// beginning. SQLite does so by itself only at a moment without readers, and until then the log grows.
 	maxFrames = 16384
-	// fewFrames is how many pages of the log are few enough for [startOver] to copy while the writer and the readers pause.
+	// fewFrames is how many uncopied pages of the write-ahead log are few enough for [startOver], which copies them while the
+	// writer and the readers pause.
 	fewFrames = 512
 )
 
-// runCheckpoints regularly moves the log into the file with a connection of the pool, so that no commit waits for it.
+// runCheckpoints regularly copies the write-ahead log into the file. It uses a connection of the pool, so that no commit waits for it.
 func (e *Engine) runCheckpoints() {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
@@ -50,7 +51,7 @@ func (e *Engine) runCheckpoints() {
 }
 
 func (e *Engine) checkpoint() error {
-	// The log grows during a pass, so a few more passes move most of the new frames.
+	// The write-ahead log grows during a pass, so a few more passes copy most of its new pages.
 	for range 4 {
 		conn := <-e.pool
 		frames, moved, err := conn.checkpoint("PASSIVE")
@@ -67,8 +68,8 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver is a job that makes SQLite write the log from its beginning again. The writer runs it, so there are no writes
-// meanwhile, and the job takes the connections of all readers.
+// startOver is a job that makes SQLite overwrite the write-ahead log from the beginning. SQLite can do so only while the log is not
+// in use. The writer runs the job, so there are no writes meanwhile, and the job takes the connections of all readers.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }
@@ -134,8 +135,8 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite rewrites the file and empties the log, so that rows that were deleted, replaced or moved before are gone from both.
-// The writer and the readers pause meanwhile.
+// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of rows that were deleted, replaced or
+// moved before. The writer and the readers pause meanwhile.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {
 		return nil // there is no file
@@ -183,8 +184,8 @@ type health struct {
 }
 
 // Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged,
-// was removed or was replaced. The log has the cause. While writes fail, the engine itself tries a write every half second,
-// so that Health also recovers on an idle server.
+// was removed or was replaced. [Options.Log] gets the cause. While writes fail, the engine itself tries a write every half
+// second, so that Health also recovers on an idle server.
 func (e *Engine) Health() error {
 	if err := e.files.check(); err != nil {
 		return err
@@ -215,7 +216,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note stores the outcome of a write or a checkpoint in to, and logs a change. It ignores errors that are not about the file.
+// note records the outcome of a write or a checkpoint. to points to the field h.write or h.checkpoint. note logs when failures begin
+// and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -291,7 +293,7 @@ type presence struct {
 	removed   bool // the last check found this
 }
 
-// open notes the files at path, which the engine has just opened.
+// open records which files are at path and path-wal, so that check can compare them later. The engine has just opened them.
 func (p *presence) open(path string) error {
 	main, err := os.Stat(path)
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 
 // Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
 type Job interface {
-	// Apply does the work in a transaction that other jobs may share. If it returns an [*Error], because SQLite failed, the
-	// transaction is rolled back. If it had several jobs, and the cause is not one that lasts, such as a full disk, the writer
-	// calls Apply of each job again, in a transaction for each. If it returns another error, only this job fails, so it must
-	// not have written anything.
+	// Apply does the work in a transaction that other jobs may share. If Apply returns an [*Error], because SQLite failed, the
+	// transaction is rolled back. If the transaction had several jobs, the writer then calls Apply of each job again, in a
+	// transaction for each, unless all of them would fail again, for example because the disk is full. If Apply returns
+	// another error, only this job fails, so it must not have written anything.
 	Apply(tx *Tx) error
 	// Done receives the outcome: err is nil after the commit. Otherwise the job has written nothing. Done must return quickly
 	// and must not submit jobs.
@@ -41,7 +41,8 @@ const (
 	// fullBatch is the number of rows at which a batch of [Engine.Batch] is committed. More would save little, and events would
 	// wait longer for the commit.
 	fullBatch = 32
-	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
+	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. A commit with
+	// 16 jobs (enough) does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
 	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing. If events
@@ -99,8 +100,8 @@ func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
 
-// Lazily submits a job for which no caller waits. It shares the next commit, or gets its own after fifty milliseconds. The
-// number of such jobs is not bounded, so callers must bound theirs.
+// Lazily submits a job for which no caller waits. The job shares the next commit, or gets its own after fifty milliseconds. The
+// engine does not limit the number of such jobs, so callers must limit theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
 // Within submits a job like [Engine.Lazily]: the job shares the next commit, or gets its own after the given delay. Within does not wait for
@@ -167,9 +168,9 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 	return nil
 }
 
-// takeLazy puts the lazy jobs, and batch jobs that need not wait longer, before the jobs of the group. So a caller that submits
-// a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one by one. If end is set,
-// because the engine closes, it takes all batch jobs.
+// takeLazy puts the lazy jobs, and the batch jobs if they need not wait longer, before the other jobs of the next commit (group).
+// So a caller that submits a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one
+// by one. If end is set, because the engine closes, takeLazy takes the batch jobs in any case.
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -269,7 +270,8 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds jobs to the group until end receives or there are enough.
+// await adds jobs that arrive to the group, until the channel end receives a value or the group has 16 jobs ([enough]). If end is
+// nil, await does not wait.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
@@ -285,7 +287,7 @@ func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	return group
 }
 
-// gather adds the waiting jobs to the group.
+// gather adds the jobs that already wait to the group, up to [maxJobs].
 func (e *Engine) gather(group []*entry) []*entry {
 	for len(group) < maxJobs {
 		select {
@@ -301,7 +303,7 @@ func (e *Engine) gather(group []*entry) []*entry {
 	return group
 }
 
-// commit writes a group and answers the callers. It returns how many jobs arrived during the commit.
+// commit applies and commits a group of jobs, and answers their callers. It returns how many jobs arrived meanwhile.
 func (e *Engine) commit(group []*entry) (arrived int) {
 	conn := e.lockWriter()
 	live := group[:0]
