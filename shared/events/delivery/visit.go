@@ -303,8 +303,8 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 }
 
 // Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], older than
-// staleWithGate. Otherwise [Dispatcher.mayStart] might refuse the attempt. This also lets a person's pause of a subscription take effect
-// within five seconds.
+// staleWithGate. Without the first limit, [Dispatcher.mayStart] would refuse the attempt. The second one makes a pause of the subscription
+// by a person take effect within seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second

@@ -489,14 +489,14 @@ func (x *exchange) end() {
 // connLimit limits the number of open connections, including idle ones. In net/http, only the connections per host have a limit, and the
 // idle connections of HTTP/2 have no limit at all.
 type connLimit struct {
-	free chan struct{}
-	turn chan struct{}
+	open chan struct{} // has an element for each open connection
+	turn chan struct{} // has an element while an exchange waits for a connection, so that only one at a time closes idle ones
 	// reclaim closes idle connections.
 	reclaim func()
 }
 
 func newConnLimit(n int, reclaim func()) *connLimit {
-	return &connLimit{free: make(chan struct{}, n), turn: make(chan struct{}, 1), reclaim: reclaim}
+	return &connLimit{open: make(chan struct{}, n), turn: make(chan struct{}, 1), reclaim: reclaim}
 }
 
 var errNoConn = errors.New("all connections are in use")
@@ -504,7 +504,7 @@ var errNoConn = errors.New("all connections are in use")
 // acquire waits until another connection may be opened, or until the exchange's context ends.
 func (l *connLimit) acquire(x *exchange) error {
 	select {
-	case l.free <- struct{}{}:
+	case l.open <- struct{}{}:
 		return nil
 	default:
 	}
@@ -519,7 +519,7 @@ func (l *connLimit) acquire(x *exchange) error {
 	for {
 		l.reclaim()
 		select {
-		case l.free <- struct{}{}:
+		case l.open <- struct{}{}:
 			return nil
 		case <-x.ctx.Done():
 			return errNoConn
@@ -528,7 +528,7 @@ func (l *connLimit) acquire(x *exchange) error {
 	}
 }
 
-func (l *connLimit) release() { <-l.free }
+func (l *connLimit) release() { <-l.open }
 
 // limitDial wraps a dial function so that it first waits until s.conns allows another open connection.
 func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
