@@ -111,8 +111,7 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 }
 
 // publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window.
-// Delayed rows stay in the file, so publish gets only their number, delayed, and the time due at which the first of them is
-// due.
+// Delayed rows stay in the file, so publish gets only their number (delayed), and when the first of them is due (due).
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -132,8 +131,8 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.wakeWorker()
 }
 
-// wakeWorker wakes one worker if a message is ready. That worker wakes the next one if it leaves messages behind, so that
-// batches fill before more workers run.
+// wakeWorker wakes one idle worker if a message is ready. When that worker has taken its batch, it wakes the next worker if
+// more messages are ready. So batches fill before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.window.ready.available() {
 		mq.waiting[n-1] <- struct{}{}

@@ -149,7 +149,7 @@ func (mq *memoryQueue) endDelays() error {
 	}
 }
 
-// endingDelays is an [engine.Job] that turns delayed rows that are due into ordinary ones.
+// endingDelays is an [engine.Job] that turns delayed rows that are due into rows without a delay.
 type endingDelays struct {
 	queue *memoryQueue
 	room  int
@@ -207,7 +207,7 @@ func (e *endingDelays) Done(err error) {
 	mq.wakeWorker()
 }
 
-// readAhead reads rows while the window has room for them.
+// readAhead reads rows from the file into the window while there is room for them.
 func (mq *memoryQueue) readAhead() error {
 	for {
 		mq.mu.Lock()

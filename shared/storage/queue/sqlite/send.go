@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// maxSend and maxSendBytes bound one transaction, so that other writes do not wait long for a large send.
+	// maxSend and maxSendBytes limit the messages and the bytes that Send writes in one transaction, so that other writes do not
+	// wait long for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
 )
@@ -151,8 +152,8 @@ const (
 	dedupStepBack = time.Minute
 )
 
-// digest is the truncated hash of a deduplication id. With a million ids in the window, the chance that two of them have
-// the same digest is below 1 in 10^26.
+// digest is the truncated hash of a deduplication id. Among a million ids within [dedupWindow], the chance that two have the
+// same digest is below 1 in 10^26.
 type digest [16]byte
 
 func digestOf(id string) digest {
@@ -362,10 +363,10 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 	d.latest = max(d.latest, at.Unix())
 }
 
-// forgetting is an [engine.Job] that deletes up to [dedupStep] rows that are older than [dedupWindow]. It also deletes rows
-// that are more than [dedupStepBack] in the future, because the clock was set back since they were written. They would stay until
-// the clock has caught up, and so would all later rows, because the ids of rows only grow. After a restart, the later rows would
-// count for longer than dedupWindow.
+// forgetting is an [engine.Job] that deletes up to [dedupStep] rows of deduplication ids that are older than [dedupWindow]. It also
+// deletes rows that are more than [dedupStepBack] in the future, because the clock was set back after they were written. The id of
+// a row is its time and must be greater than all earlier ids, so every new row would be in the future too. After a restart, the
+// queue would remember the ids in these rows for longer than dedupWindow.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay

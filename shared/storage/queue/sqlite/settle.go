@@ -138,8 +138,8 @@ type handlerResults struct {
 	receives []receiveCount
 }
 
-// receiveCount is how often a message was received. It is written if the message has failed, or before it is handled if it was
-// inherited from an earlier process.
+// receiveCount is how often a message was received. It is written to the message's row after a failure. For a message that an
+// earlier process left in the file, it is written before the handler gets the message.
 type receiveCount struct {
 	id       int64
 	received int

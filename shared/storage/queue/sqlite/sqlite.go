@@ -31,7 +31,7 @@ import (
 
 // Options are the settings of [Queues]. The zero value has the defaults.
 type Options struct {
-	// Log gets failures; nil is [slog.Default].
+	// Log gets failed reads, writes and calls of handlers; nil is [slog.Default].
 	Log *slog.Logger
 	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 is 65,536.
 	MaxReady int

@@ -39,7 +39,7 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 	}
 }
 
-// messages returns the records of an event, in their order.
+// messages converts the records of a Lambda event to messages, in their order.
 func messages(event events.SQSEvent) []queue.Message {
 	batch := make([]queue.Message, len(event.Records))
 	for i, r := range event.Records {
