@@ -237,8 +237,8 @@ func (d *parsed[T]) get() (value T, version int64) {
 	return d.value, d.version
 }
 
-// NewCache makes a cache of the documents whose names begin with kind. Callers of the cache pass names without that prefix.
-// parse turns a text into a value. A nil now is time.Now, and a nil log is slog.Default.
+// NewCache makes a cache of the documents whose names begin with the prefix kind. Callers of the cache pass names without that
+// prefix. parse turns a document's text into a value. If now is nil, the cache uses time.Now. If log is nil, it uses slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	return &Cache[T]{
 		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[*parsed[T]]{},
@@ -358,7 +358,8 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 // Kind is the kind of a changed document.
 type Kind string
 
-// The kinds of documents: the catalog of a workspace, and the settings of the gateway's backends that belong to a workspace.
+// The kinds of documents. Catalog is the catalog of a workspace, and Backends has the settings of the gateway's backends that
+// belong to a workspace.
 const (
 	Catalog  Kind = "catalog"
 	Backends Kind = "backends"

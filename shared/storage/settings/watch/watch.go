@@ -10,7 +10,7 @@ import (
 const (
 	// every is the time between two checks of the files.
 	every = time.Second
-	// settle is how long a file must stay unchanged before it is read, because editors and cp write in several steps.
+	// settle is how long the files must stay unchanged before a change is reported, because editors and cp write in several steps.
 	settle = 150 * time.Millisecond
 )
 
