@@ -109,7 +109,7 @@ type DB interface {
 	End() int64
 
 	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
-	// Then callers can keep reservations in memory and can afford more reads and writes.
+	// Then callers can keep locks in memory instead of the store, and can afford more reads and writes.
 	Local() bool
 
 	Close() error
@@ -143,7 +143,7 @@ type Query struct {
 	After, Until string
 	// Before bounds the sort key from above, exclusively; empty is unbounded.
 	Before string
-	// Limit is the number of items wanted, 1 to 1,000; 0 is 100.
+	// Limit is the largest number of items of a page, 1 to 1,000; 0 means 100.
 	Limit   int
 	Reverse bool
 	// Eventual allows a read that may miss the latest writes, at half the price on AWS.
@@ -270,9 +270,10 @@ type GroupCommitter interface {
 	Batched() DB
 }
 
-// Unhurried returns the store for writes for which no caller has to wait, such as records of sources. A [GroupCommitter] returns
-// immediately from such a write. It commits these writes in their order with the next other write, at most tens of milliseconds
-// later. If the process dies before that, they are lost. Errors and conflicts are logged. Other stores write as usual.
+// Unhurried returns the store for writes for which no caller has to wait, such as records that show operators how a request ended. A
+// [GroupCommitter] returns immediately from such a write. It commits these writes in their order with the next other write, at most
+// tens of milliseconds later. If the process dies before that, they are lost. It logs errors and conflicts. Other stores write as
+// usual.
 func Unhurried(db DB) DB {
 	if g, ok := db.(GroupCommitter); ok {
 		return g.Unhurried()

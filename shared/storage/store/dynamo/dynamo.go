@@ -302,7 +302,7 @@ const (
 	longPause  = 640 * time.Millisecond
 )
 
-// errBusy is returned after too many retries.
+// errBusy is returned when DynamoDB still refuses a part of a call after ten retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
 // pause chooses the random pauses between retries. Their bound doubles with each retry.
@@ -313,7 +313,7 @@ type pause struct {
 
 func newPause() *pause { return &pause{bound: firstPause} }
 
-// reset starts again with the shortest pause, after a retry that made progress.
+// reset makes the next pause as short as the first one. Call it when DynamoDB has processed a part of a batch.
 func (p *pause) reset() { *p = *newPause() }
 
 // wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.

@@ -75,8 +75,8 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 // lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
 //
 // An item keeps only the random mark of its last addition. If the answer to a request is lost, and another writer adds to the
-// item before the SDK repeats the request, the operation is applied twice. A count that is too low could hide an item, but a
-// count that is too high only costs an extra read.
+// item before the SDK repeats the request, the operation is applied twice. For example, events would not reach a subscription
+// whose counts are too low, but counts that are too high only cost an extra read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {

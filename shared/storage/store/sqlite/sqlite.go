@@ -36,7 +36,7 @@ const Memory = engine.Memory
 
 // Options are the settings of a [DB]. The zero value has the defaults.
 type Options struct {
-	// Engine are the options of the file.
+	// Engine has the options of the file and its writer.
 	Engine engine.Options
 	// SweepEvery is how often expired items are removed; 0 is 30 s, negative is never.
 	SweepEvery time.Duration
@@ -245,7 +245,7 @@ func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	return true
 }
 
-// maxPage is the total size of values, in bytes, at which a page ends. DynamoDB ends pages at the same size.
+// maxPage is the total size of values, in bytes, at which a page of a query ends. DynamoDB ends pages at the same size.
 const maxPage = 1 << 20
 
 // Query reads one page. Expired items count toward the limit, so that many of them cannot make a page slow.
@@ -310,8 +310,8 @@ func upper(q store.Query) string {
 	return bound
 }
 
-// Count returns the number of items of a table whose partitions are at least from and less than before. It reads only the
-// index. DynamoDB could not do that, so it is not part of [store.DB].
+// Count returns the number of a table's items in a range of partitions. The parameter from is inclusive, and before is exclusive.
+// Count reads only the index. DynamoDB could not do that, so Count is not part of [store.DB].
 func (db *DB) Count(ctx context.Context, table store.Table, from, before string) (n int64, err error) {
 	err = db.engine.Read(ctx, func(c *engine.Conn) error {
 		s, err := c.Stmt(tables[table].count)
@@ -429,8 +429,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys. of is the counter that the keys share. It returns false unless all items are cached
-// and current.
+// get returns the cached items of keys. The parameter of is the counter of commits that the keys share. get returns false unless
+// all items are cached and current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false
@@ -555,8 +555,9 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 
 // notify tells the watchers about a commit and its stamp, and raises [DB.End].
 //
-// It first sets written, then the end, and then notifies. So a watcher that has read the end finds every stamp up to it in
-// written, and a notified watcher finds both. It skips a full channel, which already has a notification.
+// It first stores the stamp that the watchers' function written returns, then raises the end, and then notifies the watchers. So
+// a watcher that reads the end and then calls written misses no commit up to that end, and a notified watcher sees both new
+// values. notify skips a full channel, because its watcher already has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -585,7 +586,7 @@ func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	}
 }
 
-// find returns the watched partition that an operation writes, or nil; w.mu is held.
+// find returns the watched partition that an operation writes, or nil. The caller holds w.mu.
 func (w *watchers) find(op *store.Op) *watched {
 	if op.Item.Table != store.Log || op.Kind == store.OpCheck {
 		return nil

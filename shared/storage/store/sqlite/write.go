@@ -173,7 +173,7 @@ func (w *write) Before(other engine.Job) bool {
 	return ok && w.tables&later.tables != 0
 }
 
-// tableBits has a different bit for each table.
+// tableBits has a different bit for each table, so that one number can stand for a set of tables.
 var tableBits = func() map[store.Table]uint64 {
 	bits := map[store.Table]uint64{}
 	for i, t := range store.Tables() {
@@ -440,7 +440,7 @@ func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 	return stmt.Int(1, limit).Exec()
 }
 
-// committed records that the transaction of the last [stamps.next] was committed, and so the limit that it may have written.
+// committed records that the transaction of the last [stamps.next] was committed. If it wrote a new limit, the limit is in the file.
 func (s *stamps) committed() { s.limit = s.written }
 
 // closeStamps is an [engine.Job] that lowers the stored limit to the last stamp, so that the next process continues directly

@@ -97,7 +97,7 @@ func (c *Conn) vacuum() error {
 // Changes returns the number of rows that the last statement inserted, updated or deleted.
 func (c *Conn) Changes() int { return c.db.Changes() }
 
-// inTransaction reports whether a transaction is open. SQLite itself ends it after some errors.
+// inTransaction reports whether a transaction is open. SQLite itself rolls a transaction back after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
 // checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE, as in SQLite. The result
@@ -257,8 +257,8 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 const maxQuickCheck = 32 << 20
 
 // checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema of
-// a large one. It checks the length only if noLog says that the log is empty, because the log may have the missing pages. Reads
-// find other damage; see [Engine.Health].
+// a large one. It checks the length only if noLog says that the write-ahead log is empty, because the log may have the missing
+// pages. Reads find other damage; see [Engine.Health].
 func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
@@ -291,7 +291,7 @@ func checkIntact(c *Conn, path string, noLog bool) error {
 	return nil
 }
 
-// fileSize returns the size in bytes that the file should have when its log is empty.
+// fileSize returns the size in bytes that the file should have when its write-ahead log is empty.
 func (c *Conn) fileSize() (int64, error) {
 	pages, err := c.Int("PRAGMA page_count")
 	if err != nil {
@@ -302,7 +302,7 @@ func (c *Conn) fileSize() (int64, error) {
 }
 
 // create creates an empty file at path, unless there is one. Only the owner can read it, because it will hold sealed secrets
-// and payloads. SQLite gives the same mode to the log and the shared memory.
+// and payloads. SQLite gives the same mode to the files of the write-ahead log and the shared memory.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {

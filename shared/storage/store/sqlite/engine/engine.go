@@ -275,7 +275,8 @@ func Kind(err error) fault.Kind {
 type Stats struct {
 	Commits     int64 `json:"commits"`
 	Checkpoints int64 `json:"checkpoints"`
-	// Syncs and Written count the fsyncs and the written bytes of the file and its log. In memory they are 0.
+	// Syncs and Written count the fsyncs and the written bytes of the file and its write-ahead log. They are 0 for an engine in
+	// memory.
 	Syncs   int64 `json:"syncs"`
 	Written int64 `json:"written_bytes"`
 }
@@ -288,7 +289,7 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// disk counts the syncs and the written bytes of an engine's file and log.
+// disk counts the syncs and the written bytes of an engine's file and write-ahead log.
 //
 // The Go packages for SQLite do not report them, so disk counts them in a VFS (SQLite's interface to the file system) that
 // forwards each call to the default VFS. All unsafe code of the engine is below.

@@ -278,12 +278,12 @@ func (e *Engine) probe() {
 	}
 }
 
-// errRemoved is returned while the file or its log is not at its path. The system keeps an open file that was removed or
-// replaced, so writes to it would succeed, but would be lost when the engine closes.
+// errRemoved is returned while the database or its write-ahead log is not at its path. The system keeps an open file that was
+// removed or replaced, so writes to it would succeed, but would be lost when the engine closes.
 var errRemoved = fault.New(fault.Unavailable, "the database was removed or replaced while it was open")
 
-// presence detects that the database or its log was removed or replaced while the engine has it open. The zero value is for an
-// engine in memory.
+// presence detects that the database or its write-ahead log was removed or replaced while the engine has it open. The zero value
+// is for an engine in memory.
 type presence struct {
 	path string
 	log  *slog.Logger

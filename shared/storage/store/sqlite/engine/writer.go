@@ -65,8 +65,8 @@ type entry struct {
 	done  chan struct{} // receives when err has the outcome; nil if no caller waits
 }
 
-// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops it, without
-// [Job.Done], and returns the error of ctx. Once the job is taken, Do waits for the outcome, so that it is always known.
+// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops the job, without
+// [Job.Done], and returns the error of ctx. Once the writer has taken the job, Do waits, so that the caller learns the outcome.
 func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
