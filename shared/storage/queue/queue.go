@@ -30,16 +30,17 @@ type Name string
 // The queues. Standard and FIFO are the types of queues in SQS. A FIFO queue keeps the order of messages within a group. On a
 // fair queue messages have groups too, and the queue shares its consumers among the groups.
 const (
-	// Inbox receives events from senders that write to the queue instead of calling POST /events, for example Amazon
-	// EventBridge. Package publish validates them. Standard.
+	// Inbox is the standard queue for events from senders that write to a queue instead of calling POST /events, for example
+	// Amazon EventBridge. Package publish validates these events.
 	Inbox Name = "inbox"
-	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
+	// Events is the FIFO queue that carries accepted events to fanout. An event's group is a hash of its workspace and URI.
 	Events Name = "events"
-	// Deliveries carries page tasks to dispatch. A page task is an event with one page of its subscribers. Standard.
+	// Deliveries is the standard queue that carries page tasks to the dispatch stage. A page task is an event with one page of
+	// its subscribers.
 	Deliveries Name = "deliveries"
-	// Slow carries single deliveries: retries, and deliveries to slow endpoints. Standard, fair.
+	// Slow is the queue of single deliveries: retries, and deliveries to slow endpoints. It is a standard queue, and fair.
 	Slow Name = "slow"
-	// Dead receives messages that no handler can handle. Standard.
+	// Dead is the standard queue for messages that no handler can handle.
 	Dead Name = "dead"
 )
 

@@ -113,7 +113,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// entry checks a message and returns it as an entry of a batch.
+// entry checks a message and returns it as an entry of a SendMessageBatch request.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	if hasForbidden(msg.Body) {
 		if !json.Valid(msg.Body) { // JSON has no control characters, so Escape removes all that SQS refuses
