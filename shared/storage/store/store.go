@@ -41,7 +41,7 @@ var tables = []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
 // Tables lists all tables, in a stable order.
 func Tables() []Table { return slices.Clone(tables) }
 
-// Limits of both adapters, so that a write that works on a stand-alone server also works on AWS.
+// Limits of both store/dynamo and store/sqlite, so that a write that works on a stand-alone server also works on AWS.
 const (
 	// MaxItem is the largest size of an item's value in bytes. DynamoDB allows 400 KB per item, including keys and counts.
 	MaxItem = 380 << 10
@@ -211,7 +211,7 @@ func (c Condition) Unpack() (kind string, version int64) {
 // OpKind says what an [Op] does.
 type OpKind uint8
 
-// The operations.
+// The kinds of operations. Each has a function that explains it, for example [Put] for OpPut.
 const (
 	OpPut OpKind = iota + 1
 	OpDelete

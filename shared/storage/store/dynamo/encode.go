@@ -103,7 +103,7 @@ func setNumber(item *store.Item, name, text string) error {
 	return nil
 }
 
-// expression collects the attribute names and values for which a DynamoDB expression has placeholders.
+// expression collects the attribute names and values for which a DynamoDB expression has placeholders, such as #n0 and :v0.
 type expression struct {
 	names  map[string]string
 	values attributes

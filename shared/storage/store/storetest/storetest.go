@@ -87,7 +87,7 @@ func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
 
-// at returns the key of an item in the table that most cases use.
+// at returns the key of an item in the table [store.Subscriptions], which most cases use.
 func (b *bench) at(partition, sort string) store.Key {
 	return b.key(store.Subscriptions, partition, sort)
 }

@@ -326,8 +326,8 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	return arrived
 }
 
-// isLasting reports whether every job of the group would fail with the error again, because the disk is full or the file is
-// locked or removed.
+// isLasting reports whether the cause of an error, such as a full disk or a locked or removed file, would make every job fail
+// again, so that it is useless to repeat the jobs.
 func isLasting(err error) bool {
 	if errors.Is(err, errRemoved) {
 		return true
