@@ -189,6 +189,24 @@ func TestAnOwnerWithManyGroupsLeavesConsumersToOthers(t *testing.T) {
 	})
 }
 
+// Rows of an earlier release have no owner.
+func TestMessagesWithAndWithoutAnOwnerShareTheLimitOfTheirGroup(t *testing.T) {
+	r, opts := newReady(false), &queue.ConsumeOptions{Batch: 1, Concurrency: 8, PerGroup: 2}
+	for _, group := range []string{"g", "g/one", "g/two", "g", "g/two"} {
+		r.add(&message{group: group})
+	}
+	for left := 5; left > 0; left -= 2 {
+		var taken []*message
+		for batch := r.take(opts); len(batch) > 0; batch = r.take(opts) {
+			taken = append(taken, batch...)
+		}
+		expect.Len(t, "the messages of the group that handlers have", taken, min(left, 2))
+		for _, m := range taken {
+			r.release(m)
+		}
+	}
+}
+
 // TestPushFrontIsLinear checks that the cost of pushFront does not depend on the length: 20,000 calls on a long deque copy each
 // element a few times, not 20,000 times.
 func TestPushFrontIsLinear(t *testing.T) {

@@ -406,7 +406,6 @@ type group struct {
 	name   string // see [groupOf]
 	owner  *owner
 	limit  *limit
-	alone  limit // the limit of a group without an owner
 	ready  deque[*message]
 	bytes  int  // of the bodies of ready messages
 	busy   int  // messages in handlers
@@ -441,9 +440,9 @@ type ready struct {
 	fifo    bool
 	groups  map[string]*group
 	owners  map[string]*owner
-	limits  map[string]*limit // of the groups with an owner
-	noOwner owner             // has all other groups
-	ring    deque[*owner]     // owners with groups in their rings
+	limits  map[string]*limit
+	noOwner owner         // has all other groups
+	ring    deque[*owner] // owners with groups in their rings
 	count   int
 
 	busy    int // messages in handlers
@@ -457,10 +456,10 @@ func newReady(fifo bool) ready {
 func (r *ready) group(name string) *group {
 	g := r.groups[name]
 	if g == nil {
-		g = &group{name: name, owner: &r.noOwner}
-		g.limit = &g.alone
-		if base, of, owned := strings.Cut(name, "/"); owned {
-			g.owner, g.limit = getOrAdd(r.owners, of), getOrAdd(r.limits, base)
+		base, of, owned := strings.Cut(name, "/")
+		g = &group{name: name, owner: &r.noOwner, limit: getOrAdd(r.limits, base)}
+		if owned {
+			g.owner = getOrAdd(r.owners, of)
 		}
 		g.owner.groups++
 		g.limit.groups++
