@@ -207,6 +207,33 @@ func TestMessagesWithAndWithoutAnOwnerShareTheLimitOfTheirGroup(t *testing.T) {
 	}
 }
 
+// The handlers of an owner may all be busy with other groups for long.
+func TestAnOwnerThatMayNotTakeMoreDoesNotDelayTheOthersOfItsGroup(t *testing.T) {
+	r, opts := newReady(false), &queue.ConsumeOptions{Batch: 1, Concurrency: 8, PerGroup: 1}
+	add := func(groups ...string) {
+		for _, group := range groups {
+			r.add(&message{group: group})
+		}
+	}
+	take := func() (group string) {
+		for _, m := range r.take(opts) {
+			group = m.group
+		}
+		return group
+	}
+	add("shared/one")
+	take()
+	add("shared/two", "shared/three")
+	expect.Equal(t, "a message of a group at its limit", take(), "")
+	add("a/two", "b/two", "c/two", "d/two", "e/four", "f/five", "g/six")
+	for range 6 {
+		take()
+	}
+	expect.Equal(t, "a fourth message of an owner", take(), "")
+	r.release(&message{group: "shared/one"})
+	expect.Equal(t, "the next message", take(), "shared/three")
+}
+
 // TestPushFrontIsLinear checks that the cost of pushFront does not depend on the length: 20,000 calls on a long deque copy each
 // element a few times, not 20,000 times.
 func TestPushFrontIsLinear(t *testing.T) {

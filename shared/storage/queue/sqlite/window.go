@@ -623,7 +623,7 @@ func (r *ready) release(m *message) {
 	if r.fifo {
 		return // the group stays locked
 	}
-	if g.limit.bounded.len() > 0 {
+	for g.limit.bounded.len() > 0 { // all, because the turn of one may be far away
 		r.enqueue(g.limit.bounded.pop())
 	}
 	if g.busy == 0 && g.ready.len() == 0 {
