@@ -214,7 +214,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 		if len(batch) == 0 {
 			return done, rejectedError(rejected)
 		}
-		failed, err := h(ctx, batch)
+		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			return done, err
 		}
