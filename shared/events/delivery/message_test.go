@@ -288,7 +288,7 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 			d.Queue, d.Log = &watched{Sender: d.Queue, broken: c.broken}, slog.New(slog.NewTextHandler(&log, nil))
 			for q, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.HandlePages, queue.Slow: d.HandleSingles} {
 				m := message("newer", `{"v":99}`)
-				m.Group, m.Received = "endpoint", c.received
+				m.Group, m.Owner, m.Received = "endpoint", "principal", c.received
 				failed, err := handle(t.Context(), []queue.Message{m})
 				if err != nil || slices.Contains(failed, "newer") != c.left {
 					t.Errorf("%s: got failed %v and error %v, want it left: %v", q, failed, err, c.left)
@@ -296,8 +296,8 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 				copies := r.queues[q]
 				expect.MustLen(t, fmt.Sprintf("the copies in %s", q), copies, c.copies)
 				for _, got := range copies {
-					if string(got.Body) != `{"v":99}` || got.Group != "endpoint" {
-						t.Errorf("%s: got a copy %s of group %q, want the same body and group", q, got.Body, got.Group)
+					if string(got.Body) != `{"v":99}` || got.Group != "endpoint" || got.Owner != "principal" {
+						t.Errorf("%s: got a copy %s of group %q and owner %q, want the same ones", q, got.Body, got.Group, got.Owner)
 					}
 				}
 			}

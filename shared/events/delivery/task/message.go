@@ -169,7 +169,7 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	if m.Received < RenewAfter {
 		return false
 	}
-	out := queue.Outgoing{Body: m.Body, Group: m.Group}
+	out := queue.Outgoing{Body: m.Body, Group: m.Group, Owner: m.Owner}
 	if q.FIFO() {
 		out.Dedup = "newer-" + m.ID // lets the queue drop a second copy, if the process dies before the original is deleted
 	}
