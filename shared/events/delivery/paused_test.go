@@ -52,6 +52,9 @@ func TestSwitches(t *testing.T) {
 			r.now = r.now.Add(20 * 24 * time.Hour)
 			r.handle()
 			r.resume(n, sub)
+			for _, m := range r.queues[queue.Slow] {
+				expect.Differ(t, "WHK-16: the owner of a message that has waited", m.Owner, "")
+			}
 			r.handle()
 			r.posts = r.posts[1:]
 			got := posted(r)

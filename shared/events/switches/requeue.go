@@ -152,7 +152,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 		if !s.Alone {
 			delay += MaxAge // until every process has seen the resume
 		}
-		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Delay: delay})
+		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Owner: m.Owner, Delay: delay})
 		stored[m.Queue] = append(stored[m.Queue], it)
 		gone = append(gone, store.Delete(it.Key))
 	}

@@ -313,6 +313,7 @@ type Message struct {
 	Queue queue.Name
 	Body  []byte
 	Group string
+	Owner string
 	// Sort is the sort key of the message's item, from [SortKey]. If it is empty, Item makes a unique one.
 	Sort string
 }
@@ -328,6 +329,7 @@ type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
+	Owner string     `json:"o,omitempty"`
 	// Body is the message's body if that is JSON, and otherwise a string that contains it. We do not always use a string,
 	// because escaping the quotes can nearly double the size and make it too large for an item. The previous release wrote only
 	// strings.
@@ -336,7 +338,7 @@ type stored struct {
 
 // encodeStored encodes a message. Even the largest message that a queue allows then fits into an item.
 func encodeStored(m Message) []byte {
-	out := stored{version, m.Queue, m.Group, m.Body}
+	out := stored{version, m.Queue, m.Group, m.Owner, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
 		out.Body, _ = json.Marshal(string(m.Body)) // cannot fail for a string
 	}
@@ -348,7 +350,7 @@ func decodeStored(value []byte) (Message, error) {
 	if err := json.Unmarshal(value, &s); err != nil {
 		return Message{}, fault.Wrap(fault.Internal, err, "decode a paused message")
 	}
-	m := Message{Queue: s.Queue, Body: s.Body, Group: s.Group}
+	m := Message{Queue: s.Queue, Body: s.Body, Group: s.Group, Owner: s.Owner}
 	if len(s.Body) > 0 && s.Body[0] == '"' {
 		var text string
 		if err := json.Unmarshal(s.Body, &text); err != nil {

@@ -165,7 +165,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
 		entry: func() store.Item {
 			next := del.NextTask().Task
-			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.Endpoint})
+			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.Endpoint, Owner: next.Owner()})
 			del.Paused, del.PausedAt = PausedKey{Partition: entry.Partition, Sort: entry.Sort}, ds.Now()
 			del.Due, del.DueAt = time.Time{}, time.Time{}
 			return entry
