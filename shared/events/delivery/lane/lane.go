@@ -573,6 +573,16 @@ type tokenLease struct {
 
 	turn      int64 // the last second in which deliveries of this process have turns
 	turnsLeft int64 // the turns in that second that this process has left
+	reserved  int64 // the second in which this process last reserved a turn
+}
+
+// lastTurn returns the last second in which deliveries of this process have turns. It returns 0 if the clock was set back since the
+// process reserved it. Otherwise, deliveries would wait until the clock has caught up.
+func (t *tokenLease) lastTurn(now time.Time) int64 {
+	if t.reserved-now.Unix() > turnStepBack {
+		return 0
+	}
+	return t.turn
 }
 
 const (
@@ -580,6 +590,9 @@ const (
 	// and finally seekStep seconds after the previous one. So reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
+	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step, deliveries
+	// wait for up to this much longer.
+	turnStepBack = 60
 )
 
 // leasesPerSecond is the number of leases into which the tokens of a second are divided. For example, with a rate limit of 100,
@@ -670,7 +683,8 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	defer lease.Release(1)
 	r.mu.Lock()
 	t := r.get(id)
-	second := max(t.turn, now.Unix()+1)
+	second := max(t.lastTurn(now), now.Unix()+1)
+	t.reserved = now.Unix()
 	if t.turn == second && t.turnsLeft > 0 {
 		t.turnsLeft--
 		r.mu.Unlock()
@@ -700,5 +714,5 @@ func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.get(id).turn > now.Unix()
+	return r.get(id).lastTurn(now) > now.Unix()
 }

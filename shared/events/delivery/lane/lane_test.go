@@ -573,6 +573,19 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 	})
 }
 
+// TestTurnsAfterTheClockWasSetBack: WHK-16.
+func TestTurnsAfterTheClockWasSetBack(t *testing.T) {
+	rates, before := newRates(openStore(t), 8), time.Now()
+	rates.reserve(t.Context(), "one", before)
+	now := before.Add(-2 * time.Hour)
+	if rates.hasWaiting("one", now) {
+		t.Error("first attempts would wait until the clock has caught up")
+	}
+	if wait := rates.reserve(t.Context(), "one", now); wait > 2*time.Second {
+		t.Errorf("the next turn is after %v, want at most 2 s", wait)
+	}
+}
+
 // TestEndpointRates: WHK-16. Several processes share the rate limit of an endpoint.
 func TestEndpointRates(t *testing.T) {
 	t.Run("WHK-16 two processes together make as many attempts a second as the endpoint may have, not one more", func(t *testing.T) {
