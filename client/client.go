@@ -32,9 +32,9 @@ type Options struct {
 	HTTP *http.Client
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
-	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect negotiates the newest revision
-	// that the server knows. If it is set, Connect sends no request. The first call then starts a session if the revision needs
-	// one.
+	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server which revisions it
+	// knows, and uses the newest that both know. If it is set, Connect sends no request, because there is nothing to ask. If that
+	// revision has sessions, the first call starts one.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
@@ -202,8 +202,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a session in place of the ended one (gone), unless another goroutine has already done so. It returns the
-// session to use.
+// renewSession starts a new session, unless another goroutine has already done so, and returns the session to use. The parameter gone
+// points to the id of the session that has ended.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -266,8 +266,8 @@ func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // does not answer.
 const maxTries = 5
 
-// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns
-// the error of the previous try: it says what is wrong with the server, and the last error only says that the time is over.
+// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the
+// error of the previous try, because that error says what is wrong with the server. The last error only says that ctx has ended.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -319,7 +319,8 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 }
 
 // exchangeIn sends a request in the given session and returns the header of the response. It does not look at the client's current
-// session, because a concurrent call may replace that session before the response arrives. Callers renew an ended session.
+// session, because a concurrent call may replace that session before the response arrives. If the session has ended, the caller
+// starts another one.
 func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -408,7 +409,7 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	if method != spec.MethodInitialize { // which negotiates the revision
+	if method != spec.MethodInitialize { // initialize negotiates the revision, so its header names none yet
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
 	if session != "" {

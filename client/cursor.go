@@ -14,7 +14,7 @@ import (
 type cursorSaver struct {
 	store Store
 	key   string
-	ctx   context.Context         // the subscription's
+	ctx   context.Context         // the context of the subscription
 	fail  context.CancelCauseFunc // ends the subscription
 
 	mu      sync.Mutex
@@ -25,7 +25,7 @@ type cursorSaver struct {
 	hung    bool    // the store did not save a cursor in time
 }
 
-// saving is a save that is running, or that waits until the running save has ended.
+// saving is one save of a cursor. It is running, or it waits until the running save has ended.
 type saving struct {
 	cursor string
 	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
@@ -88,7 +88,7 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked saves a cursor like start, but also while hold(true) is in effect. The caller holds the lock.
+// startLocked saves a cursor like start, but also while hold(true) is in effect. The caller holds c.mu.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {
@@ -110,8 +110,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is
-// running. The caller holds the lock.
+// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is running.
+// The caller holds c.mu.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -119,7 +119,7 @@ func (c *cursorSaver) last() *saving {
 	return c.running
 }
 
-// dropNext removes the save that has not begun. The caller holds the lock.
+// dropNext removes the save that waits for the running one. The caller holds c.mu.
 func (c *cursorSaver) dropNext() {
 	if c.next != nil {
 		close(c.next.done)

@@ -29,9 +29,9 @@ type flow struct {
 
 	ctx      context.Context // ends with the subscription; its cause says why
 	fail     context.CancelCauseFunc
-	slots    chan struct{} // one per running call of the function
+	slots    chan struct{} // has an element for each running call of the program's function
 	running  sync.WaitGroup
-	capacity chan struct{} // one per event in queue
+	capacity chan struct{} // has an element for each event in queue
 	webhooks atomic.Int64  // webhooks that are being handled or wait, at most maxWebhooks
 	handling singleflight.Group
 	handled  *bounded.Map[string, struct{}] // the last acknowledged events
@@ -72,7 +72,7 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	f := &flow{
 		sub: s, cursors: &cursorSaver{store: c.chooseStore(s), key: c.storeKey(s)}, log: c.log,
 		slots: make(chan struct{}, max(1, s.Concurrency)), capacity: make(chan struct{}, maxAhead),
-		handled:  bounded.NewMap[string, struct{}](2 * maxHandled), // the map may forget the older half
+		handled:  bounded.NewMap[string, struct{}](2 * maxHandled), // twice as many, because the map may drop half of its entries
 		accepted: make(chan struct{}),
 	}
 	if s.Name != "" {
@@ -102,8 +102,8 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// handleOnce calls the function for events, unless it has acknowledged the event already. It recognizes an event by id, URI and time,
-// because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
+// handleOnce calls the program's function for an event, unless it has acknowledged the event already. It recognizes an event by id,
+// URI and time, because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" { // without an id, a repetition cannot be recognized
@@ -117,8 +117,8 @@ func (f *flow) handleOnce(e Event) error {
 	return f.doOnce(name, handle)
 }
 
-// doOnce calls do unless an earlier call with the same name has succeeded. Concurrent calls with the same name share one
-// outcome.
+// doOnce calls the function do, unless an earlier call of doOnce with the same name has succeeded. Concurrent calls with the same
+// name run do only once, and all get its outcome.
 func (f *flow) doOnce(name string, do func() error) error {
 	_, err, _ := f.handling.Do(name, func() (any, error) {
 		if _, seen := f.handled.Get(name); seen {
@@ -156,8 +156,8 @@ func (f *flow) finish(cause error) {
 }
 
 // startHandling starts a goroutine that handles an event of a stream or a poll, and that calls the program's function until it
-// acknowledges the event. startHandling blocks while Concurrency events are being handled, or while maxAhead events wait for an
-// older one.
+// acknowledges the event. startHandling blocks while as many events are being handled as [SubscribeOptions.Concurrency] allows, or
+// while maxAhead events wait for an older one.
 func (f *flow) startHandling(e Event) error {
 	select {
 	case f.capacity <- struct{}{}:
@@ -200,7 +200,7 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program and then continues after the gap, at its cursor.
+// handleGap reports a gap to the program, and then continues reading at the gap's cursor, which is after the lost events.
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {
@@ -218,7 +218,8 @@ func (f *flow) reportGap(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// advance lets the saved cursor move to a position without an event as soon as all earlier events are acknowledged.
+// advance records a position without an event, for example the position in a heartbeat. The saved cursor moves to this position as
+// soon as all earlier events are acknowledged.
 func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
@@ -258,11 +259,11 @@ func (f *flow) complete(s *step) *saving {
 		}
 		f.queue = f.queue[:n-1]
 	}
-	return f.cursors.start(cursor) // with the lock, so that the saves begin in the order of the queue
+	return f.cursors.start(cursor) // holding f.mu, so that the saves begin in the order of the queue
 }
 
-// makeRoom lets startHandling accept another event when a step with an event leaves the queue; see maxAhead. Positions without an
-// event do not count.
+// makeRoom is called when the step s leaves the queue. If s has an event, makeRoom lets startHandling accept another event. Otherwise
+// it does nothing, because positions without an event do not count towards maxAhead.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity

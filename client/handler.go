@@ -309,7 +309,7 @@ func (k *hook) handleEvent(e Event) error {
 func (k *hook) terminate(e *rpcError) {
 	select {
 	case k.ended <- newTerminated(k.sub.Name, e):
-	default: // the server has sent it twice
+	default: // the server has sent a reason twice, and the first one counts
 	}
 }
 

@@ -28,7 +28,7 @@ type occurrence struct {
 	Meta      json.RawMessage `json:"_meta"`
 }
 
-// event returns the occurrence as an [Event]. Via says how it arrived.
+// event returns the occurrence as an [Event]. The parameter via becomes [Event.Via], which says how the event arrived.
 func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
@@ -95,7 +95,8 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.options.MinPoll, leastPoll)), longestPoll), nil
 }
 
-// streamOnce opens a stream of an event type (events/stream) and reads it until it ends. It returns how long to wait before the next one.
+// streamOnce opens a stream of an event type (events/stream) and reads it until it ends. It returns how long to wait before the next
+// stream.
 func (c *Client) streamOnce(f *flow) (time.Duration, error) {
 	body, err := c.openCall(f.ctx, spec.MethodEventsStream, f.cursorParams())
 	if err != nil {

@@ -57,7 +57,7 @@ const (
 	MaxBatch = 1000
 	// maxBatchBytes limits the size of a request. The server's limit is 5 MiB.
 	maxBatchBytes = 1 << 20
-	// patience is how long a request waits for an answer before Waiting is called.
+	// patience is how long a request waits for an answer before [Publisher.Waiting] is called.
 	patience = time.Second
 	// lull is how long PublishFrom waits for another value before it publishes the values that it has read.
 	lull = 100 * time.Millisecond
@@ -75,8 +75,8 @@ func (it item) size() int {
 	return size
 }
 
-// Publish publishes events and returns the accepted events, even if a later request fails. It uses the URI, ID, Time and Data
-// of each event. An event without a URI gets the publisher's.
+// Publish publishes events and returns the accepted events, even if a later request fails. It uses the URI, ID, Time and Data of each
+// event. An event without a URI gets the publisher's URI.
 func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, error) {
 	var accepted []Accepted
 	passOn := p.Accepted
@@ -115,8 +115,8 @@ func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, er
 	return accepted, err
 }
 
-// PublishFrom reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be the
-// output of a running program. If PublishFrom fails, the events that it has passed to Accepted stay published.
+// PublishFrom reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be
+// the output of a running program. If PublishFrom fails, the events that it has passed to [Publisher.Accepted] stay published.
 func (p Publisher) PublishFrom(ctx context.Context, r io.Reader) error {
 	b, err := p.newBatch()
 	if err != nil {
@@ -193,7 +193,7 @@ func (b *batch) add(ctx context.Context, items []item) error {
 	return nil
 }
 
-// flush sends the batch, passes the accepted events to Accepted, and empties the batch.
+// flush sends the batch, passes the accepted events to [Publisher.Accepted], and empties the batch.
 func (b *batch) flush(ctx context.Context) error {
 	if len(b.items) == 0 {
 		return nil
@@ -248,8 +248,8 @@ func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	return values
 }
 
-// parseItems returns the events in a JSON value. The input can have several values; n is the number of this one, counted from
-// 1, for error messages.
+// parseItems returns the events in a JSON value. The parameter n is the number of this value in the input, counted from 1, for error
+// messages.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -265,8 +265,8 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete adds the missing ids and times to events. The events come from the value number n of the input, which error
-// messages name.
+// complete adds ids to the events without an id, and times to the events without a time. The parameter n is the number of the JSON
+// value that contained the events, for error messages.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
@@ -279,7 +279,7 @@ func (p Publisher) complete(items []item, n int) error {
 			it["id"] = quote(p.ID)
 		}
 		if isAbsent(it["id"]) {
-			it["id"] = quote(event.NewID()) // chosen here, so that a request can be repeated
+			it["id"] = quote(event.NewID()) // chosen here, so that a repeated request has the same ids
 		}
 		if !p.Time.IsZero() && isAbsent(it["time"]) {
 			it["time"] = quote(p.Time.Format(time.RFC3339Nano))
@@ -296,8 +296,8 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the
-// request only for now, for example with status 503, send tries again. It gives up after Tries tries, or when ctx ends.
+// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request
+// only for now, for example with status 503, send tries again. It gives up after [Publisher.Tries] requests, or when ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
 		accepted, resp, err := p.sendOnce(ctx, url, body)
@@ -317,7 +317,7 @@ func (p Publisher) tellUser(format string, args ...any) {
 	}
 }
 
-// sendOnce sends a request once, and calls Waiting if the answer takes longer than patience.
+// sendOnce sends a request once, and calls [Publisher.Waiting] if the answer takes longer than patience.
 func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {

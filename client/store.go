@@ -94,7 +94,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
 	}
 	defer func() { _ = file.Close() }()
-	const limit = 8 * maxCursor // JSON may write each byte of the cursor as six
+	const limit = 8 * maxCursor // JSON may write a byte of the cursor as six; the rest is for the key
 	b, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")

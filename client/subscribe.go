@@ -321,8 +321,9 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether to try again after an error. The error of a proxy without a backend is transient once the server has
-// accepted the subscription, because the server is then probably restarting. Before that, the URL is probably wrong.
+// isTransient reports whether the client must try again after an error. A proxy also returns an error if it cannot reach the server.
+// Once the server has accepted the subscription, such an error is transient, because the server is probably restarting. Before that,
+// the URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

@@ -75,7 +75,7 @@ func (c *Client) receiveRegistered(f *flow) error {
 		return fault.New(fault.Unavailable, "the server's answer has no secret")
 	}
 	g := grant{id: uri, secret: key}
-	f.granted.Store(&g) // before setSecret, after which webhooks can be verified
+	f.granted.Store(&g) // before setSecret, because webhooks may be verified right after it
 	k.setSecret(key)
 	f.markAccepted(g)
 	<-f.ctx.Done()
@@ -167,7 +167,7 @@ func (l *listener) streamOnce() (time.Duration, error) {
 				return l.serverPause(), err
 			}
 		}
-		if e.ID != "" { // set only after handleMessage, so that an event that failed there arrives again
+		if e.ID != "" { // only after handleMessage, so that the server resends an event for which it failed
 			l.last = e.ID
 		}
 	}
@@ -212,7 +212,7 @@ func (l *listener) subscribeInSession() error {
 			return err
 		}
 		now := c.session.Load()
-		if i > 0 && now != in { // call has started another session, which lacks the earlier URIs
+		if i > 0 && now != in { // the call started a new session, which is not subscribed to the earlier URIs
 			return fault.New(fault.Unavailable, "the session has ended")
 		}
 		in = now

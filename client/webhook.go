@@ -45,7 +45,7 @@ const defaultRotate = 24 * time.Hour
 const awaitSecret = 10 * time.Second
 
 // errNotRegistered is the error for a webhook whose registration was not answered within awaitSecret. It is also the error for an
-// unsigned webhook that belongs to another subscription, as the answer to the registration shows.
+// unsigned webhook if the answer to the registration shows that the webhook belongs to another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
 // verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.
@@ -200,7 +200,7 @@ type subscribed struct {
 // receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
 func (c *Client) receiveWebhooks(f *flow) error {
 	k := &hook{flow: f, client: c, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
-	afresh := f.cursors.savedCursor() != "" // the server may still have the subscription of an earlier run
+	afresh := f.cursors.savedCursor() != "" // the server may still have an earlier run's subscription, and then ignores the cursor
 	if e := f.sub.Endpoint; e != nil {
 		k.at, k.url, afresh = outside{e}, e.URL, e.Resume
 	} else {
@@ -279,16 +279,17 @@ const (
 	// leastLifetime replaces the lifetime of a subscription that ends even sooner, because otherwise the client would refresh it again and
 	// again without a pause.
 	leastLifetime = time.Second
-	// unlimited replaces the lifetime of a subscription that does not end, so that it is refreshed after 24 to 36 hours.
+	// unlimited replaces the lifetime of a subscription that does not end, so that refreshAfter returns 24 to 36 hours.
 	unlimited = 2 * defaultRotate
 	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
 	// answer has no Date header that shows it.
 	unknownLifetime = time.Minute
 )
 
-// grantedLifetime returns the lifetime of a subscription that ends at until, by the server's clock. If that clock differs from ours, the
-// lifetime is measured from the answer's Date header. Measured by our clock, it would be too short or too long: a client whose clock is
-// ahead would refresh continuously, and a client whose clock is behind would let the subscription lapse.
+// grantedLifetime returns how long a subscription lives from now on. The parameter until is the end of the subscription by the
+// server's clock, and answered is when the answer with this header arrived, by our clock. If the two clocks differ, grantedLifetime
+// counts from the answer's Date header. Otherwise, a client whose clock is ahead would refresh continuously, and a client whose clock
+// is behind would refresh too late.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {

@@ -162,8 +162,8 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events. If the server does not, the result without says why, for example "it does not
-// speak revision 2026-07-28", for the error message.
+// discover asks whether the server offers events. If the server does not, discover returns the reason for the error message, for
+// example "it does not speak revision 2026-07-28".
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -272,8 +272,9 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that calls do with an event type that offers the mode. If no event type offers the mode, the step marks
-// the mode's rules as not testable. The reason in the report names the mode by the word plural, for example "polls".
+// useMode returns a step that calls the function do with an event type that offers the mode. If no event type offers the mode, the
+// step marks the mode's rules as not testable, and the report says why. The parameter plural names the mode in this reason, for
+// example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
@@ -284,8 +285,8 @@ func (c *checker) useMode(mode, plural string, do func(context.Context, eventTyp
 	}
 }
 
-// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and the
-// members of more.
+// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and the members of the
+// parameter more.
 func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)

@@ -169,8 +169,8 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream wait for a check to read them. When so many messages wait, the client stops reading
-// from the connection.
+// maxNotes is how many messages of a stream the client keeps until a check reads them. When it keeps that many, it stops reading from
+// the connection.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")

@@ -22,7 +22,7 @@ func (r *results) judgeHeaders(d delivery) {
 	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// deliveryCheck checks the deliveries to an endpoint that accepts them (hook), and to endpoints that fail on purpose.
+// deliveryCheck checks the deliveries to an endpoint that accepts events (the field hook), and to endpoints that fail on purpose.
 type deliveryCheck struct {
 	subscriber
 	hook         *hook
@@ -41,7 +41,7 @@ func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	o := c.judgeEvent(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
-	if message { // shows the final profile; the eventId as webhook-id shows no profile, because drafts of the final one used it too
+	if message { // only servers of the final profile send msg_; some drafts of it used the eventId, too
 		c.noteProfile(spec.Final, "webhook-id")
 	}
 	return o
@@ -52,9 +52,9 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are webhook endpoints to which the server sends the same events. Their names say how they answer. For example, gone
-// answers every event with 410, and redirect redirects the server to target, which must receive no request. The subscription of
-// expiring ends during the run.
+// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers. For
+// example, the endpoint gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which
+// must receive no request. The subscription of the endpoint expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it
@@ -207,8 +207,8 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of the endpoint that answered 410. If the server's answer contains lastError in
-// deliveryStatus, the method subscribe checks its value. Otherwise, checkStatus marks the rule as not testable.
+// checkStatus refreshes the subscription of the endpoint that answered 410. If deliveryStatus in the server's answer has no
+// lastError, checkStatus marks the rule as not testable. Otherwise, the method subscribe has already checked the value.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)

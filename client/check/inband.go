@@ -72,7 +72,7 @@ func (c *pollCheck) run(ctx context.Context) {
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
 }
 
-// drain polls from a cursor until it has received n events, and returns their ids.
+// drain polls repeatedly, beginning at a cursor, until it has received n events. It returns their ids.
 func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {

@@ -145,8 +145,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the error with the given name. what describes the refused request in the report. If the
-// code of the error shows which profile the server follows, judgeRefusal records the profile.
+// judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the
+// report. If the code of the error shows which profile the server follows, judgeRefusal records the profile.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -225,7 +225,7 @@ const unknownEvent = "mcp-events-check.no-such-event"
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
-	if method, t, ok := c.chooseCheapest(); ok { // if only webhooks are offered, webhookCheck calls sendUnfit
+	if method, t, ok := c.chooseCheapest(); ok { // if all event types offer only webhooks, webhookCheck calls sendUnfit instead
 		c.sendUnfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
 	c.checkWrongMode(ctx)

@@ -53,8 +53,8 @@ type subscriber struct {
 	receiver *receiver
 }
 
-// subscribe calls events/subscribe for the endpoint h, with the members of more as further parameters, and judges the result. It
-// returns the subscription, or nil if the server refuses, and the answer.
+// subscribe calls events/subscribe for the endpoint h and judges the result. The parameter more has further parameters of the
+// request. If the server refuses, the returned subscription is nil, and the answer has the error.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -116,7 +116,8 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// noPrincipals is the reason why rules that need two different callers are not testable on a server without authentication.
+// noPrincipals is the reason in the report for rules that need two different callers. They are not testable on a server without
+// authentication.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
 // judgeChallenge checks the challenge that the server sent before it accepted the first subscription.

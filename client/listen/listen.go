@@ -56,8 +56,8 @@ type Options struct {
 	Run         *run.Command
 	Concurrency int
 
-	// Run ends after Count events or after the duration For, whichever is first; 0 means no limit. If both are set and fewer
-	// than Count events arrive in time, Run returns an error.
+	// Run ends when Count events have arrived or when the time in the field For has passed, whichever is first. 0 means no limit. If
+	// both are set and fewer than Count events arrive in time, Run returns an error.
 	Count int
 	For   time.Duration
 
@@ -68,7 +68,7 @@ type Options struct {
 // leastPoll is the shortest time between two polls. It is short because a person watches the command.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives events until ctx ends or a limit in the options (Count or For) is reached.
+// Run receives events until ctx ends, or until it reaches a limit: [Options.Count] or [Options.For].
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -124,8 +124,9 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server accepted the
-// subscription. If noWebhooks is not empty, receiveOneWay logs it as the reason why there are no webhooks.
+// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server
+// accepted the subscription. If the parameter noWebhooks is not empty, it is the reason why events do not arrive as webhooks, and
+// receiveOneWay logs it.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
@@ -208,7 +209,7 @@ type line struct {
 	Envelope string `json:"envelope,omitempty"`
 }
 
-// printer prints a line of JSON for each event, and calls full after the wanted number of events.
+// printer prints a line of JSON for each event. When it has printed the wanted number of events, it calls its function full.
 type printer struct {
 	mu   sync.Mutex
 	out  io.Writer
@@ -250,7 +251,7 @@ func (p *printer) counted() {
 	}
 }
 
-// setMode sets the mode that printed gaps show, for example "poll".
+// setMode sets the mode of the subscription, for example "poll", which the printed gaps contain.
 func (p *printer) setMode(mode string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

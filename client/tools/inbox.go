@@ -30,7 +30,7 @@ type entry struct {
 	eventtools.Event
 	gap       bool
 	read      bool
-	announced bool // the client was notified, or a result said that there is more
+	announced bool // the client was notified of the entry, or a tool's result said that there are more events
 }
 
 // inbox keeps the events of all subscriptions in the order of their arrival.
@@ -39,7 +39,7 @@ type inbox struct {
 	entries []entry
 	size    int                  // bytes of data
 	dropped bool                 // unread entries were dropped since the last read
-	waiting map[*string]struct{} // calls that wait, each for a subscription or, if empty, for all
+	waiting map[*string]struct{} // the waiting calls, each with the id of its subscription, or "" for all subscriptions
 	changed chan struct{}        // closed and replaced when an entry arrives and when a call stops waiting
 }
 
@@ -93,8 +93,8 @@ func (b *inbox) nextChange() <-chan struct{} {
 	return b.changed
 }
 
-// await registers a call that waits for the events of a subscription or, if subscription is empty, of all subscriptions. The call
-// must call leave when it stops waiting.
+// await registers a call that waits for the events of a subscription or, if subscription is empty, of all subscriptions. When the
+// call stops waiting, it must call the returned function leave.
 func (b *inbox) await(subscription string) (leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -29,8 +29,8 @@ const lastWithBatches = "2025-03-26"
 type stdio struct {
 	*output
 	in      *bufio.Reader
-	rest    []byte // of the current line
-	version string // that the client sent in initialize
+	rest    []byte // the part of the current line that Read has not returned yet
+	version string // the revision of MCP that the client sent in initialize
 }
 
 func newStdio(in io.Reader, out io.Writer) *stdio {
@@ -129,7 +129,7 @@ func (s *stdio) notify(method string, params any) error {
 // Close implements [io.Closer]. It does not close standard input and output, because they outlive the session.
 func (s *stdio) Close() error { return nil }
 
-// maxInFlight limits the requests of the client that are not answered yet.
+// maxInFlight limits how many requests of the client may be unanswered at a time.
 const maxInFlight = 64
 
 // bounded is a transport whose connections refuse a request while maxInFlight others are in flight. They still accept
@@ -157,7 +157,7 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
 			return m, err
 		}
-		// Use the code that the MCP endpoint uses for an exhausted limit.
+		// An exhausted limit has this code at the MCP endpoint, too.
 		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
 		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
 			return nil, err
@@ -246,7 +246,8 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until at most rest bytes of our messages are unread. It fails if the output or ctx ends first.
+// waitUntilRead blocks until the client has so much of our messages read that the unread bytes are at most the parameter rest. It
+// fails if the output or ctx ends first.
 func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()

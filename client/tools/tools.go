@@ -44,7 +44,7 @@ type Tools struct {
 	inbox         inbox
 	progressEvery time.Duration
 
-	ctx  context.Context // of all subscriptions
+	ctx  context.Context // the context of all subscriptions
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
@@ -192,7 +192,7 @@ func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return "", fault.Wrap(fault.Unavailable, err, "subscribe to %s", name)
 }
 
-// subscriptionKey returns the same text for the same name and arguments, whatever the order of the members.
+// subscriptionKey returns a text that is the same for equal names and arguments. The order of the arguments' members does not matter.
 func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
@@ -207,8 +207,8 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	return name + " " + string(sorted), fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// start starts a subscription. Accepted is closed when the server accepts the subscription, and ended receives the error with which it
-// ends. If the same subscription is already running, start returns it, and accepted and ended are nil.
+// start starts a subscription. The channel accepted is closed when the server accepts the subscription, and the channel ended
+// receives the error with which it ends. If the same subscription is already running, start returns it, and both channels are nil.
 func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *subscription, accepted <-chan struct{}, ended <-chan error, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +318,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 		if out := s.inbox.readUnread(q); !out.Empty() {
 			return out, nil
 		}
-		if err := s.checkRunning(q.Subscription); err != nil { // no event can arrive
+		if err := s.checkRunning(q.Subscription); err != nil { // without a running subscription, no event can arrive
 			return nil, err
 		}
 		if q.Wait == 0 {
@@ -330,7 +330,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 			s.notifyProgress(ctx, time.Since(began), q.Wait)
 		case <-ctx.Done():
 			out := eventtools.NewEvents(q)
-			if ctx.Err() == context.DeadlineExceeded { // return an event of the last moment, because it is not pushed while this call waits for it
+			if ctx.Err() == context.DeadlineExceeded { // the wait is over; look once more, because events that arrived meanwhile are not pushed
 				out = s.inbox.readUnread(q)
 			}
 			out.TimedOut = out.Empty()
@@ -339,7 +339,8 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	}
 }
 
-// notifyProgress tells a client that asked for progress how long a call has waited, and how long it waits in total.
+// notifyProgress sends a progress notification if the client asked for them. The notification says how long the call has waited so
+// far, and how long it will wait at most.
 func (s *source) notifyProgress(ctx context.Context, waited, total time.Duration) {
 	if token := s.req.Params.GetProgressToken(); token != nil {
 		_ = s.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
