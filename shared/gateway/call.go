@@ -103,8 +103,8 @@ func checkToken(meta json.RawMessage) error {
 type bridge interface {
 	// sendCall sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	sendCall(ctx context.Context) error
-	// respond handles the response, whose id is already the client's. It sends the response to the client, translated to the
-	// client's revision, unless the backend demands input that sendCall can supply.
+	// respond handles the response, which already has the id of the client's request. It sends it to the client, translated to the client's
+	// revision, unless the backend demands input, with which sendCall can repeat the call.
 	respond(m upstream.Message) error
 }
 
@@ -142,10 +142,10 @@ type exchange struct {
 	info    *backends.ServerInfo // about the backend
 	client  *upstream.Client
 
-	// The request at the backend, which inSession, withoutSession and roundsBridge set.
+	// These fields describe the request as the backend gets it. inSession, withoutSession and roundsBridge set them.
 	with  backendSession // has only the version if the backend is stateless
 	id    json.RawMessage
-	token json.RawMessage // the progress token, if it differs from the client's
+	token json.RawMessage // the progress token that the backend gets, if it differs from the client's
 
 	// While another goroutine reads the session's GET stream (see strays.go), mu guards the following fields and the bridge.
 	mu      sync.Mutex
@@ -159,7 +159,7 @@ type exchange struct {
 	progress  float64 // the greatest progress that the client has been sent
 	floor     float64 // the greatest progress of earlier rounds; only greater values are sent
 
-	// For a call that ends without a response, see cancel.go.
+	// These fields are for a call that ends without a response, see cancel.go.
 	mark      store.Key // where the store has the client's cancellation, if the client has a session
 	questions questions // the questions to the client
 	gone      bool      // the client has disconnected
@@ -473,7 +473,8 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 }
 
-// strayID identifies a stray question, given the backend's id for it, because an earlier call of the session may have asked it.
+// strayID returns the key under which the map strays has the client's id of a stray question. theirs is the backend's id, which is unique
+// only in its session. The map is needed because an earlier call of the session may have asked the question.
 func (b *sessionBridge) strayID(theirs json.RawMessage) string {
 	return b.x.backend().ServerID() + " " + b.x.with.ID + " " + string(theirs)
 }

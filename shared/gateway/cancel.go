@@ -150,7 +150,8 @@ func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	})
 }
 
-// endCause returns the error of a call that ended because the client cancelled it or its backend was removed, and otherwise nil.
+// endCause returns the error of a call whose context watched, made by watchForEnd, ended because the client cancelled the call or the
+// backend was removed. Otherwise it returns nil.
 func (x *exchange) endCause(watched context.Context) error {
 	switch cause := context.Cause(watched); {
 	case errors.Is(cause, errCancelled):

@@ -35,7 +35,7 @@ type elicitation struct {
 	ID        []byte         `json:"id,omitempty"` // the backend's id, byte for byte; empty if the call itself waits for the answer, see inputrounds.go
 	Token     []byte         `json:"t,omitempty"`  // the backend's progress token, byte for byte; the client uses the elicitation's id instead
 	Parts     int            `json:"n,omitempty"`  // number of items that hold the answer; 0 until it arrives
-	Claimed   int64          `json:"c,omitempty"`  // until when an instance may be sending an answer, in milliseconds since 1970
+	Claimed   int64          `json:"c,omitempty"`  // an instance may be sending an answer until this time, in milliseconds since 1970
 }
 
 // elicitations stores the open elicitations.
@@ -96,8 +96,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate deletes an answer that arrived after the call last looked for it, but before drop deleted the elicitation. After that,
-// storeAnswer finds no elicitation and stores nothing.
+// dropLate deletes the answer to an elicitation if it arrived after the call last looked for it, but before drop deleted the elicitation.
+// Answers that arrive even later need no cleanup, because storeAnswer then finds no elicitation and stores nothing.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -209,7 +209,7 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	}
 	switch err := write(ctx, time.Now().Add(c.AskTimeout+tidyTime)); {
 	case errors.Is(err, store.ErrConflict):
-		return busy // or the call is over; the client learns that when it repeats its answer
+		return busy // or the call is over; then the client gets NotFound when it repeats its answer
 	case err != nil:
 		return fault.Wrap(fault.Unavailable, err, "claim a backend's request")
 	}
@@ -257,7 +257,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// readAnswer returns the answer to an elicitation and the keys of its items, or nil if the client has not answered yet.
+// readAnswer returns the answer to an elicitation, and in the result at the keys of the items that hold it. Both are nil if the client has
+// not answered yet.
 func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {

@@ -21,7 +21,7 @@ import (
 // gateway sends the backend's questions to the client as requests on the call's stream. The answers may arrive at any instance, so they are
 // passed through the store to the instance that makes the call. That instance then repeats the call with the answers.
 
-// Limits of one call.
+// Limits on how often, and with how many questions, a backend may ask for input in one call.
 const (
 	maxRounds = 50
 	maxInputs = 50 // requests in one round
@@ -72,7 +72,7 @@ func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 // params returns the params of the call as a backend of 2026-07-28 expects them.
 func (b *inputRoundsBridge) params() json.RawMessage {
 	params := b.x.params()
-	if translate.MultiRound[b.x.call.Method] { // a client with a session has no rounds, and could forge another client's state
+	if translate.MultiRound[b.x.call.Method] { // a client with a session gets no requestState, so one that it sends would be another client's
 		params = translate.WithoutRounds(params)
 	}
 	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))

@@ -51,7 +51,7 @@ func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 	return translate.Parameters(x.entry.JSON)
 }
 
-// checkParameters checks that the headers of a client's request repeat its arguments.
+// checkParameters returns an error unless the headers of a client's request repeat the tool's arguments correctly.
 func (x *exchange) checkParameters() error {
 	list, err := x.headerParameters()
 	if err != nil {
@@ -90,7 +90,7 @@ func (x *exchange) addParameters(h http.Header) error {
 const (
 	dropOther      = "it answers another request"
 	dropProgress   = "it is the progress of another request"
-	dropOutOfPlace = "its method does not belong into a call" // also of any request from a backend of 2026-07-28
+	dropOutOfPlace = "its method does not belong into a call" // also the reason for any request from a backend of 2026-07-28
 )
 
 // passThrough has the notifications that a backend may send within a call, in addition to its extensions' notifications.
@@ -242,7 +242,7 @@ func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method stri
 		return err
 	case params == nil:
 		params = json.RawMessage(`{}`)
-	case jsonrpc.HasRepeatedMember(params): // see makeCall
+	case jsonrpc.HasRepeatedMember(params): // the gateway checks only one of the two members, and the backend might read the other one
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)

@@ -42,7 +42,7 @@ type rounds struct {
 type asked struct {
 	Key    string `json:"k"`
 	Method string `json:"m"`
-	Digest string `json:"d"` // of the params
+	Digest string `json:"d"` // of the question's params
 }
 
 type answered struct {
@@ -51,7 +51,7 @@ type answered struct {
 	Response json.RawMessage `json:"r"`
 }
 
-// Limits of one call.
+// Limits on the elicitations of one call.
 const (
 	maxElicitations = 100
 	// gather is how long the gateway waits for further elicitations after the first one of a round.
@@ -68,7 +68,7 @@ type roundsBridge struct {
 	stop    context.CancelFunc // ends the exchange with the backend
 	rounds  rounds             // elicitations and answers of earlier rounds
 	pending []upstream.Message // elicitations for the next round
-	gather  *time.Timer        // calls stop after the time for further elicitations; nil before the first elicitation
+	gather  *time.Timer        // calls the function stop when no further elicitations are awaited; nil before the first elicitation
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 

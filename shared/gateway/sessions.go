@@ -38,7 +38,7 @@ type backendSession struct {
 	// LevelDue is when a call should retry to set the client's log level, in milliseconds since 1970. It is 0 if the level is set.
 	LevelDue int64 `json:"l,omitempty"`
 
-	itemVersion int64 // tells the item from a replacement under the same key
+	itemVersion int64 // the version of the session's item in the store, which differs from the version of a replacement under the same key
 }
 
 // sessionTTL is how long the store keeps a session with a backend after its last use.
@@ -48,7 +48,7 @@ const sessionTTL = 24 * time.Hour
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
-	key    []byte        // the deployment's
+	key    []byte        // the secret key of the deployment
 	idle   time.Duration // no call can be running in a session that has been unused for longer
 	broken *metric.Undecodable
 
@@ -103,8 +103,8 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend. It begins one if needed, and then reports begun. If whole is set, it completes
-// even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
+// getOrBegin returns the client's session with a backend. begun reports whether it had to begin one. If the parameter whole is set, it
+// completes even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
 func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend, whole bool) (s backendSession, begun bool, err error) {
 	ends, limited := ctx.Deadline()
 	if whole {
@@ -374,7 +374,8 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	return nil
 }
 
-// endListed ends a session, given its key in the list.
+// endListed ends the session whose entry in the principal's list has the key listed. token is the caller's token, with which the gateway
+// ends the session at a backend that acts for callers.
 func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)

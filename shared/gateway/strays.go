@@ -21,7 +21,7 @@ import (
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
-	// Package stdio hands the stray messages of commands to calls, because over stdio all questions are strays.
+	// A command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
 	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
@@ -39,8 +39,8 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	}
 }
 
-// takeStray handles a stray message of the session, and reports whether it belongs to this call. only says that no other call could take it.
-// The caller holds the lock.
+// takeStray handles a stray message of the session, and reports whether it belongs to this call. The parameter only says that no other call
+// could take the message. The caller holds the lock.
 func (x *exchange) takeStray(ctx context.Context, m upstream.Message, only bool) bool {
 	m = m.WithoutOwn()
 	params := jsonrpc.Member(m.Raw, "params")

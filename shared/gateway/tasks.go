@@ -199,7 +199,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		select {
 		case <-l.acked:
 		case <-late.C:
-			late.Reset(0) // the others have no time left either
+			late.Reset(0) // the time is over for the other backends, too
 		case <-ctx.Done():
 			return nil, out, nil
 		}

@@ -114,8 +114,9 @@ type Part struct {
 // gone. Then there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns the entries after the cursor, but not more than the number most, and the cursor of the next page. An empty cursor means
-// the beginning, and next is empty on the last page. ok is false if the cursor is malformed or its backend is not in the list.
+// Page returns the entries after the cursor, and the cursor of the next page. The parameter most is the maximum number of entries. An empty
+// cursor means the beginning, and the result next is empty on the last page. The result ok is false if the cursor is malformed or its
+// backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {

@@ -44,9 +44,12 @@ type Backend struct {
 	oauth    oauthTokens
 	tokens   exchanges
 	rules    map[api.Kind]rules.Set
-	noStream *refresh.Value[bool] // is read at most once per second, because one listen request can name many resources
-	changed  chan struct{}        // receives after the subscriptions at the backend may have changed
-	// reported receives the methods of the list changes that calls have reported, and reports limits them.
+	// noStream is true if the relay has recorded that the backend has no notification stream. It is read at most once per second, because
+	// one listen request can name many resources.
+	noStream *refresh.Value[bool]
+	changed  chan struct{} // receives after the subscriptions at the backend may have changed
+	// The channel reported receives the methods of the list changes that the backend has reported within calls. The limiter reports drops
+	// changes that arrive too fast.
 	reported chan string
 	reports  *rate.Limiter
 

@@ -255,8 +255,8 @@ func (b *Backend) judgeExchange(err error) *TokenError {
 	return b.noToken(fault.Forbidden, cause, "the authorization server gives this caller no token for backend %s")
 }
 
-// tokenError explains why a caller cannot find a name. It returns the error of the first backend that may have the name but for which the
-// gateway cannot get a token for the caller, or nil.
+// tokenError explains why a caller cannot find a name: a backend that may have the name needs an exchanged token, and the gateway cannot
+// get one for the caller. It returns the error of the first such backend, or nil if there is none.
 func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) error {
 	for _, v := range views {
 		b := v.backend

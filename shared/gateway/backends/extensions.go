@@ -17,7 +17,7 @@ import (
 // Extensions have an identifier with a prefix, for example com.example/catalog (SEP-2133). The specification does not say which methods
 // belong to an extension, so [hasMethod] follows the names that are in use.
 
-// These limit what a backend can declare, because the gateway passes the declarations on to clients.
+// Limits on the extensions that a backend can declare, because the gateway passes the declarations on to clients.
 const (
 	maxExtensions     = 32
 	maxSettings       = 4 << 10 // bytes of the settings of one extension

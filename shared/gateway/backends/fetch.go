@@ -224,9 +224,9 @@ func isUnprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
-// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching): for how long, and whether for all callers,
-// the list may be cached. Session-based revisions have no hints. A list without hints may be cached only for its caller, and for at
-// most own, which is the gateway's own limit.
+// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching): for how long the list may be cached, and whether all
+// callers may share it. If the page does not say how long, ttl is the parameter own, the gateway's own limit. Session-based revisions have
+// no hints, so their lists get that limit and are not shared.
 func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {

@@ -61,8 +61,8 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather returns the views' lists, which it fetches concurrently with [Set.fetchLists]. If a list cannot be fetched, gather sets failing,
-// and returns the last one, or nil.
+// gather fetches the lists of all views with [Set.fetchLists], and waits for them. The result failing is true if any list could not be
+// fetched. In place of such a list, gather returns the last one that was fetched, or nil.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	for _, p := range bs.fetchLists(ctx, views, kind, use) {
 		<-p.done
@@ -262,7 +262,7 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 // returns that backend. Otherwise it returns the only backend that may serve the URI, unless another one has not yet responded.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
-	if !ok || scheme == "event" { // without a backend, this server answers for event URIs that its catalog does not have
+	if !ok || scheme == "event" { // this server itself answers for event URIs that no backend lists
 		return nil
 	}
 	var able, related []*View
@@ -432,7 +432,7 @@ func (f *fetched) listEntries() []Entry {
 	return f.entries
 }
 
-// These limit the work of matching, because backends choose the templates and clients choose the URIs.
+// Limits on matching a URI against resource templates, because backends choose the templates and clients choose the URIs.
 const (
 	maxVariables = 16
 	maxMatched   = 2048 // bytes of a template or a URI

@@ -100,7 +100,7 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	switch {
 	case auth.LacksScope(err):
 		return "", false, err
-	case err != nil || e.View.backend.perCaller(): // the relay has no credentials there
+	case err != nil || e.View.backend.perCaller(): // the relay cannot subscribe, because it has no credentials for this backend
 		return "", false, nil
 	}
 	info, _ := e.View.LoadInfo(ctx)
@@ -146,7 +146,8 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
-	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL }) // the last one will do
+	// Ignore an error, because list then returns the last list.
+	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }
 

@@ -127,7 +127,8 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	}
 	ask := v.backend.options.AskTimeout
 	l.list = refresh.New(refresh.Options{
-		Name: "the list of backend " + v.backend.Name, Proportional: true, Quick: ask / 2, Timeout: 4 * maxAsks * ask, // two attempts with two reads each
+		// The timeout allows for two attempts, each of which reads the capabilities and the list.
+		Name: "the list of backend " + v.backend.Name, Proportional: true, Quick: ask / 2, Timeout: 4 * maxAsks * ask,
 	}, func(ctx context.Context, _ *fetched) (*fetched, error) {
 		return v.fetchWithSession(ctx, kind, l.infoAge())
 	})

@@ -54,7 +54,7 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 		refused, again = token, time.Now().Add(retryAfter)
 		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
 		if fault.Is(err, fault.Unauthenticated) {
-			refused = auth.Token{} // DropToken removes it, so it only returns if a client sends it again
+			refused = auth.Token{} // DropToken removes the token, so LoadToken only returns it if a client has sent it again
 			err = e.Demand.DropToken(ctx, workspace, uri, token)
 		} else {
 			err = nil
@@ -110,7 +110,7 @@ func (e *receiver) matchesSchema(ctx context.Context, uri string, data json.RawM
 		return true
 	}
 	if time.Since(e.listed) > retryAfter {
-		_ = e.list(ctx, e.backend.EventTypes()) // without an answer, the known schemas count
+		_ = e.list(ctx, e.backend.EventTypes()) // if the backend does not answer, check against the schemas that the relay knows
 	}
 	return matches()
 }

@@ -78,13 +78,13 @@ func (c *connection) keep() {
 		err := c.follow(c.lease.ctx)
 		if c.lease.follows {
 			log.InfoContext(c.lease.ctx, "lease not taken over", "error", err)
-			return // the relay that holds the lease continues
+			return // another relay has the lease, and continues
 		}
 		if err != nil && c.lease.ctx.Err() == nil {
 			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", string(c.state), "error", err)
 		}
 		if !c.opened.IsZero() && time.Since(c.opened) > wait {
-			wait = least // the stream worked for a while
+			wait = least // the stream was open for a while, so the next pause is short again
 		}
 		periodic.Sleep(c.lease.ctx, spread(wait, most))
 		wait = min(2*wait, most)
@@ -150,8 +150,8 @@ func (c *connection) catchUp(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
 	}
-	// Only this connection continues the connection of the other relay without a gap. If this one fails, there is a gap before
-	// the next one, so reset took.
+	// If the field took is set, the other relay was connected until now, so this connection has missed nothing. That is not true for later
+	// connections, so catchUp clears the field.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compareLists(ctx, c.backend, true); err != nil {

@@ -106,11 +106,11 @@ type receiver struct {
 	client  *client.Client
 	version spec.Version
 	modes   map[string]string // the delivery mode of each event type, by the type's name at the backend
-	limit   *rate.Limiter     // of events, see [eventRate]
-	lines   *rate.Limiter     // of streams, see [limitedStream]
+	limit   *rate.Limiter     // for events, see [eventRate]
+	lines   *rate.Limiter     // for the lines of streams, see [limitedStream]
 
-	// If the backend acts for its callers, types are the event types that it shows to one of them, by their names at the
-	// backend, and listed is when the relay read them.
+	// perCaller is true if the backend acts for its callers. In that case, types has the event types that the backend shows to one caller,
+	// by their names at the backend, and listed is when the relay read them.
 	perCaller bool
 	types     map[string]*catalog.Entry
 	listed    time.Time
@@ -269,7 +269,7 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 	defer tick.Stop()
 	defer relist.Stop()
 	if e.perCaller {
-		relist.Stop() // each subscription has its own list
+		relist.Stop() // each subscription reads the list itself, with its caller's token
 	} else if err := e.list(ctx, of); err != nil {
 		return err
 	}
@@ -280,7 +280,7 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 			return err
 		}
 		notified := e.backend.typesChanged
-		if outdated { // the next tick reads the list
+		if outdated { // the next tick reads the list, so the loop need not be woken again
 			notified = nil
 		}
 		select {
@@ -331,7 +331,7 @@ pages:
 			return err
 		}
 		for _, t := range page.Events {
-			text, _ := json.Marshal(t.BackendType) // it was decoded from JSON
+			text, _ := json.Marshal(t.BackendType) // cannot fail, because t was decoded from JSON
 			if listed += len(text); listed > maxListed {
 				e.backend.Client().Dropped(ctx, dropTypes)
 				break pages
@@ -340,7 +340,7 @@ pages:
 			if err != nil {
 				e.backend.Client().Dropped(ctx, dropType)
 				level := slog.LevelDebug
-				if errors.Is(err, errNoURL) && !e.warned { // the operator can change this
+				if errors.Is(err, errNoURL) && !e.warned { // warn once, because the operator can set the URL
 					level, e.warned = slog.LevelWarn, true
 				}
 				e.relay.log(e.backend).Log(ctx, level, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))
@@ -438,7 +438,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	possible := map[string][]string{}
 	for uri, principals := range wanted {
 		if (catalog.CallerOf(uri) != "") != e.perCaller {
-			continue // it is from before the configuration changed whether the backend acts for its callers
+			continue // a change of the configuration began or ended that the backend acts for its callers
 		}
 		if _, own, _, _ := catalog.ParseBackendURI(uri); e.perCaller || e.modes[own] != "" || e.running[uri] != nil {
 			possible[uri] = principals

@@ -18,16 +18,16 @@ import (
 // not affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
 type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
-	of     map[string]*interest // the relay's subscriptions, by URI
+	of     map[string]*interest // the state of the relay's own subscriptions, by URI
 	asking map[string]string    // the principals for which requests are running, by URI
-	turns  map[string]int       // the number of requests for each principal since there was last nothing to request
+	turns  map[string]int       // how many requests each principal had since the relay last had no request to send
 }
 
 // interest is the state of the relay's subscription to one resource.
 type interest struct {
 	subscribed bool      // the subscription has taken effect at the backend
 	changed    bool      // an update has to be announced, because one may have been missed before the subscription took effect
-	retry      time.Time // when the request is repeated; zero if the backend did not refuse it
+	retry      time.Time // when the relay may send the next request, after a failed one; zero if the last one succeeded
 }
 
 const (
@@ -209,7 +209,7 @@ func (f *following) recordChange(method, uri string, err error) error {
 	return nil
 }
 
-// recordRefused delays the next attempt for a resource to which the relay could not subscribe.
+// recordRefused delays the next request to subscribe to a resource, or unsubscribe from it, after a request that failed.
 func (f *following) recordRefused(uri string, err error) {
 	again := retryAfter
 	if upstream.IsRefused(err) {
@@ -220,8 +220,8 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend, but not more than the number room. wanted has
-// the principals that want each subscription.
+// chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend. The parameter room is their maximum number.
+// wanted has the principals that want each subscription, by URI.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
 // shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.

@@ -35,7 +35,7 @@ type listens struct {
 	further    []*stream
 	opening    bool              // a listen is being opened
 	halves     []map[string]bool // the halves of refused listens that the relay still has to request
-	joined     time.Time         // when the backend last refused to replace all listens by one; the relay then waits before it tries again
+	joined     time.Time         // when the backend last refused to replace all listens by one; the relay tries that again only after a pause
 	incomplete bool              // the backend does not acknowledge notifications of a list although it declares them
 }
 

@@ -89,14 +89,14 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool)
 	if err != nil {
 		return err
 	}
-	if saved == "" && mode != client.ModeWebhook { // tells clients with older cursors that earlier events are missing
+	if saved == "" && mode != client.ModeWebhook { // tell clients with older cursors that they may have missed events
 		err = e.announceGap(ctx, uri)
 	}
 	if err == nil {
 		err = e.Demand.SetState(ctx, workspace, uri, demand.State{Active: true})
 	}
 	if err != nil {
-		_ = sub.Close() // err is the cause
+		_ = sub.Close() // err, not the error of Close, is why the subscription failed
 		return err
 	}
 	<-sub.Done()

@@ -28,7 +28,8 @@ func CheckNames(params json.RawMessage, member string, template bool) error {
 	return nil
 }
 
-// hasOther reports whether an object has another spelling of own, for example Name for name, or other in any spelling. other may be empty.
+// hasOther reports whether a backend might read another member of the object than the one with the name own: a different spelling of own,
+// for example Name for name, or the member with the name other in any spelling. other is empty if there is no such member.
 func hasOther(object json.RawMessage, own, other string) bool {
 	for key := range jsonrpc.Members(object) {
 		name := string(key)

@@ -27,8 +27,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. only says that it is
-// the only call of the session in this process, and that it was running when the message arrived.
+// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. The parameter only
+// says that this is the only call of the session in this process, and that it was running when the message arrived.
 type Receiver func(m upstream.Message, only bool) bool
 
 const (
@@ -229,7 +229,7 @@ func (st *stream) run(ctx context.Context) {
 		switch {
 		case errors.Is(err, errNoStream):
 			st.in.refused.Put(session{url: st.of.url}, time.Now().Add(askAgain))
-		case refuses(err) && lastID == "": // otherwise the backend may only not know the event lastID
+		case refuses(err) && lastID == "": // with a lastID, the backend may have refused only that id
 			st.in.refused.Put(st.of, time.Now().Add(askAgain))
 		}
 		if !st.reopens(err) || periodic.Sleep(ctx, pause) != nil {
@@ -249,7 +249,7 @@ func (st *stream) reopens(err error) bool {
 	return again
 }
 
-// retries reports whether the stream may open later although it now ended with err.
+// retries reports whether a later attempt to open the stream may succeed, given the error with which this one ended.
 func retries(err error) bool {
 	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
 		return status.Status >= http.StatusInternalServerError || conflicts(err) || status.Status == http.StatusTooManyRequests

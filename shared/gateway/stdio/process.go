@@ -63,7 +63,7 @@ type process struct {
 	log    *slog.Logger
 	since  time.Time
 
-	// The handshake sets these for a shared process: whether it speaks a stateless revision, and otherwise its result of initialize.
+	// The handshake sets these fields for a shared process: whether it speaks a stateless revision, and otherwise its result of initialize.
 	stateless   bool
 	initialized json.RawMessage
 
@@ -338,7 +338,7 @@ func (p *process) checkIdle() {
 	case left <= 0:
 		p.leaving, left = true, min(hangUpTime, p.idleTime())
 		if p.holder != "" {
-			stop = true // the relay does not know it
+			stop = true // the relay has no streams to close at the process of a client's session
 		}
 	}
 	if stop {
@@ -401,7 +401,7 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 	initialize := func() { ask(false, spec.MethodInitialize, p.initializeParams()) }
 	var silent <-chan time.Time
 	var refusal error
-	probing := probe // server/discover is unanswered
+	probing := probe // whether server/discover is still unanswered
 	switch {
 	case !probe:
 		initialize()

@@ -134,15 +134,15 @@ func dropOwn(value json.RawMessage) json.RawMessage {
 	return value
 }
 
-// mapMembers replaces the value of each member of an object by the result of the function to. If the value is not an object, mapMembers
-// returns it unchanged.
-func mapMembers(object json.RawMessage, to func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
+// mapMembers replaces the value of each member of an object by the result of calling the function convert with its name and value. If
+// object is not a JSON object, mapMembers returns it unchanged.
+func mapMembers(object json.RawMessage, convert func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
 	if object[0] != '{' {
 		return object
 	}
 	out := []byte{'{'}
 	for name, member := range jsonrpc.Members(object) {
-		out = jsonrpc.AppendMember(out, string(name), to(name, member))
+		out = jsonrpc.AppendMember(out, string(name), convert(name, member))
 	}
 	return append(out, '}')
 }

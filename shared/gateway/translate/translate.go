@@ -99,7 +99,7 @@ func (r Revisions) Result(method string, result json.RawMessage) json.RawMessage
 	case r.Backend.Stateless():
 		structured := jsonrpc.Member(result, "structuredContent")
 		return jsonrpc.Without(result, func(name string) bool {
-			// Up to 2025-11-25, structuredContent must be an object. The client still has the content as text.
+			// Up to 2025-11-25, structuredContent must be an object, so remove any other value. The client still has the content as text.
 			return name == "resultType" || name == "structuredContent" && structured != nil && structured[0] != '{'
 		})
 	}
@@ -115,8 +115,8 @@ func addComplete(result json.RawMessage) json.RawMessage {
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case code == spec.CodeUnsupportedVersion && !r.Client.Stateless() && !r.Backend.Stateless() && jsonrpc.Member(data, "supported") == nil:
-		// Up to 2025-11-25, the code has no meaning, so the backend may use it for an error of its own. The error of 2026-07-28, which a
-		// backend sends if it was upgraded, has the supported versions.
+		// Keep the code. Up to 2025-11-25 it has no meaning, so the backend may use it for an error of its own. A backend that was upgraded
+		// to 2026-07-28 would add the supported versions to the error.
 	case code == spec.CodeUnsupportedVersion: // the gateway chose the version, and the client must not choose another one
 		return jsonrpc.InternalError
 	case r.Client.Stateless():

@@ -55,7 +55,7 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		release()
 		_ = c.Close()
-		if reused && !c.answered && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats these too
+		if reused && !c.answered && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats such GET requests, too
 			return d.RoundTrip(req)
 		}
 		return nil, cmp.Or(context.Cause(ctx), err)
@@ -236,7 +236,7 @@ func (c *directConn) Read(p []byte) (int, error) {
 // directBody is the body of a response. One goroutine may close it while another one reads it.
 type directBody struct {
 	io.ReadCloser
-	ctx      context.Context // of the request
+	ctx      context.Context // the context of the request
 	conn     *directConn
 	release  func() bool // stops ctx from closing the connection
 	reusable bool
