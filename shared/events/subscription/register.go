@@ -202,7 +202,7 @@ func (g *Registrar) checkTarget(url string) error {
 
 func newID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
+	_, _ = rand.Read(b[:]) // cannot fail (since Go 1.24)
 	return idPrefix + hex.EncodeToString(b[:])
 }
 

@@ -191,13 +191,14 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter is a prefix of the positions after and next of [Lists.SelectCovering]. A position with the prefix is in the
-// second part of the list, which has the subscriptions to parents. The first part has the subscriptions to the event type.
+// parentsAfter marks positions in the second part of the list of [Lists.SelectCovering]. The first part has the subscriptions to the event
+// type, and the second part the subscriptions to parents. A position, i.e. the value of the parameter after or of the result next, begins
+// with this prefix if the second part is meant.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the
-// subscriptions to the type, and then the remaining subscriptions, which match because of a parent of the URI. It pages like
-// [Lists.Select].
+// SelectCovering returns a page of the subscriptions that match an event. The parameter entry is the event's type, and uri its URI.
+// SelectCovering first lists the subscriptions to the type, and then the remaining subscriptions, which match because of a parent of the
+// URI. It pages like [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -279,9 +280,9 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state. It stops counting a state at the number most. No index lists active
-// subscriptions, so it counts all subscriptions and subtracts the other states. If there are more than most subscriptions in one of the
-// other states, the number of active ones may be too high. The counts may include subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state. For each state, it stops counting at the limit given as most. No index lists
+// active subscriptions, so CountStates counts all subscriptions and subtracts the other states. If one of the other states has more
+// subscriptions than the limit, the number of active ones may be too high. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0

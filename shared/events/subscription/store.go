@@ -403,8 +403,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// If another subscription has raised the header's count from 0 in the meantime, this write conflicts, and the header
-		// does not expire.
+		// Let the pattern's header item expire if it counts no subscribers. If another subscription has raised the count in the meantime, this
+		// write conflicts, and the header item stays.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerLasts)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -442,8 +442,9 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long a header stays after its count has reached zero. headerStays is the expiry of all other headers, and
-// means never. Each increment of a count sets it, because otherwise a header that was empty before would keep its old expiry.
+// headerLasts is how long the header item of a pattern, which counts the pattern's subscribers, stays after its count has reached zero.
+// headerStays is the expiry of all other header items, and means never. Each increment of a count sets it, because otherwise a header item
+// whose count was zero would keep its old expiry.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -475,8 +476,9 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// Fanout looks for interests in a shape only until the shape's "i_" time. That time must not be earlier than the end of
-	// any interest in the shape, so it is written first and is an hour later than the interest's end.
+	// For each shape of pattern (see [match.Shape]), the shapes item has a time whose name begins with "i_". Fanout looks for interests in
+	// patterns with this shape only until that time. So the time must not be earlier than the end of any such interest. It is written before
+	// the interest, and is an hour later than the interest's end.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")

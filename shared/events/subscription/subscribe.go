@@ -102,7 +102,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	now := g.now().UTC()
 	until := g.expiryFor(now, r.TTL)
 	if expires := auth.TokenOf(ctx).Expires; selection.Entry.PerCaller() && !expires.IsZero() && (until.IsZero() || expires.Before(until)) {
-		until = expires.UTC() // the client refreshes the subscription with its next token
+		until = expires.UTC() // the subscription lasts as long as the client's token; the client refreshes it with the next token
 	}
 	from.oldest = g.Service.Log.Oldest()
 	if pattern.Kind != match.Concrete {
@@ -211,12 +211,12 @@ func unknownEvent(name string) error {
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
-		*want = asked // undo the merge of an earlier round
+		*want = asked // undo what the previous try has merged into want
 		have, err := g.Service.Store.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return nil, err
 		}
-		if have != nil && have.State == Disabled { // insert writes over its record, so that a crash cannot lose both
+		if have != nil && have.State == Disabled { // insert replaces its record in one write, so that a crash cannot lose both subscriptions
 			want.Revision, want.Marked, want.Paused = have.Revision, have.Marked, have.Paused
 			have, replaces = nil, true
 		}

@@ -32,7 +32,7 @@ type Found struct {
 func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
 	after := r.From
 	if after == "" {
-		after = "#" // after the header
+		after = "#" // skip the header item, which sorts before all subscribers
 	}
 	page, err := db.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: HeaderKey(workspace, patternKey).Partition,

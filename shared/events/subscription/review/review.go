@@ -151,7 +151,8 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// Ignore claims that a rule compares with a variable that the parent leaves open, because some value of the variable may match.
+		// Ignore an access rule's claim if the rule compares it with a variable that the parent URI leaves open, because some value of the
+		// variable may match.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })

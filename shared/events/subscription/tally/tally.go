@@ -149,7 +149,8 @@ func (c Counts) Recount(
 	return corrected, errors.Join(errs...)
 }
 
-// recount recounts a workspace if a recount is due, and returns by how much it changed the sum.
+// recount recounts a workspace if a recount is due, and returns by how much it changed the sum. principals returns all principals of a
+// workspace that have subscriptions.
 func (c Counts) recount(
 	ctx context.Context, workspace string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (by int64, err error) {
@@ -162,7 +163,7 @@ func (c Counts) recount(
 	if items[0] != nil {
 		cond = store.VersionIs(items[0].Version)
 		if err := json.Unmarshal(items[0].Value, &last); err != nil {
-			last = recounted{} // recount again
+			last = recounted{} // forget a result that cannot be decoded, so that a recount is due
 		}
 	}
 	var sum, limit int64
@@ -208,8 +209,8 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// commonPart returns the smaller of two differences if both have the same sign, and otherwise 0. For example, if one recount
-// found a sum too high by 5 and the next by 3, only 3 are certainly wrong.
+// commonPart returns the difference that two recounts have in common: the smaller one of a and b if both have the same sign, and otherwise
+// 0. For example, if one recount found a sum too high by 5 and the next by 3, only 3 are certainly wrong.
 func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
