@@ -258,7 +258,8 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// exchange sends a request and reads the response, within the timeout. keep is the parameter of post.
+// exchange sends a request and reads the response, within the timeout. If keep is not nil, it appends the response body to keep, as post
+// does.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = defaultTimeout
@@ -285,8 +286,8 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	if ofStatus(a.status) != "" {
 		a.retryAfter = resp.Header.Get("Retry-After")
 	}
-	// Reading the body to its end lets the transport reuse the connection. If the body is longer than the limit, closing it closes the
-	// connection.
+	// Read the body to its end, so that the transport can reuse the connection. A body that is longer than the limit is closed instead, which
+	// closes the connection.
 	limited := io.LimitReader(resp.Body, maxAnswer+1)
 	if keep != nil {
 		buf := bytes.NewBuffer(keep)
