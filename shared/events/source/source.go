@@ -205,7 +205,7 @@ func parseTime(v any) (time.Time, bool) {
 		return t.UTC(), !t.IsZero()
 	}
 	seconds, err := strconv.ParseFloat(text, 64)
-	if !(err == nil && seconds > 0 && seconds < milliseconds*1000) { // also refuses NaN
+	if !(err == nil && seconds > 0 && seconds < milliseconds*1000) { // NaN is refused, too, because each comparison with it is false
 		return time.Time{}, false
 	}
 	if seconds < milliseconds {

@@ -451,8 +451,8 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the number of arrived bytes to the slot, and sets until as the deadline for reading more of the body. It returns false if
-// the slot was given to another request.
+// await prepares to wait for more of the body. It adds the number of bytes that have arrived since the last call to the slot, and sets the
+// read deadline of the connection to the time until. It returns false if the slot was given to another request.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()

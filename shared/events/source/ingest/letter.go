@@ -53,9 +53,9 @@ func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends
-// repeatedly is dead-lettered only once. But if again is true, the document comes from a retried dead letter, and deadLetter
-// always dead-letters it again. why is the reason. id is the event's id, or "" if it is not known.
+// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. The parameter why is the reason, and id is the
+// event's id, or "" if it is not known. A document that the provider sends repeatedly is dead-lettered only once. But if the parameter
+// again is true, the document comes from a retried dead letter, and deadLetter always dead-letters it again.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -155,11 +155,11 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves the key of a request whose event is about to be published. It returns a nil end while a different
-// event is being published under the key, for example because the same signed request was sent under two ids. Two calls
-// with the same event both succeed, because the events queue drops the duplicate. The caller must call end, if it is
-// not nil, and say whether it has added a record under the key. If several processes share the store, the reservation
-// is written to the store.
+// reserve reserves the key of a request whose event is about to be published. It returns a function, end, which the caller must call
+// afterwards. The parameter of end says whether the caller has added a record under the key. reserve returns nil instead of end while a
+// different event is being published under the key, for example because the same signed request was sent under two ids. Two calls with the
+// same event both succeed, because the events queue drops the duplicate. If several processes share the store, the reservation is written
+// to the store.
 func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {

@@ -108,7 +108,7 @@ const (
 // Refused reports whether the request would be refused because of its signature, regardless of the event in it.
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
-// trySignature verifies a saved request. said is the result for [Trial.Signature], and body is the body without its
+// trySignature verifies a saved request. The result said is the text for [Trial.Signature], and body is the body without its
 // Content-Encoding. Editors add a line break at the end of a file, so trySignature also tries the body without that line break.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	body, err = decode(r.Header, sent)

@@ -266,8 +266,8 @@ func (d decimal) sign() int {
 	return 1
 }
 
-// compare returns a test that compares numbers with n. It calls holds with -1, 0 or 1 for a number that is smaller than, equal to or larger
-// than n, and a number passes the test if holds returns true.
+// compare returns a test that compares numbers with n. For a number that is smaller than, equal to or larger than n, the test calls the
+// function holds with -1, 0 or 1. The number passes the test if that function returns true.
 func (p *parser) compare(n json.Number, pointer string, holds func(int) bool) test {
 	d := parseDecimal(n)
 	if d.exponent > maxExponent || d.exponent < -maxExponent {
