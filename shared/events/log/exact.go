@@ -21,8 +21,11 @@ import (
 // readers find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
-// append writes each segment of events and its copies in the pattern partitions in one transaction. A transaction has room for 98 copies.
-// append ignores any further patterns, but a URI of up to 36 segments matches at most 98: 63 wildcards of six variables, and 35 parents.
+// append writes each segment of the log, which holds some of the events, together with its copies in the pattern partitions in one
+// transaction. A transaction has room for 100 writes: the segment, at least one index item, and 98 copies. append ignores any further
+// patterns, but an event matches at most 98 if its URI has up to 36 parts between slashes. The URI has at most six variables, so it matches
+// 63 wildcards: one for each set of one or more variables that a client leaves open. It also has at most 35 parents, one for each shorter
+// beginning.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -69,7 +72,8 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 	return done, err
 }
 
-// putSegment writes a segment and its copies in one commit. It returns 0, because the store stamps the key at the commit.
+// putSegment writes a segment and its copies in one commit. It returns 0 instead of the segment's key, because the store stamps the key at
+// the commit.
 //
 // Keys only grow. So after the clock was set back, the store stamps keys that are later than the clock's time. Such a segment expires later
 // than usual by this difference, because the clock may be corrected. It expires one retention later at most, because the clock may instead
@@ -119,8 +123,9 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 // maxSameID limits how many events with the same id a lookup by id checks. It checks the newest ones.
 const maxSameID = 100
 
-// visitID calls visit with the segments that have an event with the given id, newest first, until visit returns true. It skips
-// segments with keys up to since and, if uri is not empty, segments of other URIs. A segment is nil if it has just expired.
+// visitID calls visit with the segments of the log that have an event with the given id, newest first, until visit returns true. It skips
+// segments whose keys are not greater than the parameter since and, if uri is not empty, segments of other URIs. It calls visit with nil
+// for a segment that has just expired.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,

@@ -145,10 +145,10 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position from which a reader reads a partition. at is the position of the reader's cursor c in that partition.
-// The reader does not start before floor, because the log no longer has older entries or the reader does not want them. truncated reports
-// whether the reader may miss events between at and floor. A cursor that was given after floor misses no events, even if at is older,
-// because no events were written between at and the time at which the cursor was given.
+// StartPosition returns the position from which a reader reads a partition. The parameter at is the position of the reader's cursor c in
+// that partition. The parameter floor is the earliest possible start, because the log no longer has older entries or the reader does not
+// want them. truncated reports whether the reader may miss events between at and floor. A cursor that was given after floor misses no
+// events, even if at is older, because no events were written between at and the time at which the cursor was given.
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -159,8 +159,8 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	return max(at, floor), true
 }
 
-// endBefore returns the position at the end of the log. If writers stamp keys, positions are times, and endBefore returns the time that is
-// lag before now.
+// endBefore returns the position at the end of the log if the store stamps keys. If writers stamp keys, positions are times, and endBefore
+// returns the current time minus lag.
 func (l *Log) endBefore(lag time.Duration) int64 {
 	if l.TotalOrder() {
 		return l.DB.End()

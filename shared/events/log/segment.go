@@ -300,7 +300,7 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 		}
 		return found
 	})
-	if len(end.written) > 0 { // earlier segments of the batch are less than a minute before this one
+	if len(end.written) > 0 { // the batch's earlier segments are up to a minute older than this one
 		end.position = min(end.position, end.key-time.Minute.Microseconds())
 	}
 	return end, nil
@@ -314,8 +314,8 @@ func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
-// appendAfter appends the fresh events in end to the partition p of the URI and, in the same commits, to further partitions (copies). If
-// the batch needs several segments, each segment names the events that are in the earlier segments.
+// appendAfter appends the events in end.fresh to the partition p of the URI and, in the same commits, to the further partitions in copies.
+// If the batch needs several segments, each segment names the events that are in the earlier segments.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
