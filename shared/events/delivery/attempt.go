@@ -33,9 +33,9 @@ import (
 // errMaybeEnded says that an attempt was not started, because its subscription may have ended since it was read.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// mayStart reports whether an attempt may start for a subscription that was read at the given time. In one process, the [Gate] stops
-// attempts as soon as the subscription is deregistered. On AWS there is no gate. There an attempt may start only within a second after the
-// subscription was read, so no attempt starts more than a second after deregister has answered.
+// mayStart reports whether an attempt may start for a subscription that was read at the time given as read. In one process, the [Gate]
+// stops attempts as soon as the subscription is deregistered. On AWS there is no gate. There an attempt may start only within a second
+// after the subscription was read, so no attempt starts more than a second after deregister has answered.
 func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 	if d.Gate == nil {
 		return time.Since(read) <= time.Second
@@ -50,7 +50,7 @@ type firstAttempt struct {
 	del   *state.Delivery
 	sub   *subscription.Subscriber
 	event *event.Event
-	// unlink makes the POST independent of the page's context, so that it can continue after the page. cancel ends the POST.
+	// unlink makes the POST independent of the page's context, so that the POST can continue after the page has ended. cancel ends the POST.
 	unlink func() bool
 	cancel context.CancelFunc
 	// answer receives the outcome of the POST if the page has stopped waiting for it.
@@ -151,7 +151,7 @@ func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome) bool {
 	s := f.slot
 	if s.Usual == 0 || s.Usual == s.Wait {
-		return false // the time s.Wait is over, too
+		return false // s.Wait is over, too
 	}
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
@@ -273,8 +273,8 @@ func (g *Gate) Open(id string) {
 	delete(g.ended, id)
 }
 
-// allows reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read after it
-// ended must have been created again.
+// allows reports whether an attempt may start for a subscription that was read at the time given as read. A subscription that was read
+// after it ended must have been created again, so its attempts may start.
 func (g *Gate) allows(id string, read time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()

@@ -26,7 +26,7 @@ import (
 type joinedPage struct {
 	task.Page
 	messages  []string        // the ids of the joined tasks' messages
-	wasPaused []string        // [task.Page.Paused] of each joined task that waited for a switch: the sort key of its mark
+	wasPaused []string        // the sort keys of the marks (see [Dispatcher.mark]) of the joined tasks that waited for a switch
 	done      map[string]bool // the subscribers to which this process sent the events when it received the message before
 	err       error
 }
@@ -65,7 +65,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 		p.err = d.sendPage(ctx, p)
 	}
 	for i, p := range work {
-		if i == len(work)-1 { // often the only one, which then needs no goroutine
+		if i == len(work)-1 { // run the last one in this goroutine; often it is the only one
 			do(p)
 			break
 		}
@@ -113,7 +113,7 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range, t.Late}
 		p := byRange[id]
-		// Do not join a retried task with others, because its number of retries must not count for their events.
+		// Joining would count the task's retries for other tasks' events, or skip their subscribers that this task has served before (again).
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
 			p = &joinedPage{Page: t, done: done}
@@ -248,7 +248,7 @@ func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Pag
 		}
 	}
 	if len(rest) == 0 && t.Paused != "" {
-		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // the new marks replace the task's mark
+		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // all its events wait again, with new marks
 	}
 	t.Events = rest
 	return ops, nil
@@ -259,8 +259,9 @@ func markKey(workspace, sort string) store.Key {
 }
 
 // mark gives a task that waits for a switch a mark, i.e. an item with a position in the event log. The position is before all events of the
-// task and before the time sent. No subscription's cursor advances past a mark. mark sets the task's Paused field to the sort key of the
-// mark, and returns the operation that writes the mark. Marks with the same position have different ids.
+// task and before the time at which the task was sent (the parameter sent). No subscription's cursor advances past a mark. mark sets the
+// task's Paused field to the sort key of the mark, and returns the operation that writes the mark. The parameter id distinguishes marks
+// with the same position.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
@@ -339,7 +340,8 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps sets Hops, Since and Late of the tasks into which the task t was split (parts), and returns parts.
+// followUps prepares the tasks into which the task t was split (parts), and returns them. Each gets t's Since and Late, because its events
+// are as old and as late as t's. Its Hops is one higher than t's, so that events cannot move from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -393,7 +395,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscrip
 				out.subscribers[sub.ID] = true
 			}
 		}
-		if i == len(subs)-1 { // often the only one, which then needs no goroutine
+		if i == len(subs)-1 { // serve the last one in this goroutine; often it is the only one
 			serve()
 			break
 		}
@@ -487,7 +489,8 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	return append(tasks, d.retryTasks(ctx, t, tasksFor(t, sub, unwritten))...)
 }
 
-// tasksFor returns the tasks that follow t for some of its events and one of its subscribers.
+// tasksFor returns page tasks that send the given events of the task t to one of its subscribers. They carry over Since and Late of t, and
+// count as one more hop (see [maxHops]).
 func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
 	tasks := task.Pages(t.Workspace, t.Pattern, subscription.RangeOf(sub.ID), 1, events)
 	for i := range tasks {
@@ -496,8 +499,8 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks returns the tasks in again with a delay, and counts them as a further retry of t. If t was retried [maxPageRetries] times
-// already, retryTasks dead-letters the tasks instead and returns nil.
+// retryTasks prepares the tasks given as again, which repeat a part of the task t, and returns them: it gives them a delay, and counts them
+// as a further retry of t. If t was retried [maxPageRetries] times already, retryTasks dead-letters the tasks instead and returns nil.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil

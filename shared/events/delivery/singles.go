@@ -37,7 +37,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]taskOutcome{} // the outcomes that notes will record, by message id
+		made  = map[string]taskOutcome{} // the outcomes that the operations in notes will record, by message id
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()

@@ -74,7 +74,8 @@ type verdict struct {
 	due    time.Time      // for the action postpone: when to attempt the delivery
 }
 
-// judge decides whether a subscriber gets an event now. It is the common part of [visit.judge] and [single.judge].
+// judge decides whether a subscriber gets an event now. right says which events the subscriber's principal may receive. judge is the common
+// part of [visit.judge] and [single.judge].
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
 	ruling, err := judge.Judge{Switches: d.Switches}.Decide(ctx, right, sub, e)
 	if err != nil {
@@ -302,9 +303,9 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], older than
-// staleWithGate. Without the first limit, [Dispatcher.mayStart] would refuse the attempt. The second one makes a pause of the subscription
-// by a person take effect within seconds.
+// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is too old. The maximum age is stale or, with a [Gate],
+// staleWithGate. Without a gate, [Dispatcher.mayStart] would refuse an attempt a second after the read, so the limit is a little shorter
+// than that. With a gate, the limit only makes a pause of the subscription by a person take effect within seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second
@@ -338,8 +339,9 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 	return v.d.judge(ctx, v.right, v.sub, e)
 }
 
-// terminate ends a subscription that this process's catalog no longer permits. If the catalog turns out to be old, the
-// subscription stays, and a later page task, whose process has the new catalog, delivers the events.
+// terminate ends the subscription if err says that this process's catalog no longer permits it ([subscription.Terminated]). It returns any
+// other err as the result. If the catalog turns out to be old, the subscription stays, and a later page task, whose process has the new
+// catalog, delivers the events.
 func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}

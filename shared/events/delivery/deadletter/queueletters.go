@@ -212,8 +212,8 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 }
 
 // resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only package publish writes to the
-// events queue. The events queue drops duplicates. The inbox message contains the letter's key. So the events queue does not take this
-// event for a duplicate of the original, but drops a second resend of the same letter.
+// events queue. The events queue drops duplicates. So the inbox message contains the key of the dead letter (the parameter letter). The
+// events queue then does not take the event for a duplicate of the original, but drops a second resend of the same dead letter.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Inbox {

@@ -167,7 +167,7 @@ func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *sub
 	}
 }
 
-// within returns the duration most or, if that is shorter, half of the time until the deadline of ctx.
+// within returns the smaller of two durations: the parameter most, and half of the time until the deadline of ctx.
 func within(ctx context.Context, most time.Duration) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return min(most, time.Until(end)/2)
@@ -175,10 +175,11 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Start starts a replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
-// of events that was created less than [SameReplay] ago, so that a repeated request does not send its events twice.
+// Start starts a replay that sends at most rate letters or events per second. The parameter by is the name of the person who requested the
+// replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay of events that was
+// created less than [SameReplay] ago, so that a repeated request does not send its events twice.
 //
-// A replay of events needs sub, the selected subscription. For a replay of dead letters it is nil.
+// A replay of events needs sub, the selected subscription. For a replay of dead letters, sub is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // strings and times always encode
 	hash := sha256.Sum256(text)
@@ -358,8 +359,9 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	if err != nil {
 		return 0, err
 	}
-	// If two workers make the same step, each letter is retried by only one of them. The first one to finish saves the position. The other
-	// one adds its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
+	// Remember the counts from before this step, because two workers may make the same step. Only one of them can retry each letter, and the
+	// first one to finish saves the replay. The other one then adds its own counts, without the earlier ones, to the saved replay. If a worker
+	// dies before that, the letters that it retried are not counted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -465,14 +467,14 @@ type reason string
 
 func (r reason) Error() string { return string(r) }
 
-// newSkippedError returns an error of kind Conflict for a dead letter that cannot be retried. Replays skip such a letter and count it under
-// the reason why.
+// newSkippedError returns an error of kind Conflict for a dead letter that cannot be retried. The parameter why is the reason. Replays skip
+// such a letter and count it under this reason.
 func newSkippedError(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// skipReason returns why a letter could not be retried. If err is not from [newSkippedError], the letter's message cannot go back to its
-// queue, so the reason is [SkippedReturn].
+// skipReason returns the reason why a letter could not be retried. If err is not from [newSkippedError], the letter's message cannot go
+// back to its queue, so the reason is [SkippedReturn].
 func skipReason(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)
@@ -480,7 +482,7 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// countSkipped counts n letters or events as skipped for the reason why, for example [SkippedEnded].
+// countSkipped counts n letters or events as skipped. The parameter why is the reason, for example [SkippedEnded].
 func (r *Replay) countSkipped(why string, n int) {
 	if n <= 0 {
 		return

@@ -309,7 +309,8 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	}
 	if !s.Lost && !del.Test {
-		// A stored delivery is attempted even if the subscription asks for other events, because a person may have requested it.
+		// Do not check whether the subscription asks for the event. A person may have requested the delivery, and a stored delivery is attempted
+		// in any case.
 		ruling, err := x.judgeEvent(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err
@@ -403,10 +404,10 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. If explainJudged finds a reason,
-// for example a removed event type, that is the outcome. Otherwise a later attempt must have succeeded. If the delivery log keeps
-// successes, the record of that attempt is about to be written, so the outcome is "waiting" until then. If the log keeps no successes, the
-// outcome is "delivered".
+// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. due is when that record says that
+// the next attempt is due. If explainJudged finds a reason, for example a removed event type, that is the outcome. Otherwise a later
+// attempt must have succeeded. If the delivery log keeps successes, the record of that attempt is about to be written, so the outcome is
+// "waiting" until then. If the log keeps no successes, the outcome is "delivered".
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

@@ -41,7 +41,7 @@ type endpointState struct {
 	took      time.Duration // the duration of the last attempt
 	answers   times         // averages of the durations of successful attempts
 	failures  int           // failed attempts since the last success
-	pauses    int           // pauses without a success or another kind of failure in between
+	pauses    int           // consecutive pauses: no success and no other kind of failure in between
 	slowUntil time.Time     // until then, first attempts take the slow lane
 	openUntil time.Time     // the endpoint is paused: no attempts until then; afterwards one at a time, until one succeeds
 	limit     int           // limit of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
@@ -371,16 +371,16 @@ func (l *Lanes) CountFailing() (n Failing) {
 // So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
 // read every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark (see above). The item's version is the time until which processes need
-// not probe, in seconds since 1970. The item stays for [maxHold] longer. If the endpoint answers again during that time, the
-// mark only keeps pages from waiting for attempts that take longer than usual.
+// hangKey returns the key of a hanging endpoint's mark, the item with which processes tell each other that the endpoint hangs. The item's
+// version is the time until which processes need not probe, in seconds since 1970. The item stays for [maxHold] longer. If the endpoint
+// answers again during that time, the mark only keeps pages from waiting for attempts that take longer than usual.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
 
 // slowLaneProbes is how long first attempts make no probe of a hanging endpoint after an attempt of the slow lane hung, because that
-// attempt was a probe, too. A hanging endpoint gets an attempt of the slow lane about every 80 s: a pause of [maxHangPause] and the time
-// limit of an attempt.
+// attempt was a probe, too. A hanging endpoint gets an attempt of the slow lane about every 80 s: a pause of [maxHangPause], which is a
+// minute, and then up to 20 s for the attempt. So the next attempt normally hangs, and renews the mark, before this time is over.
 const slowLaneProbes = 2 * time.Minute
 
 // Hang records that the endpoint hangs. The caller calls it when the slot's attempt has not been answered in time. From then

@@ -586,8 +586,9 @@ func (t *tokenLease) lastTurn(now time.Time) int64 {
 }
 
 const (
-	// maxSeek is how many seconds reserve tries, one after another, to find a free turn (see [endpointRates]). Each second is 1, 2, 4, …
-	// and finally seekStep seconds after the previous one. So reserve finds turns up to about an hour ahead.
+	// maxSeek is the number of seconds for which reserve checks, one after another, whether they have a free turn (see [endpointRates]). The
+	// distance from one checked second to the next is 1, 2, 4, … and finally always seekStep. So with 70 checks, most of them a minute apart,
+	// reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step, deliveries

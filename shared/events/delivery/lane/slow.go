@@ -115,9 +115,9 @@ func (l *Lanes) grantSlow(e *endpointState) {
 	}
 }
 
-// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. After turn, the endpoint's
-// rate limit allows the attempt, and the delivery's retry schedule begins. After wait, which is at least turn, the endpoint's
-// pause is over, too, so that the attempt can start.
+// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. The first result, turn, is the time
+// until the endpoint's rate limit allows the attempt, and the delivery's retry schedule begins. The second result, wait, is the time until
+// the endpoint's pause is over, too, so that the attempt can start. It is at least as long as turn.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

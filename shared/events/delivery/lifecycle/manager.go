@@ -278,8 +278,9 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and the position of the cursor in the body. This position is before an event that was published
-// at the time lost, and before all deliveries that are still to be sent, but not before the beginning of the log.
+// gapBody returns the body of a gap notice, and the position of the cursor in the body (from). The parameter lost is the time from which
+// events were lost. The position is before these events, and before all deliveries that are still to be sent, but not before the beginning
+// of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -323,8 +324,8 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	return err
 }
 
-// PrepareGap decides what to do with a gap notice that is due. If send is true, the caller sends the notice now. Otherwise the caller
-// postpones it until later or, if later is zero, drops it.
+// PrepareGap decides what to do with a gap notice that is due. If the result send is true, the caller sends the notice now. Otherwise the
+// result later is the time to which the caller postpones the notice. If that time is zero, the caller drops the notice.
 func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
 	if record == nil || record.Plain || m.Gaps == nil {
 		return false, later, nil

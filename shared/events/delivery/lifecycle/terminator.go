@@ -38,7 +38,7 @@ type Terminator struct {
 	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
 	// Profile is the protocol version for MCP Events subscriptions that do not name one.
 	Profile spec.Profile
-	// Plain lists URL prefixes of endpoints that get no notices.
+	// Plain lists URL prefixes of endpoints that get no notices, because these endpoints expect only events.
 	Plain []string
 	Now   func() time.Time
 	Log   *slog.Logger
@@ -97,7 +97,7 @@ func (t *Terminator) isPlain(url string) bool {
 
 // newNotice returns the delivery of a termination notice, which tells the endpoint why the subscription ends.
 func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *state.Delivery {
-	body, _ := json.Marshal(struct { // its error member is JSON already
+	body, _ := json.Marshal(struct { // cannot fail, because the error member is valid JSON already
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
 	}{"terminated", t.ErrorObject(cmp.Or(sub.Profile, t.Profile), reason)})
@@ -328,9 +328,10 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns, sorted, the scopes under which the subscriptions to changed event types are listed (see [match.ScopeOf]). An
-// event type has changed if its terms in the maps before and after differ. Subscriptions to a parent URI may get events of such a type,
-// too, so the scope of parents is then included.
+// affectedScopes returns, sorted, the scopes under which the subscriptions to changed event types are listed (see [match.ScopeOf]). The
+// parameters before and after are the results of [catalog.Catalog.HashTerms] before and after the change. An event type has changed if it
+// is missing in after, or has another hash there. Subscriptions to a parent URI may get events of such a type, too, so the scope of parents
+// is then included.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -344,8 +345,9 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of one scope, beginning at the stored position (at), and terminates subscriptions that may not
-// continue. After each page of the list, it saves the new position, together with the other fields of last, the stored state.
+// recheckScope checks the subscriptions of the scope at.Scope, beginning at the stored position at, and terminates subscriptions that may
+// not continue. After each page of the list, it saves the new position in the workspace's stored state. The parameter last has the other
+// fields of that state, which do not change.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

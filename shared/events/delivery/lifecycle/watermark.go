@@ -35,8 +35,9 @@ type Watermark struct {
 }
 
 const (
-	// dwell is the longest time that a page can be queued while dispatch makes progress: the time after which it counts as late ([lateAfter]),
-	// plus three steps of splitting it into smaller pages, each with a visibility timeout.
+	// dwell is the longest time that a page can be queued while dispatch makes progress. A page counts as late after [lateAfter] (5 min). It
+	// may then be split into smaller pages up to three times, and each split can take one visibility timeout of the queue (7 min on AWS). That
+	// is 26 min, and the rest is a margin.
 	dwell = 30 * time.Minute
 	// lateAfter is how long a page may have waited in its queue before dispatch records it as late.
 	lateAfter = 5 * time.Minute
@@ -80,7 +81,8 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
-	// Read the stored deliveries only after attemptedUntil. Then this query finds a delivery whose first attempt fails in between.
+	// Read the stored deliveries after the call of attemptedUntil. If a first attempt fails in between, its delivery is stored by now, so this
+	// query finds the delivery.
 	q := store.Query{Table: store.Deliveries, Partition: state.Key(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
@@ -90,7 +92,7 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 		for i := range page.Items {
 			del, err := state.Decode(&page.Items[i])
 			if err != nil {
-				return 0, true, nil // the delivery may be for any event
+				return 0, true, nil // the delivery cannot be decoded, so it may be for any event, however old
 			}
 			if del.State == state.Dead || del.Control != nil {
 				continue
@@ -107,9 +109,10 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. A successful
-// delivery to the subscription after the last progress record also shows progress. But that delivery may have been the retry of an event
-// that was up to [dwell] old, so attemptedUntil goes back twice that time from the delivery.
+// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. The position is
+// [dwell] before the last progress record. A successful delivery to the subscription after that record shows progress, too. But that
+// delivery may have been the retry of an event that was already up to [dwell] old, so attemptedUntil then goes back twice as far, from the
+// time of the delivery.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {

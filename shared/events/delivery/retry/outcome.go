@@ -311,11 +311,11 @@ const (
 // tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with attempts that are not written yet, and the current minute; oldest first
-	began   time.Time     // since when the field written counts; it restarts from 0 after rateWindow
+	began   time.Time     // the time since when the field written counts; that field restarts from 0 after rateWindow
 	written int           // successes that were written to the store
 	dirty   int           // successes that are not written yet
 	asked   time.Time     // when this process last added up the attempts of all processes
-	since   int           // attempts since the time asked
+	since   int           // attempts since the time in the field asked
 }
 
 // minuteTally counts a process's attempts for one subscription in one minute. It is stored as one item.
@@ -390,9 +390,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before the time
-// resumed, at which the subscription was last resumed, do not count. To save reads, it adds up the attempts only once per [rateAsk] or
-// [rateMinimum] attempts, and returns false in between.
+// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. The parameter resumed is the
+// time at which the subscription was last resumed, and earlier attempts do not count. To save reads, isFailing adds up the attempts only
+// once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -58,7 +58,7 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
-		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // longer than that, the store does not keep due entries
+		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // the store keeps due entries no longer than that
 		Ahead: func(ctx context.Context, was time.Time) error { return r.beginSearch(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {

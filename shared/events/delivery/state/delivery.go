@@ -54,8 +54,8 @@ type Delivery struct {
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
 	State        string              `json:"st"`           // one of the state constants
-	First        time.Time           `json:"t1"`           // when the retry schedule begins; waits for a switch or rate limit delay it
-	Published    time.Time           `json:"pub,omitzero"` // of the event; until the delivery ends, the cursor stays before it
+	First        time.Time           `json:"t1"`           // when the retry schedule begins; later if a switch or rate limit delays it
+	Published    time.Time           `json:"pub,omitzero"` // of the event; the subscription's cursor stays before it until the delivery ends
 	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
 	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
 	Due      time.Time `json:"due,omitzero"`
