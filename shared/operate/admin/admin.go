@@ -118,7 +118,7 @@ func New(o Options) *Handler {
 		}
 		paths[op.Path][op.Method] = endpoint{Operation: op, serve: serve[op.ID]}
 	}
-	h.slashed = map[string]map[string]endpoint{} // ServeHTTP finds them before the mux
+	h.slashed = map[string]map[string]endpoint{} // paths that the mux would redirect; ServeHTTP looks here before it calls the mux
 	for _, path := range []string{oneSwitch, oneNote} {
 		before, _, _ := strings.Cut(path, "{")
 		h.slashed[Prefix+before] = paths[path]
@@ -137,8 +137,8 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// oneSwitch and oneNote are the paths of a switch and of an origin's note. Names of switches and origins contain slashes, so
-// ServeHTTP handles these paths before the mux.
+// oneSwitch and oneNote are the paths of a switch, and of the note about an origin. Names of switches and origins may contain "//",
+// for which the mux would answer with a redirect. So ServeHTTP handles these paths before it calls the mux.
 const (
 	oneSwitch = "switches/{name}"
 	oneNote   = "notes/{origin}"
@@ -202,7 +202,8 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// An origin such as https://hooks.example.com contains "//", for which the mux would answer with a redirect.
+	// An origin such as https://hooks.example.com contains "//", so the mux would answer such a path with a redirect to the path with
+	// a single slash.
 	for before, methods := range h.slashed {
 		if name, ok := strings.CutPrefix(r.URL.Path, before); ok {
 			r.SetPathValue("name", name)
@@ -225,7 +226,7 @@ type call struct {
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
 	h.responder.Serve(w, r, http.StatusOK, func() (any, error) {
-		guard := h.guard // also allow the console's origin: this host, which browsers reach over TLS
+		guard := h.guard // also allow the console's own origin, which is https://HOST
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
 		if err := guard.Check(r); err != nil {
 			return nil, err
@@ -262,7 +263,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 
 func describe(*call) (any, error) { return operations.Document(), nil }
 
-// show returns a handler that finds an object and responds with its view.
+// show returns a handler that finds an object with the function find, and responds with the object as the function view returns it.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
 	return func(c *call) (any, error) {
 		v, err := find(c)
@@ -279,8 +280,8 @@ type list[T any] struct {
 	Next  string `json:"next,omitempty"`
 }
 
-// newList returns a page with the views of items. next is the key of the last item if there are more items, and otherwise
-// empty.
+// newList returns a page with the items as the function view returns them. The parameter next is the key of the last item if there
+// are more items, and otherwise empty.
 func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {

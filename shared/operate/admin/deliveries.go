@@ -78,8 +78,8 @@ func statusClass(status int) string {
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted is the number of attempts that this page leaves out. When many attempts happen within a short time, a list of
-	// several subscriptions' attempts has only some of them. The list of a single subscription has them all.
+	// Omitted is the number of attempts that this page leaves out. If many attempts happen within a short time, a list of the
+	// attempts of several subscriptions has only some of them. The list of a single subscription has all its attempts.
 	Omitted int64 `json:"omitted"`
 }
 

@@ -102,8 +102,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	return parts, truncated, nil
 }
 
-// urisOf returns the URIs of an event type that had events within the last month. If it stops before the last URI, more is
-// true.
+// urisOf returns the URIs of an event type that had events within the last month. The result more is true if there are further URIs.
 func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
@@ -133,9 +132,9 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names. Only some stores have an index of event ids, so find also tries the
-// delivery log. A record of an attempt has the event's URI, and after a failed attempt the event itself is stored, too. As a
-// last resort, find searches the log for each URI in use.
+// find returns the event that the request's path names. Only some stores have an index of event ids, so find also looks for the id in
+// the delivery log. The record of an attempt there has the event's URI, and after a failed attempt the event itself is stored, too.
+// If all this fails and there is no index, find searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
@@ -243,7 +242,7 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 	}
 	for _, e := range cat.Entries() {
 		some, more, err := h.partitions(c, cat, "", e.Name)
-		if err != nil { // the URIs of the type have no common parent
+		if err != nil { // partitions fails because the URIs of the type have no common parent
 			truncated = true
 			continue
 		}

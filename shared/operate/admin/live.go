@@ -27,11 +27,11 @@ const (
 	// pollEvery is the time between two polls. Stores that charge for each request use pollRarely instead.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// A record or an event may appear in its log up to lookBack later than its time says. So each poll reads from lookBack
-	// before the time of the previous poll. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
+	// lookBack is how far each poll looks back before the time of the previous poll, because a record or an event may appear in its
+	// log up to lookBack later than its time says. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
-	shown     = 20               // maximum number of attempts in a tick, and of events
+	shown     = 20               // maximum number of attempts, and of events, in a message of a stream
 	heartbeat = 15 * time.Second // maximum time without a message
 	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
 	// each poll looks for them.
@@ -71,9 +71,9 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the workspace
-// that has the most streams. It does so only if that workspace has at least two streams more than the asking one, because otherwise
-// the two could take the same slot from each other in turn. If the other workspace has fewer, reserve returns nil.
+// reserve returns a slot for a new stream of a workspace. If all slots are in use, reserve takes the slot of the oldest stream of the
+// workspace with the most streams. It does so only if that workspace has at least two streams more than this one. With a smaller
+// difference, the two workspaces could take the same slot from each other in turn. If there is no slot to take, reserve returns nil.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,7 +110,7 @@ type tail struct {
 	*liveHandler
 	*call
 	slot      *liveSlot
-	since     time.Time            // of the previous poll
+	since     time.Time            // the time of the previous poll
 	seen      map[string]time.Time // records and events of the last seconds, and when they were read
 	parts     []eventlog.Partition
 	truncated bool
@@ -133,8 +133,8 @@ func (h *liveHandler) stream(c *call) (any, error) {
 	}), nil
 }
 
-// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message, because
-// clients reconnect by themselves.
+// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message
+// that says why, because clients reconnect by themselves.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
@@ -250,7 +250,7 @@ func (t *tail) poll() (*tick, error) {
 	return news, nil
 }
 
-// newEvents returns the events between from and now. They may include events that earlier polls have returned.
+// newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
 	if end := t.events.log.Position(); end != t.end { // always true if the log has no total order, because positions are then times
 		t.end, t.grew = end, now

@@ -125,8 +125,8 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read failures only, which
-		// reach further back.
+		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read the failures
+		// alone, because the same number of records then goes back further.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -145,7 +145,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 }
 
 const (
-	stepLength   = 10 * time.Second // of the series in an overview
+	stepLength   = 10 * time.Second // the time span of one step of the series in an overview
 	seriesLength = 15 * time.Minute
 	maxFailing   = 50
 )
@@ -182,8 +182,8 @@ type step struct {
 	figures
 }
 
-// newSeries groups the attempts of the last [seriesLength] into steps of [stepLength], oldest first. It leaves out steps without attempts.
-// The records are newest first.
+// newSeries groups the attempts of the last [seriesLength] into steps of [stepLength], oldest first. It leaves out steps without
+// attempts. The records in the parameter found are newest first.
 func newSeries(found []records.Record, now time.Time) []step {
 	series := []step{}
 	for len(found) > 0 {

@@ -39,8 +39,8 @@ const (
 type request struct {
 	Subscription, Event, Name, Principal, Queue string
 	State, Outcome, Kind                        string
-	Origin                                      string // as the server writes it
-	URI                                         string // of a single event, as the server writes it
+	Origin                                      string // in the form in which the server writes origins
+	URI                                         string // of a single event, in the form in which the server writes URIs
 	Since, Until                                time.Time
 	DryRun                                      bool
 
@@ -161,7 +161,7 @@ func readQueue(v string) (string, error) {
 	return "", fault.New(fault.Invalid, "queue is %.100q (allowed: %s, inbox, events, deliveries, slow, table:NAME)", v, deadletter.WebhookQueue)
 }
 
-// checkOrder refuses a span that ends before it begins. Both times may be zero.
+// checkOrder returns an error if a time span ends before it begins. A zero time means that the span has no beginning or no end.
 func checkOrder(since, until time.Time) error {
 	if since.IsZero() || until.IsZero() || !until.Before(since) {
 		return nil
@@ -190,7 +190,7 @@ func readLimit(v string, most int) (int, error) {
 }
 
 // readCursor returns the key in a cursor of this list. A cursor consists of [request.mark] and the key of an item. It needs no
-// signature, because a forged cursor only starts the same list elsewhere.
+// signature, because with a forged cursor the caller only gets another page of the same list.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())

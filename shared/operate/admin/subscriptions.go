@@ -34,7 +34,8 @@ type subscriptionView struct {
 	Paused    time.Time `json:"paused,omitzero"`
 	// Arguments are the arguments of events/subscribe: the variables of the event type and the filters.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	// Switch says who paused the subscription and why. Waiting counts its waiting deliveries. Lists omit both.
+	// Switch says who paused the subscription and why. Waiting counts its waiting deliveries. Both are only in the answer for a
+	// single subscription, and not in lists.
 	Switch   *switches.Switch `json:"switch,omitempty"`
 	Waiting  *waitingView     `json:"waiting,omitempty"`
 	Delivery struct {
@@ -140,7 +141,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	v := c.viewFor(*s)
-	if s.Paused != 0 { // if it is not paused, a switch is left from an ended subscription with the same id
+	if s.Paused != 0 { // otherwise a switch is left over from an ended subscription with the same id
 		if v.Switch, err = h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
 			return nil, err
 		}
@@ -209,7 +210,7 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 }
 
 // resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
-// subscription was disabled. If a call is interrupted before it has reactivated them, the caller can repeat the call.
+// subscription was disabled. If the request is interrupted before that, the caller can repeat it.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -221,7 +222,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		if _, err := h.readSwitch(c, s); err != nil { // before Enable, because setPaused would refuse only after it
+		if _, err := h.readSwitch(c, s); err != nil { // check this before Enable, because setPaused checks it only afterwards
 			return err
 		}
 		err := c.change("subscription.resume", s.ID, auditView(*s), nil, func() error {
@@ -294,7 +295,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 // operator has paused the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
-	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // without Paused, the switch is left over, as in read
+	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // if s is not paused, the switch is left over, as in read
 		return nil, fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	return sw, err

@@ -140,7 +140,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	}
 	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil || before == nil {
-		return noContent, err // no switch pauses it, so there is nothing to remove
+		return noContent, err // there is no such switch to remove
 	}
 	if id, ok := name.SubscriptionID(); ok {
 		s, err := h.subscriptions.visible.find(c, id)
@@ -159,7 +159,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue starts to requeue the deliveries that a switch has held back. A periodic job finishes the work.
+// requeue starts to send the deliveries that a switch has held back to their queue again. A periodic job does the rest.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.principal.Workspace, name)
 	return err

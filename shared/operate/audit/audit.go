@@ -54,7 +54,7 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-// Do adds an entry, sets its id and time, and then calls do to perform the action.
+// Do adds the entry e and then calls the function do to perform the action. It sets the entry's id and time.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 	}
 	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, "read the audit trail", func(it *store.Item) error {
 		if !bytes.Contains(it.Value, quoted) && !holds(it.Value) {
-			return nil // without decoding it
+			return nil // skip decoding, because the entry contains no text to replace
 		}
 		var e Entry
 		if err := json.Unmarshal(it.Value, &e); err != nil {

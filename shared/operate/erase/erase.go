@@ -47,7 +47,7 @@ type Eraser struct {
 const (
 	// defaultMost is the default of [Eraser.Most]. It is so low that a run takes only seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
-	maxCounted  = 100_000 // items of a dry run
+	maxCounted  = 100_000 // maximum number of items that a dry run counts
 	maxEnded    = 500     // maximum number of ended subscriptions that a run handles
 	flushAt     = 500     // deletions that are written together
 )
@@ -78,7 +78,7 @@ type run struct {
 	// example in a list of the principal's sessions. copies has the keys of everything else that belongs to these items.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
-	ids           []string             // of the principal's subscriptions
+	ids           []string             // the ids of the principal's subscriptions
 	bodies        map[store.Key]string // the events' URIs by the keys of their stored bodies; "" if only the principal can use the body
 	others        map[string]bool      // whether other principals' subscriptions match the URI of a body
 }

@@ -25,7 +25,7 @@ type Command struct {
 	Terminal
 	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". A value for {name...} may contain slashes.
 	API string
-	// Columns are the columns of the table that a list prints. On a narrow terminal, those in Drop are left out first.
+	// Columns are the columns of the table that a list prints. A narrow terminal leaves out some of them, first the columns in Drop.
 	Columns, Drop []string
 	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}. It is empty for most commands.
 	Also string
@@ -180,7 +180,7 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 			}
 		}
 		switch {
-		case body == nil, name == "uri": // always a member of the query
+		case body == nil, name == "uri": // a URI is always in the query, also with POST and PUT
 			query.Set(name, fmt.Sprint(v))
 		case path == replays && name != "dryRun" && name != "rate":
 			selected[name] = v
@@ -211,7 +211,8 @@ func parseTime(text string, now time.Time) (string, error) {
 	return text, nil
 }
 
-// notes explain why a list may be incomplete. A key is a member of the API's response, with its name and its value in JSON.
+// notes explain why a list may be incomplete. A key is a member of the API's response in JSON, and its value is the note that a list
+// prints for a response with this member.
 var notes = map[string]string{
 	`"kept":"failures"`: "The delivery log keeps failures only (--delivery-log).",
 	`"kept":"none"`:     "The delivery log keeps nothing (--delivery-log none).",

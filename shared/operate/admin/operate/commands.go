@@ -399,14 +399,14 @@ func advise(err error) error {
 	return err
 }
 
-// list holds the items of one or more pages, and the other members of the response, e.g. next.
+// list holds the items of one or more pages. More has the other members of the response, for example next.
 type list struct {
 	Items []json.RawMessage
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until it has limit items, or all items if limit is 0. More has the members of the last page, except that
-// omitted is the sum over all pages.
+// List reads pages until it has limit items, or all items if limit is 0. [list.More] has the other members of the last page, except
+// that its member omitted is the sum over all pages.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
 	for {
@@ -475,7 +475,7 @@ var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 // "subscriptions".
 var idLists = map[string]struct {
 	path, member, object, command string
-	limit                         int // the newest items in which an id is looked up; 0 means all
+	limit                         int // how many of the newest items are searched for an id; 0 means all
 }{
 	"subscriptions": {"subscriptions", "id", "subscription", "subscriptions list", 0},
 	"dead-letters":  {"dead-letters", "id", "dead letter", "deadletters list", 0},
@@ -550,7 +550,7 @@ func (c Client) resolveID(ctx context.Context, kind, text string) (string, error
 	}
 	var ids []string
 	for _, raw := range all.Items {
-		var object map[string]json.RawMessage // only the id, because arguments may have numbers beyond float64
+		var object map[string]json.RawMessage // decode only the id, because large numbers elsewhere would lose digits
 		if err := json.Unmarshal(raw, &object); err != nil {
 			return "", fault.Wrap(fault.Unavailable, err, "read an item")
 		}

@@ -257,11 +257,11 @@ func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 			}
 			n.Content = append(n.Content, child)
 		}
-		_, err = d.Token() // the end
+		_, err = d.Token() // the closing bracket
 	case string:
 		n.Value, n.Tag = v, "!!str"
 		if text, isTime := localTime(v); isTime && local {
-			n.Value, n.Tag = text, "!!timestamp" // without quotes
+			n.Value, n.Tag = text, "!!timestamp" // printed without quotes because of this tag
 		}
 	case nil:
 		n.Value, n.Tag = "null", "!!null"

@@ -43,7 +43,8 @@ type Answer struct {
 	Stream bool
 }
 
-// listQuery makes a list of query parameters that is never nil, so that all other parameters are refused.
+// listQuery returns the list of an operation's query parameters. The list is never nil, because for nil, the API accepts any
+// parameter.
 func listQuery(params ...Param) []Param { return append([]Param{}, params...) }
 
 // withPaging adds the parameters cursor and limit for a list with pages.
@@ -141,7 +142,7 @@ func (p Param) schema() object {
 	return s
 }
 
-// content describes a JSON body with the named schema.
+// content describes a JSON body that matches the schema with the given name.
 func content(schema string) object {
 	s := object{"$ref": "#/components/schemas/" + schema}
 	if schema == "object" {
