@@ -469,6 +469,22 @@ func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
 	}
 }
 
+// A stand-alone server saves the job's position only once per hour.
+func TestRetriesAfterTheClockWasSetBackByLessThanTheTimeBetweenSaves(t *testing.T) {
+	r := newRig(t)
+	_, _, retry := r.process()
+	retry.SaveEvery = time.Hour
+	round := func(later time.Duration) (moved int) {
+		t.Helper()
+		r.now = r.now.Add(later)
+		return expect.Value(retry.Run(t.Context()))(t)
+	}
+	round(0)
+	round(30 * time.Minute)
+	owed(r)
+	expect.Equal(t, "retries that came back", round(-20*time.Minute), 1)
+}
+
 func TestASearchThatIsCutOffGoesOn(t *testing.T) {
 	r := newRig(t)
 	r.round()

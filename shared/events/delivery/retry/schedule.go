@@ -32,6 +32,8 @@ type Job struct {
 	Now       func() time.Time
 	// Log logs items that cannot be decoded. Nil means [slog.Default].
 	Log *slog.Logger
+
+	latest time.Time // when Run was called last
 }
 
 var (
@@ -56,7 +58,13 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 // Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry after it has sent the
 // entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
-	now := r.now()
+	now := r.now().Round(0)                    // without the monotonic clock, which does not show that the clock was set back
+	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show it
+		if err := r.beginSearch(ctx, now, r.latest.Truncate(time.Minute)); err != nil {
+			return 0, err
+		}
+	}
+	r.latest = now
 	due := minutes.Position{
 		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // the store keeps due entries no longer than that
 		Ahead: func(ctx context.Context, was time.Time) error { return r.beginSearch(ctx, now, was) },
