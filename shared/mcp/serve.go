@@ -202,7 +202,7 @@ func readBody(r *http.Request) ([]byte, error) {
 		return nil, nil
 	}
 	var body bytes.Buffer
-	if r.ContentLength > 0 { // MinRead more, so that the read that finds the end does not grow the buffer
+	if r.ContentLength > 0 { // ReadFrom needs MinRead free bytes even to find the end of the body
 		body.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
 	}
 	_, err := body.ReadFrom(io.LimitReader(r.Body, maxBody+1))

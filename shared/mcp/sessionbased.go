@@ -80,8 +80,8 @@ func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri strin
 	return uri, cat, err
 }
 
-// admitOpen returns an error if subscribing to t, which is a parent or has wildcards, would exceed the session's limit for
-// such targets.
+// admitOpen returns an error if the session has the maximum number of parents and wildcards and would get a further one, the target t. A
+// parent is a URI that stands for all URIs below it.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.streams.Sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
@@ -158,8 +158,8 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 	}
 }
 
-// subscriptionAt returns the record of a session's subscription to a URI at a backend. until is when the subscription expires. It may be
-// zero if the record is only used to end the subscription.
+// subscriptionAt returns the record of a session's subscription to a URI at a backend. The parameter until is when the subscription
+// expires. It may be zero if the record is only used to end the subscription.
 func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
@@ -183,7 +183,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		h.streams.Replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
-	// An unknown or stateless revision is answered with the latest session-based one.
+	// Use the client's revision if it is a session-based one. Otherwise the answer has the latest session-based revision.
 	if v := spec.Version(asked); v.Known() && !v.Stateless() {
 		c.Version = v
 	}
@@ -360,7 +360,8 @@ func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// sessionStream serves a GET. enter loads the session, and open opens the session's stream at the position in Last-Event-ID.
+// sessionStream serves a GET. The function enter loads the session, and the function open opens the session's stream at the position in the
+// header Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {

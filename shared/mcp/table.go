@@ -156,7 +156,7 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 		err = m.CheckCall(c)
 	}
 	if err == nil && jsonrpc.HasRepeatedMember(c.Msg.Params) {
-		// JSON readers disagree about which of two members with the same name counts.
+		// Refuse params with two members of the same name, because JSON readers disagree about which one counts.
 		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	return err

@@ -71,8 +71,8 @@ func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 // catalog.
 const listTTL = 5000
 
-// cacheFor returns the caching hint for a list. open is true if all callers see the same list. The hint is public only if open
-// is true and there is no authentication. The hint has no effect up to 2025-11-25, where results have no hints.
+// cacheFor returns the caching hint for a list. The parameter open says that all callers see the same list. The hint is public only for
+// such a list, and only without authentication. It has no effect up to 2025-11-25, where results have no hints.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -435,7 +435,8 @@ type cursor struct {
 	after string // the entry, subscription or cursor of the backends; empty if the whole part is still to come
 }
 
-// The letters of a list's parts, for cursors. The cursor of a public list contains the letter in upper case.
+// A cursor begins with one of these letters, which says in which part of the list the next page begins. In the cursor of a public list, the
+// letter is in upper case.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
@@ -465,8 +466,8 @@ type place struct {
 	scope string
 }
 
-// readPlace returns the position at which a page of a list begins, from the cursor in the request. at maps the names of the catalog's
-// entries to their indices.
+// readPlace returns the position at which a page of a list begins, from the cursor in the request. The map at has the indices of the
+// catalog's entries by their names.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.OptionalString("cursor")
 	if err != nil || !given {

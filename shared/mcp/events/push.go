@@ -69,7 +69,7 @@ func (p *pushFraming) Begin(context.Context) error {
 	})
 }
 
-// notify sends a notification with a cursor. more appends further members and may be nil.
+// notify sends a notification with a cursor. The function more appends further members of the params; it may be nil.
 func (p *pushFraming) notify(name, cursor string, more func([]byte) []byte) error {
 	return p.stream.Send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)

@@ -280,7 +280,7 @@ func parse(tool string, raw json.RawMessage) (in input, err error) {
 	return in, nil
 }
 
-// parseCount reads an integer from 1 to most.
+// parseCount reads an integer that must be at least 1 and at most the parameter most. name is the argument's name in errors.
 func parseCount(name string, raw json.RawMessage, most int) (int, error) {
 	var n float64 // 10, 1e1 and 10.0 are the same number in JSON
 	if json.Unmarshal(raw, &n) != nil || n != math.Trunc(n) || n < 1 || n > float64(most) {

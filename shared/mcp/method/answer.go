@@ -20,13 +20,12 @@ type Timing struct {
 	WriteTimeout time.Duration
 }
 
-// answer is the answer to a request that may have to wait for backends or events. If it is ready soon, it is JSON. Otherwise it
-// becomes a stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand
-// both (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
+// answer is the answer to a request that may have to wait for backends or events. If it is ready soon, it is JSON. Otherwise it becomes a
+// stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand both (2025-11-25,
+// Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
 //
-// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. mu puts them in an order, and
-// over keeps them from writing after the response. The table above [DetachedFor] shows how long the call itself
-// runs.
+// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. The field mu puts them in an order, and
+// the field over keeps them from writing after the response. The table above [DetachedFor] shows how long the call itself runs.
 type answer struct {
 	W       http.ResponseWriter
 	timing  Timing
@@ -197,7 +196,8 @@ func (r *relayed) Send(message json.RawMessage, response bool) error {
 	return r.send(message, response)
 }
 
-// send sends a backend's message, as JSON or on the stream. The caller holds the lock.
+// send sends a backend's message. The response is JSON if no stream has begun and the client accepts JSON. All other messages are events on
+// the stream, or are dropped if the client does not accept a stream. The caller holds the lock.
 func (r *relayed) send(message json.RawMessage, response bool) error {
 	h := r.call.Request.Header
 	switch {

@@ -180,8 +180,9 @@ func UnknownMethod(name string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + Clip(name)}
 }
 
-// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event
-// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
+// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event type in the
+// params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling). If the caller has all these
+// scopes, allMissing returns the parameter err.
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {

@@ -202,7 +202,7 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
-// Load returns the caller's session, or ErrNone. dialect says whether the request came through the named-event dialect. Load
+// Load returns the caller's session, or ErrNone. The parameter dialect says whether the request came through the named-event dialect. Load
 // prolongs the session if less than half of [TTL] is left, for example on the first use (see firstTTL).
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
@@ -232,8 +232,8 @@ func (s *Store) recordUse(ctx context.Context, sess *Session) {
 		return
 	}
 	s.used.Put(sess.Key, time.Now())
-	// Without the condition, this write could restore the entry of a session that another request has just ended. If the write
-	// fails, the session only counts as unused for longer than it is.
+	// The condition Exists keeps this write from restoring the entry of a session that another request has just ended. If the write fails,
+	// the session only counts as unused for longer than it is.
 	_ = s.DB.Write(ctx, store.Put(sess.listEntry(), store.Exists()))
 }
 
@@ -251,7 +251,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			continue // the item outlives the prolonged session, so the next touch can prolong it
 		}
 		it.Expires = prolonged.itemsExpire()
-		// Without the condition, this write could restore a URI that another request has just unsubscribed.
+		// The condition Exists keeps this write from restoring a URI that another request has just unsubscribed.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
 		}
@@ -287,8 +287,8 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 }
 
 // Subscribe adds a URI to the session. If the session has the URI already, Subscribe has an effect only if the resource belongs to another
-// backend now. It then replaces the record and returns the previous one. If another request unsubscribes the URI at the same time,
-// Subscribe tries again, up to five times.
+// backend now. It then replaces the session's record of the URI, and returns the previous record. If another request unsubscribes the URI
+// at the same time, Subscribe tries again, up to five times.
 func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) (replaced *URI, err error) {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
@@ -537,7 +537,7 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	return s.decodeURIs(ctx, items), fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "end the session")
 }
 
-// LimitReached returns the error for a request that would exceed a limit.
+// LimitReached returns the error for a request that would exceed a limit, given the limit's name and its value most.
 func LimitReached(name string, most int) error {
 	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
 		AtLimit(name, float64(most))

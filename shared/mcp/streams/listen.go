@@ -97,7 +97,7 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, err
 	return s, nil
 }
 
-// Complete answers the request of a stream with its result, which ends the stream. The result contains the cursor unless it is
+// Complete answers the request of a stream with its result, which ends the stream. The result contains the cursor, unless the cursor is
 // empty.
 func (s *Stream) Complete(c *method.Call, cursor string) {
 	text := s.Streams.Replies.AppendResult(nil, c, method.Result{Meta: s.appendIDs(nil, cursor)})

@@ -48,7 +48,7 @@ type Stream struct {
 
 // Options are the settings in which the kinds of streams differ.
 type Options struct {
-	Kind    string // for the log
+	Kind    string // the attribute kind of log lines
 	Framing Framing
 	// MaxBeat is the longest time between two heartbeats, even while messages are sent. If it is 0, a heartbeat is due only
 	// when no message was sent for [method.Timing.Heartbeat].
@@ -144,7 +144,8 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the number of bytes at which the gathered messages are written before the end of [Stream.sendPending].
+// maxGathered limits the size of the gathered messages in bytes. If they have that many bytes, the stream writes them immediately, without
+// waiting for the end of [Stream.sendPending].
 const maxGathered = 16 << 10
 
 // sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.

@@ -66,9 +66,9 @@ type Backends interface {
 	Unsubscribe(ctx context.Context, s api.Subscription) error
 }
 
-// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream, which Hold
-// closes even if open fails. Hold returns when the stream ends. There may be thousands of streams, so Hold must not need much space on its
-// goroutine's stack, see ServeHTTP in package mcp.
+// Hold keeps the response of a request open as a stream until the stream ends, and then returns. The function open makes the stream, which
+// Hold closes even if that function fails. There may be thousands of streams, so Hold must not need much space on its goroutine's stack,
+// see ServeHTTP in package mcp.
 func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Stream, error)) error {
 	ctx, leave := st.Admission.Admit(w, c.Request, c)
 	if leave == nil {
