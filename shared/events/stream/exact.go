@@ -165,8 +165,8 @@ func (s *source) returnedUntil(end int64) int64 {
 }
 
 func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
-	m.drain()                  // the next poll returns the error
-	end := m.at.log.Position() // before returnedUntil asks for the last writes
+	m.drain()                  // ignore an error, because the next poll returns it
+	end := m.at.log.Position() // before returnedUntil asks for the last writes, because an entry may be written in between
 	at := int64(-1)
 	for _, s := range m.at.sources {
 		if m.at.sole && s.topic {
@@ -221,8 +221,9 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after settled may still be committed. The tail reads them, but the feed returns them only after the older
-		// entries of the log, which may take long if the client reads slowly. Until then the floor must not pass settled.
+		// Entries with keys after the settled position may still be committed. The tail reads them, but the feed returns them only after the
+		// older entries of the log, which may take long if the client reads slowly. Until then, the source's floor, and with it the cursor, must
+		// not pass that position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -279,8 +280,9 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle takes batches without entries from the inbox. Such a batch only says how far a tail has read, so settle advances the floor of
-// its source to that position. receive does not do that in time, because these batches do not wake the reader.
+// settle takes batches without entries from the inbox. Such a batch only says how far a tail has read. So settle moves the floor of the
+// tail's source, i.e. the position up to which all of its entries were returned, to that position. receive does not do that in time,
+// because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -346,7 +348,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 				var err error
 				entries, more, next, err = log.Read(ctx, s.part, next, pageSize)
 				if errors.Is(err, eventlog.ErrLater) {
-					return nil // the tail stays before that item
+					return nil // the tail also stops before that item, and retries it
 				}
 				if err != nil {
 					return err

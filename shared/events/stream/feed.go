@@ -109,15 +109,16 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. began is the current time. wait limits how long run
-// then waits for a write. again says that run must read again after that time even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. The parameter began is the current time. The result wait limits
+// how long run then waits for a write. The result again says that run must read again after that time even if the store has not reported a
+// write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return 0, false
-	case errors.Is(err, eventlog.ErrLater): // the log has logged it
+	case errors.Is(err, eventlog.ErrLater): // package eventlog has already written a log line
 		if len(entries) > 0 {
 			t.window.from = last
 			t.distribute(&batch{part: t.part, entries: entries, floor: last})
@@ -135,7 +136,7 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	t.tails.Log.Late.Add(late)
 	t.distribute(&batch{part: t.part, entries: entries, floor: floor})
 	if t.changed != nil {
-		return watched, false // feeds learn from the store's last write how far they have read
+		return watched, false // no need to read again: feeds learn from the store's last write how far they have read
 	}
 	return pause(began.Sub(t.lastEntry)), true
 }
@@ -172,13 +173,13 @@ type window struct {
 	previous time.Time        // the start of the last read
 }
 
-// advance updates the window after a read, so that the next read begins at the right position. The read began at the time began and
-// returned the new entries up to the position last. lookBack says how far the next read goes back, or is 0 if it need not go back.
-// settled is [eventlog.Log.SettledPosition] from before the read.
+// advance updates the window after a read, so that the next read begins at the right position. The parameter began is when the read began,
+// entries are the new entries that it returned, and last is the position up to which it has read. lookBack says how far the next read goes
+// back, or is 0 if it need not go back. settled is [eventlog.Log.SettledPosition] from before the read.
 //
-// floor is the position up to which the feeds now have all entries. late is the number of entries that the previous read should already
-// have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them only because [eventlog.Window] is longer than these two
-// require.
+// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the previous
+// read should already have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them only because [eventlog.Window] is
+// longer than these two require.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -289,8 +290,8 @@ type merge interface {
 	// findLagging returns the source for which the feed must read a page of older entries from the log before next can return an entry,
 	// or nil.
 	findLagging() *source
-	// addPast adds a page of older entries that the feed read from the log for a source. The feed began to read the page at the time
-	// began. caughtUp reports that all later entries of the source will come from its tail.
+	// addPast adds a page of older entries that the feed read from the log for a source. The parameter began is when the feed began to read
+	// the page. caughtUp reports that all later entries of the source will come from its tail.
 	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
 	// receive takes the tails' batches from the inbox. some is false if there were none.
 	receive() (some bool, err error)
@@ -314,7 +315,7 @@ type logPage struct {
 type queued struct {
 	src   *source
 	entry eventlog.Entry
-	floor int64 // the source's floor after this entry; 0 keeps the floor
+	floor int64 // the source's new floor (see [source]) after this entry; 0 keeps the floor
 	read  time.Time
 	live  bool // from a tail, so it counts as waiting
 	// inOrder becomes [Delivery.InOrder] when the entry is returned.
@@ -398,7 +399,7 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if len(f.resume) > 0 {
 		hash := f.tails.Sealer.Hash(id)
 		if _, ok := f.resume[hash]; ok {
-			delete(f.resume, hash) // f.sent has it now
+			delete(f.resume, hash) // f.sent remembers the entry from now on
 			return Delivery{}, false
 		}
 	}
@@ -445,11 +446,11 @@ func (f *Feed) Close() {
 }
 
 const (
-	// busyPoll and idlePoll are the times between polls of a store that cannot be watched. A tail uses busyPoll until it has
-	// found no new entry for the time quiet, and then idlePoll.
+	// A tail polls a store that cannot be watched every 250 ms (busyPoll). If it has found no new entry for a minute (quiet), it polls every
+	// second (idlePoll).
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched limits how long a tail waits for a write if the store reports writes. Then the tail checks whether renewals are
-	// due. After the same time, a tail that has stopped before an item of a later release tries again to read the item.
+	// watched limits how long a tail waits for a write if the store reports writes. At the end of this time, the tail checks whether renewals
+	// are due. If the tail has stopped before an item of a later release, it also tries again to read the item.
 	watched = 10 * time.Second
 	// renewEvery is how often the record that a client reads a pattern is renewed (see [eventlog.Interest]), unless an eighth of the
 	// retention is shorter.
@@ -484,7 +485,7 @@ type Tails struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	mostWaiting load // for each feed
+	mostWaiting load // the maximum load that may wait for the reader of a feed
 
 	mu    sync.Mutex
 	tails map[string]*tail

@@ -289,7 +289,7 @@ func (p *poll) nextReader(ctx context.Context) (first *pollReader, err error) {
 func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
-		if errors.Is(err, eventlog.ErrLater) { // the log has logged it
+		if errors.Is(err, eventlog.ErrLater) { // package eventlog has already written a log line
 			s.more, s.later, s.apart = false, true, len(p.readers) > 1
 			return nil
 		}

@@ -122,13 +122,13 @@ func (s *Shared) isOverdue(it store.Item) bool {
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// placeLease writes a lease and deletes the principal's leases beyond the quota most, first the overdue ones and then the
-// oldest. If replaces is true, it deletes at least one of the principal's other leases.
+// placeLease writes a lease. If the principal then has more leases than its quota, which is the parameter most, placeLease deletes others
+// of the principal's leases, first the overdue ones and then the oldest. If replaces is true, it deletes at least one of them.
 func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
-	var live, dead []store.Op // of the principal's other streams, the oldest first
+	var live, dead []store.Op // deletions of the principal's other leases, the oldest first
 	err := store.Each(ctx, s.DB, own.Key, "read the leases", func(it *store.Item) error {
 		switch {
 		case it.Key == own.Key:
@@ -270,7 +270,7 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that limits each principal to the number of streams that most returns. Streams of anonymous callers are not
+// NewLocal returns a Local that asks the function most how many streams each principal may have open. Streams of anonymous callers are not
 // limited, because the server cannot tell these callers apart.
 func NewLocal(most Max) *Local {
 	return &Local{max: most, open: map[string]*list.List{}}
