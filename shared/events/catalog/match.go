@@ -123,8 +123,8 @@ func (n *node) find(rest string) *Entry {
 	return nil
 }
 
-// bind returns the decoded values that the template's variables have in a URI. A parent URI has values only for the first variables. rest
-// is the URI without its scheme.
+// bind returns the decoded values that the template's variables have in a URI. The parameter rest is the URI without its scheme. A parent
+// URI has values only for the first variables.
 func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
 		return nil
@@ -133,7 +133,7 @@ func (e *Entry) bind(rest string) map[string]string {
 	for _, s := range e.segments {
 		seg, tail, more := strings.Cut(rest, "/")
 		if s.variable != "" && seg != Wildcard {
-			vars[s.variable], _ = url.PathUnescape(seg) // it is canonical
+			vars[s.variable], _ = url.PathUnescape(seg) // cannot fail, because the URI is canonical
 		}
 		if !more {
 			break

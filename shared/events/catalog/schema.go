@@ -444,8 +444,8 @@ func schemaCost(raw json.RawMessage) int {
 	return c.cost(root)
 }
 
-// coster computes costs and remembers the cost of each reference's target in known. While it computes the cost of a target,
-// known has tooExpensive for it. So a circular reference ends the recursion, and makes the schema too expensive.
+// coster computes costs. The field known has the cost of the target of each reference. While coster computes the cost of a target, known
+// has tooExpensive for it. So a circular reference ends the recursion, and makes the schema too expensive.
 type coster struct {
 	root  any
 	known map[string]int
@@ -512,7 +512,7 @@ const statesPerCost = 4
 func patternCost(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return 0 // it does not compile either
+		return 0 // the schema library refuses this expression, too
 	}
 	return countStates(re) / statesPerCost
 }
