@@ -20,9 +20,8 @@ import (
 // envelope is the number of nesting levels around a payload in a request: an array, and the event objects in it.
 const envelope = 2
 
-// decode parses a JSON body with one event or an array of events. Each event is in our own form or, if it has the
-// member "specversion", a structured CloudEvent. If workspaces is true, an event may have the
-// members workspace and resend, which only the inbox allows. Faults are
+// decode parses a JSON body with one event or an array of events. Each event is in our own form or, if it has the member "specversion", a
+// structured CloudEvent. If workspaces is true, an event may have the members workspace and resend, which only the inbox allows. Faults are
 // of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r faultList
@@ -64,7 +63,8 @@ func firstByte(b []byte) byte {
 	return 0
 }
 
-// parseEvent parses one event of the request. at is its JSON Pointer, and workspaces is the parameter of [decode].
+// parseEvent parses one event of the request. The parameter at is the event's JSON Pointer in the request. If workspaces is true, the event
+// may have the members workspace and resend, which only the inbox allows.
 func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{at: at, DataAt: at + "/data"}
 	if firstByte(raw) != '{' {
