@@ -211,8 +211,9 @@ func uriOf(it *store.Item) string {
 	return uri
 }
 
-// await waits until the relay has subscribed, or until it records an error. It ignores an error that is already in the state
-// before. After the time [Registry.Start] it stops waiting and returns nil.
+// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, the parameter before is the
+// state from before that, and await ignores an error that is already in that state. Otherwise before is zero. After the time
+// [Registry.Start] it stops waiting and returns nil.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -356,7 +357,8 @@ const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
 
-// WasSeen reports whether an event or gap was published within the time seenFor. id is the id passed to [Registry.MarkSeen].
+// WasSeen reports whether an event or gap was published within the last 24 hours ([seenFor]). The parameter id is the id with which
+// [Registry.MarkSeen] was called.
 func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool, error) {
 	it, err := store.One(ctx, r.DB, seenKey(workspace, uri, id), "look up an event of a backend")
 	return it != nil, err
@@ -420,7 +422,7 @@ func hookKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "eh#" + id, Sort: "hook"}
 }
 
-// derive returns a secret for a purpose and an id. Only this deployment can compute it.
+// derive returns a secret for an id, and for the purpose given as what. Only this deployment can compute it.
 func (h *Hooks) derive(ctx context.Context, what, id string) ([]byte, error) {
 	key, err := h.Key(ctx)
 	if err != nil {
