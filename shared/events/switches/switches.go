@@ -318,8 +318,8 @@ type Message struct {
 	Sort string
 }
 
-// SortKey returns the sort key for a message that began to wait at a time. Callers that may pause a message twice pass the same time and id
-// both times, so that the second item replaces the first.
+// SortKey returns the sort key for a message that began to wait at the time given as since. Callers that may pause a message twice pass
+// the same time and id both times, so that the second item replaces the first.
 func SortKey(since time.Time, id string) string {
 	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
@@ -336,7 +336,7 @@ type stored struct {
 	Body json.RawMessage `json:"b"`
 }
 
-// encodeStored encodes a message. Even the largest message that a queue allows then fits into an item.
+// encodeStored encodes a message in such a way that even the largest message that a queue allows fits into an item.
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Owner, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
