@@ -92,8 +92,8 @@ type Core struct {
 	ResourceMetadata string
 }
 
-// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. Callers then
-// use c.Limits.
+// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. The callers of
+// config then use [Core.Limits], the limits from the settings.
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -168,7 +168,8 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 }
 
 // SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end, so that the dispatcher's
-// [delivery.Gate] stops attempts to ended subscriptions. Both functions are nil if the dispatcher runs in another process.
+// [delivery.Gate] stops attempts to ended subscriptions. If the dispatcher runs in another process, both functions in the options are
+// nil.
 //
 // [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
 type SubscriptionOptions struct {
@@ -214,8 +215,8 @@ type Publishing struct {
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewHooks returns the webhook subscriptions through which backends send their events to this server. Their tokens and
-// secrets are derived from the deployment's key, which the function key returns.
+// NewHooks returns the webhook subscriptions through which backends send their events to this server. The function key returns the
+// deployment's key, from which the tokens and secrets of these subscriptions are derived.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -349,8 +350,8 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	return mcp.New(options)
 }
 
-// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store.
-// concurrent is the number of requests that each instance can serve concurrently.
+// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store. The
+// parameter concurrent is the number of requests that each instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent of all requests; the rest is for calls, so that they always find a free instance
 	l := c.Limits

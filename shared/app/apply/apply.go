@@ -29,8 +29,9 @@ import (
 
 // Files are the operator's files.
 type Files struct {
-	// Catalogs has the catalogs by workspace. It may have the catalog of [catalog.Shared], which workspaces without a catalog of
-	// their own use, only with All. Otherwise Apply would check it against workspaces that keep their own stored catalogs.
+	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces without one of their
+	// own. It is allowed only if All is true. Otherwise, Apply would also check it against workspaces that have their own catalog in
+	// the store.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
@@ -145,7 +146,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 		given := p.Catalogs
 		p.Catalogs = maps.Clone(given)
 		for _, workspace := range names {
-			p.Catalogs[workspace] = given[workspace] // nil removes it
+			p.Catalogs[workspace] = given[workspace] // nil if there is no file for the workspace, which removes its stored catalog
 		}
 		p.Config = cmp.Or(p.Config, &config.Config{})
 	}
@@ -201,7 +202,7 @@ func (p *plan) check(ctx context.Context) error {
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, catalog.AddBackends(p.DB, p.source()))
 		return cmp.Or(err, lifecycle.EndingsError(endings))
-	case len(ends) > 0: // refuse the catalog although there may be no such subscriptions, because they cannot be counted here
+	case len(ends) > 0: // Endings is nil, so whether there are such subscriptions is unknown
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))
 	}
 	return nil
@@ -221,8 +222,8 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the given configuration or, if none is given, the stored one, because its sources may not fit the new
-// catalogs.
+// checkConfig checks the given configuration. If the files have no configuration, it checks the stored one, because the sources in it
+// may not fit the new catalogs.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {
@@ -256,7 +257,8 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return c.Locate(errors.Join(all...))
 }
 
-// nextCatalog returns the catalog that a workspace will have after the write: the given one, or otherwise its current one.
+// nextCatalog returns the catalog that a workspace will have after the write: the one in the files or, without one, its current
+// catalog.
 func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {

@@ -95,7 +95,7 @@ func (c *Config) Locate(err error) error {
 // Empty reports whether the file of the configuration has no text at all, not even comments.
 func (c *Config) Empty() bool { return len(bytes.TrimSpace(c.source)) == 0 }
 
-// isBlank reports whether a file has only comments and blank lines.
+// isBlank reports whether a configuration file has only comments and blank lines.
 func isBlank(src []byte) bool {
 	for line := range strings.Lines(string(src)) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
@@ -250,7 +250,7 @@ type parser struct {
 }
 
 // nameMembers returns a function for [strictyaml.File.Fields] that names members in error messages without a prefix, for example
-// "principal". It uses the text thing, for example "a key", only for the mapping itself.
+// "principal". For the mapping itself, the function returns the parameter thing, for example "a key".
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
@@ -266,8 +266,9 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for an element of a list, with the element's own name in the prefix, for example
-// "backend github: url". The text is "a backend: url" until the member "name" has been read into *name.
+// nameAfter does the same as [nameWithin] for an element of a list, for example a backend. The prefix contains the element's own
+// name, for example "backend github: url". The name is in *name as soon as the member "name" has been read. Before that, the text is
+// "a backend: url".
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -280,8 +281,8 @@ func nameAfter(thing string, name *string) func(member string) string {
 // identity names a principal, a backend or a provider of a workspace.
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element of a list has the same identity. lines has the lines of the earlier elements.
-// thing is the kind of element, for the message, for example "backend".
+// checkUnique adds a fault if an earlier element of a list has the same identity. The parameter lines has the lines of the earlier
+// elements. The parameter thing is the kind of element in the message, for example "backend".
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -332,7 +333,7 @@ func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	return time.Time{}
 }
 
-// duration returns a function that reads a duration between least and most.
+// duration returns a function that reads a duration. It adds a fault if the duration is shorter than least or longer than most.
 func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
 		s, ok := p.file.Text(n, what)
@@ -390,7 +391,7 @@ func withoutSecrets(text string) string {
 // headerName matches the name of an HTTP header (field-name in RFC 9110), up to 128 characters.
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
 
-// ownHeaders are the headers that the gateway sets itself.
+// ownHeaders are the headers that the gateway sets itself, so the configuration of a backend must not set them.
 var ownHeaders = []string{
 	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -485,7 +486,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 		if isIgnored(name) {
-			continue // LogIgnored logs a warning for it
+			continue // LogIgnored logs a warning for this removed setting
 		}
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":

@@ -101,8 +101,8 @@ func DefaultLimits() Limits {
 }
 
 // FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. A limit has its
-// default if its variable is missing or empty, or if except has its name. The error is of kind fault.Invalid if a value cannot be
-// parsed or is out of range.
+// default if its variable is missing or empty, or if the parameter except contains its name. The error is of kind fault.Invalid if a
+// value cannot be parsed or is out of range.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -116,7 +116,7 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
 		if tag.Get("name") == "" {
-			continue // not a setting
+			continue // this field is not a setting
 		}
 		name := EnvName(tag.Get("name"))
 		text, ok := lookup(name)
@@ -124,7 +124,7 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 			text = tag.Get("default")
 		}
 		if text == "" {
-			continue // a limit without a default is the zero value
+			continue // the setting has no default, so the field stays zero
 		}
 		if err := setField(v.Field(i), text); err != nil {
 			return Limits{}, fault.New(fault.Invalid, "%s: %q is not %s", name, text, err)
@@ -211,7 +211,7 @@ func (l Limits) checkRanges() error {
 		{"registration-rate", l.RegistrationRate, 0},
 		{"endpoint-rate", float64(l.EndpointRate), 0},
 	} {
-		if !(x.value >= x.min) { // also false for NaN
+		if !(x.value >= x.min) { // not "value < min", which is false for NaN
 			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)
 		}
 	}

@@ -330,8 +330,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads a section with the settings of an OAuth client into o. others are further fields that the section may
-// have. readClient returns the names of the members that the section has.
+// readClient reads a section with the settings of an OAuth client into o. The parameter others has further fields that the section
+// may have. readClient returns the names of the members that the section has.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -345,8 +345,8 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 // clientWithSecret names, for error messages, the settings of an OAuth client that authenticates itself with a secret.
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. needed lists the names of these
-// settings for the message.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed lists the names of
+// these three settings for the message.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)
@@ -418,9 +418,9 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand sets the backend's command to c if the configuration gives one. It adds a fault unless the backend has either a
-// command or a url. It also adds a fault for each member that such a backend cannot have, for example headers next to a command.
-// given has the names of the backend's members, and say names a member in a message.
+// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets the backend's command to
+// c. It also adds a fault for each member that such a backend cannot have, for example headers next to a command. The parameter given
+// has the names of the backend's members, and the function say returns how a message names a member.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

@@ -59,9 +59,9 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if next is empty and the stored configuration is not. Some programs truncate a file before they
-// rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and quotas would then be lost.
-// If next is nil, CheckNotEmptied returns nil.
+// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. Some programs
+// truncate a file before they rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and
+// quotas would then be lost. If next is nil, CheckNotEmptied returns nil.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -79,7 +79,7 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 // the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
-	// empty is used while no configuration is stored.
+	// empty is the result of the methods while no configuration is stored.
 	empty *current
 }
 
@@ -373,11 +373,11 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds faults that a parser found in the value of n. Each fault gets the line of the part of n to which its JSON Pointer
-// refers.
+// addFaults adds the faults that a parser of JSON found in the value of the node n. The JSON Pointer of a fault refers to a part of
+// n, whose line becomes the line of the fault.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
-		tokens, _ := jsonpointer.Parse(f.Pointer) // a parser made it
+		tokens, _ := jsonpointer.Parse(f.Pointer) // cannot fail, because the pointer is from a parser
 		p.file.Add(strictyaml.Line(n, tokens), "%s: %s", what, f.Message)
 	}
 }

@@ -75,7 +75,7 @@ func (s *Server) registerMetrics() error {
 	)
 }
 
-// readFlag returns a function that reads a metric as 1 if the condition is true, and otherwise as 0.
+// readFlag returns a function that reads a metric. The value is 1 while the function condition returns true, and otherwise 0.
 func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
@@ -85,7 +85,8 @@ func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, er
 	}
 }
 
-// queueReadings returns a function that reads the same figure of each queue, for example its number of messages.
+// queueReadings returns a function that reads the same figure of each queue, for example its number of messages. The parameter figure
+// returns the figure of one queue.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -110,7 +111,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.ServeHTTP(w, r)
 }
 
-// checkOperator checks that the caller may read the metrics.
+// checkOperator returns an error if the caller may not read the metrics, see [Server.serveMetrics].
 func (s *Server) checkOperator(r *http.Request) error {
 	if err := s.core.Guard.Check(r); err != nil {
 		return err

@@ -118,7 +118,8 @@ func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err erro
 		secretsPath(data))
 }
 
-// explain adds the name of the failed operation to an error. If ctx has ended, the error says that the operation was interrupted.
+// explain adds the name of the failed operation, which is the parameter what, to an error. If ctx has ended, the error says that the
+// operation was interrupted.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)
@@ -155,8 +156,8 @@ func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader
 	return err
 }
 
-// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is
-// damaged, it removes the files that it has written.
+// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is damaged,
+// it removes the files that it has written. If shown is not nil, Restore writes progress bars to it.
 func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
 	defer func() { err = explain(ctx, err, "restore "+file) }()
 	in, err := os.Open(file)
@@ -182,7 +183,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 	if err != nil {
 		return fault.Wrap(fault.Invalid, err, "it is not a backup")
 	}
-	found := map[string]string{} // member -> temporary file
+	found := map[string]string{} // the path of the temporary file for each member of the archive
 	defer func() {
 		for _, name := range found {
 			_ = os.Remove(name)

@@ -66,7 +66,7 @@ type connection struct {
 	body  bool      // true if the client is still sending the body of a request
 	since time.Time // when state or body changed last
 
-	writing atomic.Int64 // the start of the current write minus blocked, in nanoseconds since 1970; 0 between writes
+	writing atomic.Int64 // the start of the current write minus the field blocked, in nanoseconds since 1970; 0 between writes
 	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
@@ -109,11 +109,11 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections.
-// It closes several at a time, because each call has to look at all connections. It spares running requests that have waited for
-// less than [slowClient], unless there is nothing else to close or more than a quarter of all connections wait in a running
-// request. The second exception exists because a client could open new requests faster than they count as slow. The caller
-// holds the lock.
+// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections. It
+// closes several at a time, because each call has to look at all connections. It spares running requests that have waited for less
+// than [slowClient], with two exceptions. One is that there is no other connection to close. The other is that more than a quarter of
+// all connections wait in a running request, because a client could open new requests faster than they count as slow. The caller
+// holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -127,8 +127,8 @@ func (l *connections) makeRoom() {
 }
 
 // closeWaiting closes up to about 1/64 of all connections: idle connections, connections without a complete request header, and
-// connections whose request has waited for the client for longer than patience. It returns the number of closed connections. The
-// caller holds the lock.
+// connections whose request has waited for the client for longer than the parameter patience. It returns the number of closed
+// connections. The caller holds l.mu.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	byPrefix := map[netip.Prefix]int{}
@@ -149,8 +149,8 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waitTime returns how long a running request has waited for the client to send its body or to read the response.
-// The caller holds the lock.
+// waitTime returns how long a running request has waited for the client to send its body or to read the response. It returns 0 if the
+// request does not wait. The caller holds the mutex of k.all.
 func (k *connection) waitTime(now time.Time) time.Duration {
 	var since time.Time
 	if at := k.writing.Load(); at != 0 {
@@ -219,7 +219,7 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// recordBody records whether the client of a request is still sending its body. It does nothing if the request did not arrive
+// recordBody sets whether the client of a request is still sending the request's body. It does nothing if the request did not arrive
 // through a [connections] listener.
 func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
@@ -261,7 +261,8 @@ func clientLeft(r *http.Request) {
 	}
 }
 
-// forOperators reports whether a path is for health checks or operators, and thus also served on the reserved connections.
+// forOperators reports whether requests for a path are from health checks or operators. They are also served on the reserved
+// connections.
 func forOperators(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)

@@ -57,7 +57,7 @@ func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 			set = percent
 		}
 		allocated, last = total, time.Now()
-		cycle := new(*byte) // the next collection frees it, and the runtime then calls after
+		cycle := new(*byte) // the next collection frees it, and the runtime then calls the function after
 		runtime.AddCleanup(cycle, func(func()) { after() }, after)
 	}
 	after()
@@ -69,8 +69,8 @@ func reserveFor(allocated uint64, since time.Duration) float64 {
 	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
 }
 
-// gcPercent returns the value for GOGC with which the heap may grow by the reserve before the next collection. live is the number of
-// bytes in the heap that are in use.
+// gcPercent returns a value for GOGC. With it, the heap may grow by the parameter reserve before the next collection. The parameter
+// live is the number of bytes in the heap that are in use.
 func gcPercent(live uint64, reserve float64) int {
 	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
 	return max(percent/25*25, 25) // in steps of 25, because each change stops the world

@@ -21,7 +21,7 @@ var (
 func checkHosts(l config.Limits) error {
 	for name, list := range map[string][]string{"blocked-targets": l.BlockedTargets, "allowed-hosts": l.AllowedHosts} {
 		for _, host := range list {
-			if name == "blocked-targets" { // where .example.com stands for all names below it
+			if name == "blocked-targets" { // in this setting, .example.com stands for all names below it
 				host = strings.TrimPrefix(host, ".")
 			}
 			if !hosts.MatchString(host) {

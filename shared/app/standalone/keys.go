@@ -75,15 +75,15 @@ var (
 	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a check value that the keys open. fresh says whether the keys were just created. If
-// the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind fault.Conflict.
-// A database that never had subscriptions fits any keys.
+// checkSealed reports whether the database has a check value that the keys open. The parameter fresh says whether the keys were just
+// created. If the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind
+// fault.Conflict. A database that never had subscriptions fits any keys.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the check value of the sealing keys")
 	}
-	if items[0] == nil && !fresh { // an earlier version wrote the database
+	if items[0] == nil && !fresh { // an earlier version wrote the database, without a check value
 		return false, nil
 	}
 	if items[0] != nil {
@@ -196,7 +196,7 @@ func writeSecrets(data string, s secrets) error {
 // server does not need the lock, because it only reads the keys when it starts.
 func lockKeys(data string) (unlock func(), err error) {
 	if _, err := readSecrets(data); err != nil {
-		return nil, err // without creating a lock file
+		return nil, err // return before a lock file is created
 	}
 	unlock, err = engine.Lock(secretsPath(data) + ".lock")
 	if fault.Is(err, fault.Conflict) {
@@ -205,8 +205,8 @@ func lockKeys(data string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If on is false, it returns nil,
-// and webhooks have no v1a signature.
+// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If the parameter on is false, it returns
+// nil, and webhooks have no v1a signature.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -224,7 +224,8 @@ func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 // it.
 func RotateKeys(data string) error { return rotateKeys(data, webhook.AddKey) }
 
-// rotateKeys implements [RotateKeys]. Tests pass an addKey that runs another command.
+// rotateKeys implements [RotateKeys]. A test passes an addKey that calls [RotateKeys] or [DropKeys], as if two commands ran
+// concurrently.
 func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error {
 	unlock, err := lockKeys(data)
 	if err != nil {
@@ -253,7 +254,7 @@ func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKe
 // OldKeys are the numbers of old keys that [DropKeys] removed, and that it kept because stored secrets need them.
 type OldKeys struct{ Removed, Kept int }
 
-// dropKeys implements [DropKeys]. Tests pass a reseal that fails or runs another command.
+// dropKeys implements [DropKeys]. A test passes a reseal that fails, or that calls [RotateKeys], as if two commands ran concurrently.
 func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (old OldKeys, err error) {
 	unlock, err := lockKeys(data)
 	if err != nil {
@@ -316,9 +317,9 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The prefix is the
-// beginning of the sealed secret. For example, a prefix of 5 bytes (40 bits) has 6 complete base64 characters (36 bits).
-// sealedText leaves out the last 4 bits, because they share a character with the following byte.
+// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The parameter prefix
+// has the first bytes of the sealed secret. For example, 5 bytes (40 bits) become 6 complete base64 characters (36 bits). sealedText
+// leaves out the last 4 bits, because they share a character with the following byte.
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

@@ -71,17 +71,19 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
-// checkNotEmptied returns an error if the configuration has become empty; see [config.Document.CheckNotEmptied].
+// checkNotEmptied returns an error if the new configuration is empty and the stored one is not; see
+// [config.Document.CheckNotEmptied].
 func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error {
 	before, err := config.Read(ctx, s.db)
 	return cmp.Or(err, before.CheckNotEmptied(now))
 }
 
-// applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
-// catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see [Server.checkNotEmptied]).
+// applyConfig applies only the configuration. It is called after Reload has refused the options as a whole, for example because of an
+// invalid catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see
+// [Server.checkNotEmptied]).
 //
-// It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would
-// fail and all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
+// It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would fail and
+// all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return

@@ -115,7 +115,7 @@ type Server struct {
 	dispatcher *delivery.Dispatcher
 	attempts   attemptLimits
 	endpoint   *mcp.Endpoint
-	tokens     *jwt.Authenticator // nil except for [auth.ModeJWT]
+	tokens     *jwt.Authenticator // nil unless callers authenticate with tokens ([auth.ModeJWT])
 	handler    http.Handler
 	metrics    http.Handler
 	listening  *http.Server // nil if the server does not listen
@@ -138,7 +138,7 @@ type Server struct {
 	stop    context.CancelFunc
 	drained atomic.Bool // true when the server begins to close the database
 	workers sync.WaitGroup
-	undo    []func() // closes the opened parts if a later step of the start fails
+	undo    []func() // if the start fails, these functions close the parts that it has opened
 
 	shutdown sync.Once
 	ended    error // the result of the shutdown

@@ -17,7 +17,7 @@ const (
 	// subscribers. The number is large because a batch may wait several seconds for slow endpoints. At most pagesPerGroup workers handle
 	// page tasks of the same pattern, or of the same busy endpoint, so that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the total size of the message bodies that a queue keeps in memory; further messages stay only in the
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the
 	// database. attemptBytes limits the total size of the events in running attempts. Without these limits, large payloads would need
 	// much memory, because each payload is copied several times.
 	queueBytes   = 16 << 20
@@ -43,14 +43,15 @@ type attemptLimits struct {
 	slow     int // attempts of the slow lane, of which a principal gets at most three quarters (see [queue.Outgoing.Owner])
 }
 
-// newAttemptLimits divides conns, the number of connections to endpoints, among the kinds of attempts. Attempts that take long become
-// detached or go to the slow lane. Together they get at most half of the connections, so that endpoints that hang leave the other half to
-// new first attempts. With very few connections, first and slow attempts still get at least one each.
+// newAttemptLimits divides the connections to endpoints among the kinds of attempts. The parameter conns is the number of
+// connections. Attempts that take long become detached or go to the slow lane. Together they get at most half of the connections, so
+// that endpoints that hang leave the other half to new first attempts. With very few connections, first and slow attempts still get
+// at least one each.
 func newAttemptLimits(conns int) attemptLimits {
 	return attemptLimits{first: min(256, max(1, conns/2)), detached: min(1024, conns/4), slow: min(512, max(1, conns/4))}
 }
 
-// run starts the workers. They stop at [Server.Shutdown], and not when ctx ends.
+// run starts the workers. They stop at [Server.Shutdown]. They continue when ctx ends, which is the context of [New].
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})

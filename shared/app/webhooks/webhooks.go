@@ -153,7 +153,7 @@ func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 	return deadletter.NewReplays(o)
 }
 
-// NewSwitches returns the switches with which people pause deliveries. Alone is true if no other process attempts
+// NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if no other process attempts
 // deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}

@@ -52,7 +52,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with a key for each caller. more has further sections in YAML, and may be empty.
+// Config returns a configuration with a key for each caller. The parameter more has further sections in YAML, and may be empty.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
