@@ -153,8 +153,8 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
 	s.interests.contexts = asked.ConversationContext && s.Streams.Conversation != nil && s.Streams.Conversation.Offers(ctx, s.Caller.Principal).Any()
-	// If no backend has tools or prompts now, the acknowledgment leaves them out, but the client is notified when a backend is
-	// added.
+	// Set these two interests even if no backend has tools or prompts now, so that the client is notified when such a backend is added.
+	// Only the acknowledgment leaves them out.
 	s.interests.tools = asked.ToolsListChanged && s.Streams.Methods.Has(spec.MethodToolsList)
 	s.interests.prompts = asked.PromptsListChanged && s.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities

@@ -217,8 +217,9 @@ type subscribed struct {
 
 func compareAfter(a, b *subscribed) int { return cmp.Compare(a.after, b.after) }
 
-// subscriptions reads the session's subscriptions. uris has all their URIs. fresh has the targets of the URIs that the stream does not have
-// yet or that another backend serves now, without targets that are no longer in the catalog or that the caller may no longer read.
+// subscriptions reads the session's subscriptions. The map uris has all their URIs. The map fresh has the targets of the URIs that the
+// stream does not have yet or that another backend serves now. It leaves out targets that are no longer in the catalog or that the caller
+// may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]*subscribed, err error) {
 	stored, err := s.stream.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
