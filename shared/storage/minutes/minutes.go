@@ -94,8 +94,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If no minute is saved, the version is 0 and the minute is
-// one hour earlier than last, which is the current minute.
+// position returns the saved minute and the version of its item. If no minute is saved, the version is 0, and the minute is one hour before
+// the current one, which is the parameter last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
@@ -107,8 +107,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores a new position, the parameter to, in seconds since 1970. had points to the position that this walk has read or saved
-// last, or to 0 if there was no position. save returns false if another walk has changed the stored position since.
+// save stores the new position, the parameter to, in seconds since 1970. had points to the position that this walk has read or saved last,
+// or to 0 if there was no position. save returns false if another walk has changed the stored position since.
 func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
 	if to == *had {
 		return true, nil

@@ -344,7 +344,7 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 	}
 	value, err := c.parse(stored.Text)
 	if err != nil {
-		// The text was checked before it was stored, so another version of this program wrote it. A caller cannot fix that.
+		// Not the caller's fault: the text was checked before it was stored, so another version of this program wrote it.
 		return nil, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
 	}
 	return &parsed[T]{value, stored.Version}, nil
@@ -396,10 +396,9 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or if two
-// processes call Announce. First it waits until every process uses the documents: wait is [MaxAge], or 0 if this is the only
-// process. It does not rely on the time at which a document was stored, because the clock of the operator's machine, which
-// writes it, may be wrong.
+// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or if two processes
+// call Announce. First it waits until every process uses the documents: the parameter wait is [MaxAge], or 0 if this is the only process.
+// It does not rely on the time at which a document was stored, because the clock of the operator's machine, which writes it, may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {

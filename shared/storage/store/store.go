@@ -70,8 +70,8 @@ type Item struct {
 	Version int64
 	// Counts are integers that [Add] and [Raise] change without reading the item first. Names are [A-Za-z0-9_-].
 	Counts map[string]int64
-	// Expires is when readers and conditions begin to treat the item as absent, to the second; zero is never. The adapter
-	// deletes it some time later.
+	// Expires is when readers and conditions begin to treat the item as absent, to the second. The zero time means never. The adapter
+	// deletes the item some time later.
 	Expires time.Time
 }
 
@@ -138,10 +138,10 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// After and Until bound the sort key: After is exclusive, Until is inclusive, and empty is unbounded. With Reverse, the
-	// first page begins at Until. For the next page, set Before to [Page.Last].
+	// The query returns items whose sort keys are greater than After and at most Until. An empty After or Until is no limit. With Reverse,
+	// the first page begins at Until. For the next page, set Before to [Page.Last].
 	After, Until string
-	// Before bounds the sort key from above, exclusively; empty is unbounded.
+	// If Before is not empty, the query returns only items whose sort keys are less than Before.
 	Before string
 	// Limit is the largest number of items of a page, 1 to 1,000; 0 means 100.
 	Limit   int
@@ -150,8 +150,8 @@ type Query struct {
 	Eventual bool
 }
 
-// Within limits the query to the times from since to until, both included. It is for sort keys that begin with a time in
-// microseconds since 1970, as 16 decimal digits. A zero time is no limit.
+// Within limits the query to the times that are not before the parameter since and not after the parameter until. It is for sort keys that
+// begin with a time in microseconds since 1970, as 16 decimal digits. A zero time is no limit.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())

@@ -76,8 +76,8 @@ type sending struct {
 	due     int64 // when the first of the delayed messages is due
 	at      time.Time
 	fresh   []digest // deduplication ids that the queue has not accepted before
-	// repeated is the job that forwards a message with the same deduplication id as one of msgs. If it is set, this job has
-	// written nothing.
+	// repeated is another job, which forwards a message with the same deduplication id as one of msgs. If it is set, the sending job has
+	// written nothing, and [memoryQueue.send] waits for repeated before it tries again.
 	repeated *forwarding
 }
 
@@ -171,7 +171,7 @@ type dedup struct {
 	mu          sync.Mutex
 	generations []generation // oldest first
 	latest      int64        // the latest time of an id, in seconds since 1970
-	// pending are the ids that jobs have claimed in the engine's latest transaction, whose number is attempt.
+	// pending are the ids that jobs have claimed in the engine's latest transaction. The field attempt is the number of that transaction.
 	pending map[digest]bool
 	attempt int64
 	// forwarding are the ids of messages that are being forwarded, with the job that writes them.
@@ -473,8 +473,8 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward submits a job that writes the messages, and makes the messages ready before the job has run. It returns nil if the caller
-// must call Send instead.
+// forward submits a job that writes the messages, and makes the messages ready before the job has run. The parameter size is the total
+// length of their bodies. forward returns nil if the caller must call Send instead.
 func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

@@ -163,7 +163,7 @@ func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
 	}
-	// After Close the engine returns an error. Then, too, the next process delivers the messages again.
+	// The engine refuses the job after Close. The results are then not written, so the next process delivers the messages again.
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
@@ -326,8 +326,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// findDelayed reads up to [discardRows] delayed rows after an id and returns the ids of the rows whose body matches. If more is
-// true, there may be further rows after the id last.
+// findDelayed reads up to [discardRows] delayed rows with ids greater than the parameter after. It returns the ids of the rows whose body
+// matches, and in the result last the id of the last row that it has read. The result more says that there may be further rows after that.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s, err := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	if err != nil {

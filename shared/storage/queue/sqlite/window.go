@@ -51,8 +51,8 @@ type window struct {
 // as there are such rows, new messages of the group stay in the file too, so that they do not overtake the spilled ones.
 type spill struct {
 	group string
-	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early
-	// ones (see [window]).
+	// The field from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early ones
+	// (see [window]).
 	from  int64
 	early map[int64]bool
 	// late has the ids of spilled rows that are less than the field from. These rows were still delayed when the rows around them
@@ -187,8 +187,8 @@ func (w *window) mustSpill(group string) bool {
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
-// spill leaves a message in the file. If it is the first spilled message of its group, from is the id of the first row of the group that is
-// to be read from the file later.
+// spill leaves a message in the file. If it is the first spilled message of its group, later reads of the group's rows begin with the id in
+// the parameter from.
 func (w *window) spill(m *message, from int64) {
 	sp := w.spills[m.group]
 	if sp == nil {
@@ -275,7 +275,8 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages from the rows of s until their bodies reach the size limit most, in bytes, or there are no more rows.
+// readMessages reads messages from the rows of s until there are no more rows, or until their bodies have at least as many bytes as the
+// parameter most says.
 func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < most; {
@@ -431,7 +432,7 @@ type limit struct {
 	groups  int           // their number
 	busy    int           // messages in handlers
 	handled int           // bytes of the bodies in handlers
-	bounded deque[*group] // in a standard queue: handlers have too many of their messages or bytes, until one leaves
+	bounded deque[*group] // groups of a standard queue that wait because handlers have too many of their messages or bytes
 }
 
 // ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner. A FIFO queue keeps
@@ -518,9 +519,9 @@ func (r *ready) dequeue() {
 // available reports whether [ready.take] may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil if no group may have a turn. handlers is how many messages all handlers together can
-// have. An owner gets at most three quarters of the places that the other owners leave free, so that a single owner with slow messages
-// does not take all places. Groups without an owner do not have this limit.
+// next returns the group whose turn it is, or nil if no group may have a turn. The parameter handlers is how many messages all handlers
+// together can have, here called places. An owner gets at most three quarters of the places that the other owners leave free, so that a
+// single owner with slow messages does not take all places. Groups without an owner do not have this limit.
 func (r *ready) next(handlers int) *group {
 	for range r.ring.len() {
 		o := r.ring.first()
@@ -534,9 +535,10 @@ func (r *ready) next(handlers int) *group {
 
 // take removes up to opts.Batch messages for a handler. The handler has them until [ready.release].
 //
-// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue, handlers have at most opts.PerGroup messages of
-// a group at a time. On both, the bodies of all messages that handlers have at a time are limited to opts.Bytes, of which one group
-// of a standard queue gets at most half. 0 means no limit. Owners share the limits of a group.
+// On a FIFO queue, take locks the groups of these messages until [ready.unlock]. On a standard queue, handlers have at most opts.PerGroup
+// messages of a group at a time. On both, the bodies of all messages that handlers have at a time are limited to opts.Bytes, of which one
+// group of a standard queue gets at most half. In both options, 0 means no limit. Groups that differ only in their owner share these
+// limits.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
@@ -623,7 +625,7 @@ func (r *ready) release(m *message) {
 	if r.fifo {
 		return // the group stays locked
 	}
-	for g.limit.bounded.len() > 0 { // all, because the turn of one may be far away
+	for g.limit.bounded.len() > 0 { // all groups, because the first of them may wait long for its turn
 		r.enqueue(g.limit.bounded.pop())
 	}
 	if g.busy == 0 && g.ready.len() == 0 {

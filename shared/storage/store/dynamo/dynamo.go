@@ -120,8 +120,8 @@ func (db *DB) getOne(ctx context.Context, key store.Key, found map[store.Key]*st
 	return err
 }
 
-// getMany reads the keys of found into it with BatchGetItem. It repeats the request for keys that DynamoDB left unprocessed,
-// because the response reached 16 MB or the table was throttled.
+// getMany reads with BatchGetItem the items whose keys are in the map found, and adds them to this map. It repeats the request for keys that
+// DynamoDB left unprocessed, because the response reached 16 MB or the table was throttled.
 func (db *DB) getMany(ctx context.Context, found map[store.Key]*store.Item) error {
 	tables := map[string]store.Table{}
 	request := map[string]types.KeysAndAttributes{}

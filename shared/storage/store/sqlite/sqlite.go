@@ -429,8 +429,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys. The parameter of is the counter of commits that the keys share. get returns false unless
-// all items are cached and current.
+// get returns the cached items of keys. The parameter of is the counter of commits that the keys share. The result is false unless all
+// items are cached and current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false
@@ -450,7 +450,7 @@ func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item,
 	return items, true
 }
 
-// keepItems caches items. at is the value of their counter before they were read.
+// keepItems caches items. The parameter at is the value that the items' counter of commits had before they were read.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if items[i] != nil && len(items[i].Value) > maxKeptItem {

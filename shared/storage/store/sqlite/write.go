@@ -77,7 +77,7 @@ const (
 func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
 func (db *DB) Batched() store.DB   { return relaxed{db, batched} }
 
-// relaxed is the store for writes for which no caller waits. commit says when they are committed.
+// relaxed is the store for writes for which no caller waits. The field commit says when these writes are committed.
 type relaxed struct {
 	*DB
 	commit commit

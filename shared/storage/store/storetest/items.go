@@ -357,7 +357,8 @@ var conditionCases = []testCase{
 			results := make([]error, 6)
 			var all sync.WaitGroup
 			for i := range results {
-				// Half of the writers that create the item write two operations, because an adapter may use a transaction only then.
+				// Half of the writers that create the item write two operations, because some adapters use a transaction only for several
+				// operations.
 				ops := []store.Op{put(key, "v", store.Absent())}
 				if i%2 == 1 {
 					ops = append(ops, put(b.at("other", fmt.Sprint(round, i)), "v"))

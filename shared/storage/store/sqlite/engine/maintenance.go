@@ -216,8 +216,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome of a write or a checkpoint. to points to the field h.write or h.checkpoint. note logs when failures begin
-// and end, and ignores errors that are not about the file.
+// note records the outcome err of a write or a checkpoint in the field h.write or h.checkpoint, to which the parameter to points. note logs
+// when failures begin and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
