@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"time"
 
@@ -83,6 +84,21 @@ func (c *BenchCmd) Run(g *Globals) error {
 	}
 	ctx, stop := interruptible()
 	defer stop()
+	err = c.measure(ctx, o, g)
+	if err == nil {
+		return nil
+	}
+	// Ctrl-C in a terminal also ends the benchmark's server, and the error of a failed request can be first.
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(100 * time.Millisecond):
+		return err
+	}
+}
+
+// measure runs the benchmark that the flags choose, and writes its results.
+func (c *BenchCmd) measure(ctx context.Context, o bench.Options, g *Globals) error {
 	switch {
 	case c.Gateway:
 		return bench.Gateway(ctx, o, c.Calls, c.Sessions, g.out)

@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -27,6 +28,7 @@ func TestTheBinary(t *testing.T) {
 	bin := harness.Binary(t, "./cmd/mcpevents", false)
 	t.Run("OPS-10 an interrupted replay continues on the server, and the command says so", func(t *testing.T) { testInterruptedReplay(t, bin) })
 	t.Run("OPS-16 an event that was accepted before a backup is delivered after its restore", func(t *testing.T) { testRestore(t, bin) })
+	t.Run("Ctrl-C interrupts a benchmark together with its server", func(t *testing.T) { testInterruptedBench(t, bin) })
 	t.Run("a shell completes a command, wherever the program is", func(t *testing.T) { testCompletion(t, bin) })
 }
 
@@ -80,6 +82,23 @@ $`)
 	if err != nil || !strings.Contains(string(out), `"state":"canceled"`) || !strings.Contains(string(out), fmt.Sprintf(`"total":%d`, letters)) {
 		t.Errorf("OPS-10: got %s, %v, want a canceled replay of %d dead letters", out, err, letters)
 	}
+}
+
+// testInterruptedBench sends the interrupt to the whole process group, as a terminal does.
+func testInterruptedBench(t *testing.T, bin string) {
+	dir := t.TempDir()
+	bench := exec.Command(bin, "bench", "--events", "1000000", "--data", dir)
+	bench.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var errs strings.Builder
+	bench.Stderr = &errs
+	expect.OK(t, bench.Start())
+	expect.Eventually(t, "the server's first published events", func() bool {
+		files, _ := filepath.Glob(filepath.Join(dir, "mcpevents.db-wal"))
+		return len(files) == 1 && expect.Value(os.Stat(files[0]))(t).Size() > 1<<20
+	})
+	expect.OK(t, syscall.Kill(-bench.Process.Pid, syscall.SIGINT))
+	_ = bench.Wait()
+	expect.Equal(t, "the exit code after "+errs.String(), bench.ProcessState.ExitCode(), exitInterrupted)
 }
 
 // testRestore tests that a backup of a running server contains an event that its endpoint refused, after the server is killed.
