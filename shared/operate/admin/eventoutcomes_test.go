@@ -29,13 +29,17 @@ const restricted = `
     payloadSchema: {type: object}
 `
 
-// endpoint answers each webhook with the status that the path ends with, e.g. /503, and each challenge with itself.
+// endpoint answers each webhook with the status that the path ends with, e.g. /503, and each challenge with itself. At a path that ends
+// with /close, it closes the connection without an answer.
 func endpoint(t *testing.T) *httptest.Server {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if servertest.Echo(w, r) {
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
+		if strings.HasSuffix(r.URL.Path, "/close") {
+			panic(http.ErrAbortHandler)
+		}
 		if status, err := strconv.Atoi(r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]); err == nil {
 			w.WriteHeader(status)
 		}
@@ -65,12 +69,13 @@ func TestWhyNot(t *testing.T) {
 	delivered, waiting, dead := register("/a/200?key=secret", built), register("/b/503", built), register("/c/413", built)
 	paused, ended := register("/d/200", built), register("/e/200", built)
 	parent := register("/f/200", "event://ci")
+	moved, closed := register("/l/301", built), register("/m/close", built)
 	failed := map[string]any{"status": "failed"}
 	filtered := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/g/200", "ci.build_finished", failed)
 	missing := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/h/200", "ci.build_finished", map[string]any{"pipeline": []string{"main", "release*"}})
 	f.call("op", "POST", "subscriptions/"+paused+"/pause", `{"reason":"moving"}`, 200, nil)
 	f.publish(built, "evt_1")
-	expect.Eventually(f, "the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 5 })
+	expect.Eventually(f, "the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 7 })
 	expect.Eventually(f, "the pause", func() bool { return f.outcome("evt_1", paused)["outcome"] == "paused" })
 	f.call("op", "DELETE", "subscriptions/"+ended, "", 204, nil)
 	later := register("/i/200", built)
@@ -81,6 +86,8 @@ func TestWhyNot(t *testing.T) {
 		for _, tc := range []struct{ sub, outcome, why string }{
 			{delivered, "delivered", "the endpoint answered 200 to attempt 1"},
 			{waiting, "waiting", "the endpoint answered 503; attempt 2 follows"},
+			{moved, "waiting", "the endpoint answered 301, and redirects are not followed; attempt 2 follows"},
+			{closed, "waiting", "the endpoint refused or closed the connection; attempt 2 follows"},
 			{dead, "dead", "given up after 1 attempt; the endpoint answered 413"},
 			{paused, "paused", "the subscription is paused by op: moving"},
 			{ended, "delivered", "the endpoint answered 200 to attempt 1"},
@@ -112,7 +119,7 @@ func TestWhyNot(t *testing.T) {
 	t.Run("OPS-17 the list has the subscriptions that cover the event, and ended ones with attempts, once each", func(t *testing.T) {
 		want := map[string]string{
 			delivered: "delivered", waiting: "waiting", dead: "dead", paused: "paused", ended: "ended", parent: "parent", filtered: "filtered",
-			missing: "missing", later: "later",
+			missing: "missing", later: "later", moved: "moved", closed: "closed",
 		}
 		for _, limit := range []int{1, 2, 5, 100} {
 			seen := map[string]int{}

@@ -250,7 +250,7 @@ func formatAttempts(n int) string {
 
 // failures has a description for each category of failures without an HTTP status.
 var failures = map[webhook.Category]string{
-	webhook.ConnectionRefused: "the endpoint refused the connection",
+	webhook.ConnectionRefused: "the endpoint refused or closed the connection",
 	webhook.Timeout:           "the endpoint did not answer in time",
 	webhook.TLSError:          "the certificate or TLS of the endpoint was not accepted",
 	webhook.DNSError:          "the host name of the endpoint was not found",
@@ -258,6 +258,9 @@ var failures = map[webhook.Category]string{
 }
 
 func describeFailure(category string, status int) string {
+	if status/100 == 3 {
+		return fmt.Sprintf("the endpoint answered %d, and redirects are not followed", status)
+	}
 	if status != 0 {
 		return fmt.Sprintf("the endpoint answered %d", status)
 	}

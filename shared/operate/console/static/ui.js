@@ -163,13 +163,14 @@ export async function act(done, doing) {
 }
 
 const causes = {
-  connection_refused: 'the endpoint refused the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS version was not accepted',
+  connection_refused: 'the endpoint refused or closed the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS version was not accepted',
   dns_error: 'its host name was not found', blocked: 'the server does not send to its address', http_4xx: 'the endpoint answered 4xx',
   http_5xx: 'the endpoint answered 5xx', challenge_failed: 'the endpoint did not prove that it wants the events',
   aborted: 'the attempt was interrupted', expired: 'the event was no longer stored', internal: 'this server failed',
 };
 
 const statuses = {
+  301: 'redirects are not followed', 302: 'redirects are not followed', 303: 'redirects are not followed', 307: 'redirects are not followed', 308: 'redirects are not followed',
   400: 'bad request', 401: 'not authorized', 403: 'forbidden', 404: 'not found', 405: 'method not allowed', 408: 'timeout', 410: 'gone', 413: 'too large',
   429: 'too many requests', 500: 'internal error', 502: 'bad gateway', 503: 'unavailable', 504: 'gateway timeout',
 };
