@@ -79,7 +79,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	succeeds(t, check, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.")
 	fails(t, "catalog apply "+other, exitRefused,
 		"would end 1 live webhook subscriptions: 1 in workspace default because the event type ci.build_finished was removed")
-	fails(t, "catalog check "+other+" --against none.yaml", exitRefused, "there is no catalog at none.yaml")
+	fails(t, "catalog check "+other+" --against none.yaml", exitRefused, "there is no catalog at none.yaml: give its path, or write one", "mcpevents catalog init --list")
 	succeeds(t, "catalog apply --allow-breaking "+other, "Version 2 of the catalog")
 }
 

@@ -439,7 +439,7 @@ func (c *McpCmd) Run(g *Globals) error {
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		hint := map[string]string{"catalog": `, or create one with "mcpevents catalog init"`}[what]
+		hint := map[string]string{"catalog": `, or write one; "mcpevents catalog init --list" lists ready-made ones`}[what]
 		return nil, fault.New(fault.Invalid, "there is no %s at %s: give its path%s", what, path, hint)
 	}
 	if err != nil {
