@@ -115,7 +115,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	expect.OK(t, use(breaking), "without subscriptions")
 	expect.OK(t, use(before))
 	registerHook(t, e)
-	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); --allow-breaking lets it"
+	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); to allow this, pass --allow-breaking"
 	expect.Fault(t, "the reload", use(breaking), fault.Invalid, want)
 	expect.OK(t, use(with("description: A build", "description: Any build")), "a change that ends no subscription")
 	log.Await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)

@@ -238,7 +238,7 @@ func EndingsError(endings []Ending) error {
 		total += x.Subscriptions
 		parts[i] = fmt.Sprintf("%d in workspace %s because %s", x.Subscriptions, x.Workspace, x.Reason)
 	}
-	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; --allow-breaking lets it", total, strings.Join(parts, ", "))
+	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; to allow this, pass --allow-breaking", total, strings.Join(parts, ", "))
 }
 
 // Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once
