@@ -452,7 +452,7 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 // principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
-		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
+		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
 	}
 	return s.authorize(ctx, p)
 }

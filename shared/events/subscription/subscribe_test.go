@@ -67,7 +67,7 @@ func TestSubscribe(t *testing.T) {
 		f := newFixture(t, Options{})
 		anonymous := expect.Value(auth.AcceptAll().Authenticate(t.Context(), nil))(t)
 		request := SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"}
-		expect.Fault(t, "an anonymous subscription", expect.ErrOf(f.Subscribe(t.Context(), anonymous, request)), fault.Unauthenticated)
+		expect.Fault(t, "an anonymous subscription", expect.ErrOf(f.Subscribe(t.Context(), anonymous, request)), fault.Unauthenticated, "--allow-insecure-targets")
 	})
 	t.Run("EVX-09 the grant", func(t *testing.T) {
 		f := newFixture(t, Options{DefaultTTL: time.Hour, MinTTL: time.Minute, MaxTTL: 2 * time.Hour})
