@@ -243,6 +243,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"sources --limit=-1", exitUsage, "--limit -1 is not allowed"},
 			{"listen --name ci.build_finished --key wrong", exitDenied, "is not valid: set --key or MCPEVENTS_KEY\n"},
 			{"serve --data :memory: --catalog ../../catalog.yaml --addr " + strings.TrimPrefix(o.URL, "http://"), exitUnavailable, "in use: stop the program that uses it, or choose another address\n"},
+			{"serve --data :memory: --catalog ../../catalog.yaml --addr 127.0.0.1:80800", exitRefused, "80800: invalid port"},
+			{"serve --data :memory: --catalog ../../catalog.yaml --admin-addr 127.0.0.1:80800", exitRefused, "80800: invalid port"},
 			{"check " + o.URL + "/nothing", exitRefused, "does not offer MCP Events"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is its URL right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},

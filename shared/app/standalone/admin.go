@@ -137,9 +137,9 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	if err := auth.CheckListen(o.AdminAddr, o.Auth); err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", o.AdminAddr)
+	listener, err := listenTCP(o.AdminAddr, "listen for the admin API")
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "listen for the admin API")
+		return nil, err
 	}
 	s.undo = append(s.undo, func() { _ = listener.Close() })
 	s.AdminURL = "http://" + listener.Addr().String()

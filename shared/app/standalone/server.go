@@ -326,6 +326,14 @@ func (s *Server) drain(ctx context.Context) error {
 // adminConnections returns the maximum number of concurrent connections to [Options.AdminAddr].
 func adminConnections() int { return min(256, descriptors.MaxIncoming()/4+1) }
 
+func listenTCP(addr, what string) (net.Listener, error) {
+	listener, err := net.Listen("tcp", addr)
+	if _, ok := errors.AsType[*net.AddrError](err); ok {
+		return nil, fault.Wrap(fault.Invalid, err, "%s", what)
+	}
+	return listener, fault.Wrap(fault.Unavailable, err, "%s", what)
+}
+
 // listen opens the main listener and limits its connections. It returns nil if addr is empty. If adminAddr is set, the limit
 // leaves file descriptors for the connections of the admin API.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
@@ -336,9 +344,9 @@ func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if adminAddr != "" {
 		most = max(1, most-adminConnections())
 	}
-	listener, err := net.Listen("tcp", addr)
+	listener, err := listenTCP(addr, "listen")
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "listen")
+		return nil, err
 	}
 	s.connections = limitConnections(listener, most).reserveLast()
 	listener = s.connections
