@@ -191,9 +191,9 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the
-		// log's end. So Suspended must not be earlier than these events. Otherwise dispatch would not deliver them, because it leaves
-		// events from after Suspended to the replay.
+		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the log's
+		// end. So the time in the field Suspended must not be earlier than these events. Otherwise dispatch would not deliver them, because it
+		// leaves events from after that time to the replay.
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
 		if sub.Owed == 0 {

@@ -294,7 +294,7 @@ type Registrar struct {
 	// Watermark finds the log position up to which all deliveries are settled. A refresh advances the subscription's cursor to it. If
 	// Watermark is nil, the cursor stays at the position at which the subscription began.
 	Watermark Watermark
-	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. It may
+	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. Switches may
 	// be nil.
 	Switches *switches.Set
 	// Demand asks the relay, which receives the events of MCP servers behind the gateway (backends), to receive the events of a URI too.
@@ -357,8 +357,8 @@ func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason for terminating a subscription if its event type has changed incompatibly. feature is the part of the
-// event type that has changed, as [catalog.FindBreakingFeature] returns it.
+// SchemaChanged returns the reason for terminating a subscription if its event type, which is given by its name, has changed incompatibly.
+// The parameter feature is the part of the event type that has changed, as [catalog.FindBreakingFeature] returns it.
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})

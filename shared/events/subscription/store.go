@@ -33,7 +33,7 @@ type Store struct {
 	// Ended is called when a subscription has ended or was disabled, before the request that ended it is answered. From then on the
 	// stand-alone dispatcher starts no attempt for the subscription. Ended may be nil.
 	Ended func(id string)
-	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. It
+	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. Started
 	// may be nil.
 	Started func(id string)
 	Now     func() time.Time
@@ -374,8 +374,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 }
 
 // addToCounters adds n to two counters for each pattern of a subscription: the counter of the pattern's shape, and the number of
-// subscribers in the pattern's header. It writes each counter separately, because all subscriptions of a workspace share the counters of
-// shapes, so that transactions would conflict.
+// subscribers in the pattern's header item (see [HeaderKey]). It writes each counter separately, because all subscriptions of a workspace
+// share the counters of shapes, so that transactions would conflict.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {

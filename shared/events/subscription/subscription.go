@@ -306,9 +306,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	if open {
 		return c, nil
 	}
-	// All stored deliveries are finished. If the log also has no event after the cursor, then no later event is waiting in a
-	// queue either. Otherwise that event would have waited in the queue for longer than the log keeps events, which we assume
-	// does not happen.
+	// At this point, all stored deliveries are finished. If the log also has no event after the cursor, then no later event is waiting in a
+	// queue either. Otherwise that event would have waited in the queue for longer than the log keeps events, which we assume does not happen.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
