@@ -78,8 +78,8 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 		return nil, "is empty or longer than 2048 bytes"
 	}
 	for i := range len(raw) {
-		// This also refuses CRLF, NUL, full-width digits and names that are not in their ASCII form. A backslash is
-		// refused because some parsers treat it as a slash.
+		// Refuse everything but visible ASCII characters, for example line breaks, full-width digits, and names that are not in their ASCII form.
+		// Refuse a backslash, too, because some parsers treat it as a slash.
 		if c := raw[i]; c <= ' ' || c >= 0x7f || c == '\\' {
 			return nil, "holds a character that must be encoded"
 		}
@@ -197,8 +197,8 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 			return "has no valid host"
 		}
 	}
-	// Many parsers treat a host whose last label is a number as an IPv4 address (WHATWG URL, "ends in a number";
-	// inet_aton), in octal, hexadecimal or shortened form.
+	// Refuse a host whose last label is a number, because many parsers treat it as an IPv4 address in octal, hexadecimal or shortened form
+	// (WHATWG URL, "ends in a number"; inet_aton).
 	if isNumber(labels[len(labels)-1]) {
 		return "has an address in an unusual spelling"
 	}
@@ -530,7 +530,7 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.open }
 
-// limitDial wraps a dial function so that it first waits until s.conns allows another open connection.
+// limitDial wraps a dial function so that it first waits until the limit of open connections (s.conns) allows another one.
 func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values

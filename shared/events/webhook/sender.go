@@ -233,7 +233,7 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 		return answer{}, failure
 	}
 	if len(r.Body) > MaxBody {
-		// Return the status with which an endpoint would refuse the body, because retrying is just as useless.
+		// Treat a body that is too large as if the endpoint had refused it with the status 413, because a retry would be just as useless.
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
 	req := http.Request{
