@@ -247,7 +247,8 @@ func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer
 	}
 }
 
-// checkTexts adds a fault for each allowed value that a string can never equal, e.g. null.
+// checkTexts adds a fault for each allowed value that a string can never equal, e.g. null. kind says in the fault where the string comes
+// from, e.g. "a header".
 func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
