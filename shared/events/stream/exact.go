@@ -310,8 +310,8 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// Unless the client will resume with the same pattern, do not go beyond the end of the log. With another pattern, it must
-	// find all events of that pattern that are published from now on.
+	// Unless the client will resume with the same pattern, the cursor must not be beyond the end of the log. A feed that resumes with another
+	// pattern must find all of that pattern's events that are published from now on.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
@@ -394,7 +394,7 @@ type source struct {
 	// continue.
 	stuck bool
 
-	// The rest is for [exactMerge].
+	// The remaining fields are only for [exactMerge]. ahead has the entries that were read and not returned yet.
 	ahead    []queued     // read and not returned yet
 	caughtUp bool         // the tail has all later entries
 	written  func() int64 // returns the last key that was written; nil if the store cannot be watched

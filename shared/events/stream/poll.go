@@ -194,8 +194,8 @@ func (p *poll) join() {
 	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	// No look-back means that the keys of parts[0] are exact. On SQLite, the keys of all partitions are exact. On DynamoDB, parts[0]
-	// is then the only partition.
+	// If readers need not look back in parts[0], its keys are exact, i.e. they grow in the order of commits. On SQLite, the keys of all
+	// partitions are then exact. On DynamoDB, parts[0] is then the only partition.
 	p.exact = p.tails.Log.LookBack(parts[0]) == 0
 	for _, part := range parts {
 		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), start: p.start, pos: p.start, more: true})
