@@ -38,7 +38,8 @@ import (
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
-	// maxBackendArguments is the largest size of canonical arguments in bytes, because they become part of a URI.
+	// maxBackendArguments is the largest size of canonical arguments in bytes. In base64url, they become a part of a URI. With 600 bytes, that
+	// part has 800 of the 1,024 bytes that a URI may have ([event.MaxURI]).
 	maxBackendArguments = 600
 	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
 	callerSize = 30

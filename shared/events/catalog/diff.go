@@ -218,8 +218,8 @@ func findIncompatible(a, b any, at string) string {
 	return ""
 }
 
-// describeDifference returns the JSON pointer of a difference and, for lists such as required, the values that only one of the
-// lists has.
+// describeDifference describes how a and b differ: it returns their JSON pointer (the parameter at) and, for lists such as required, the
+// values that only one of the lists has.
 func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -238,8 +238,8 @@ func describeDifference(a, b any, at string) string {
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
-// findIncompatibleMember describes the first incompatible difference in an object that maps names to schemas, such as
-// properties. It returns "" if all differences are compatible, such as new names.
+// findIncompatibleMember describes the first incompatible difference between a and b, which are objects that map names to schemas, such as
+// properties. The parameter at is their JSON pointer. The result is "" if all differences are compatible, such as new names.
 func findIncompatibleMember(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)
