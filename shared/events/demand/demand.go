@@ -303,8 +303,8 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 		if err != nil {
 			return nil, err
 		}
-		// A subscriber records its demand before its subscription. So if it has just made a subscription that we do not see yet, the
-		// demand has a newer version, and this write fails.
+		// A webhook subscriber records its demand before its subscription. So if there is a new subscription that we do not see yet, its demand
+		// already has a newer version, and this deletion fails.
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
 			add(&lapsed[i])
