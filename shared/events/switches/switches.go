@@ -239,8 +239,8 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 // ResumeOps returns the writes of [Set.Resume], for callers that write more in the same transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// Each resume has its own version. A worker that still requeues after an earlier resume cannot delete this record, because its version
-	// does not match.
+	// The second operation stores a record of this resume, with a version of its own. So a worker that still requeues the messages of an
+	// earlier resume cannot delete the record, because it expects another version.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
