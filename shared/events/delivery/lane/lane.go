@@ -694,7 +694,7 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	r.mu.Unlock()
 	n := max(1, r.limit/leasesPerSecond)
 	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
-		// If the store does not answer, the process uses the turns anyway, so that at least its own deliveries keep to the rate.
+		// If the store does not answer, use the turns without a lease, so that at least this process's own deliveries keep to the rate.
 		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
 			break
 		}

@@ -307,7 +307,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
-	// Continue at the position of an interrupted recheck only if that was the same recheck, the first or the second, of the same catalog.
+	// Step identifies this recheck: the catalog, and whether this is the first or the second recheck of it. If the stored position has the
+	// same Step, this recheck was interrupted there, and continues there. Otherwise it begins with the first scope.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -345,9 +346,9 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of the scope at.Scope, beginning at the stored position at, and terminates subscriptions that may
-// not continue. After each page of the list, it saves the new position in the workspace's stored state. The parameter last has the other
-// fields of that state, which do not change.
+// recheckScope checks the subscriptions of one scope, and terminates subscriptions that may not continue. The parameter at is the stored
+// position at which it begins. After each page of the list, it saves the new position in the workspace's stored state. The parameter last
+// has the other fields of that state, which do not change.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

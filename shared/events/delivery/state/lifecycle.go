@@ -146,8 +146,8 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || r != written || !direct {
 		return r, err
 	}
-	// Send the message now if the early message may have arrived before the write, or if it names another attempt. The write may have given
-	// the delivery another key, or the attempts of a dead delivery that it replaces.
+	// Send a message now if the early one may have arrived before the write, or asks for another attempt than the delivery as it was written.
+	// The write may have given the delivery another key, or the attempts of a dead delivery that it replaces.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
