@@ -279,8 +279,8 @@ type Configured func(ctx context.Context, workspace string, f refresh.Freshness)
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
-	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event
-	// types again. It may be nil.
+	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event types
+	// again. configured may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil
