@@ -57,20 +57,20 @@ type firstAttempt struct {
 	answer chan webhook.Outcome
 }
 
-// attemptFirst sends an event to one subscriber for the first time. It calls report exactly once, with the records to write
-// or an error, and releases the slot s.
+// attemptFirst sends an event to one subscriber for the first time. It calls report exactly once, with the records to write or an error,
+// and releases the slot s.
 //
-// A hanging endpoint must not hold up the page, so the page waits only for [lane.FastSlot.Wait]. Then attemptFirst moves the delivery to the
-// slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
+// A hanging endpoint must not hold up the page, so the page waits only for [lane.FastSlot.Wait]. Then attemptFirst moves the delivery to
+// the slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
 // delivery as due at the time by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process
 // dies, the stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst cancels
 // the POST and the slow lane repeats it, so the endpoint may see the event twice.
 //
-// If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers usually
-// take. The POST has as much time as without the hurry, and then the slow lane repeats it.
+// If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers
+// usually take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
-// attemptFirst reports [errMaybeEnded] if the subscription may have ended since the time read. If late is true, the event is late on
-// purpose, for example because it is replayed.
+// attemptFirst reports [errMaybeEnded] if the subscription may have ended since it was read, at the time given as read. If late is true,
+// the event is late on purpose, for example because it is replayed.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {

@@ -30,9 +30,9 @@ const (
 )
 
 // Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's patterns and
-// have keys greater than after. Within a partition of the log, it sends the oldest events first. If an event cannot be read, for example
-// because a later release wrote it, Replay leaves the event out and returns truncated. Otherwise the subscription would have to wait for
-// that release.
+// whose keys are greater than the parameter after. Within a partition of the log, it sends the oldest events first. If an event cannot be
+// read, for example because a later release wrote it, Replay leaves the event out and returns truncated. Otherwise the subscription would
+// have to wait for that release.
 //
 // If Replay cannot enqueue all events within [replayTime] or half of the time that ctx leaves, for example because they are large, it
 // leaves out the rest and returns truncated, as for events beyond [MaxReplay]. Otherwise the client's request would fail, and each

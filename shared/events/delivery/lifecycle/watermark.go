@@ -134,8 +134,8 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages returns a position that is not after the position at, and that is before all late or paused pages that a partition lists. It
-// returns 0 if it cannot decode the position of the earliest page.
+// beforePages returns the position given as at or, if necessary, an earlier one, so that the result is before all late or paused pages that
+// a partition lists. It returns 0 if it cannot decode the position of the earliest page.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // a page of the query may have only expired items
