@@ -203,9 +203,9 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] for a new cursor at the end of the log, which is the position at. If the store stamps keys, the end of
-// the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to become too old. If
-// writers stamp keys, the end moves with the clock, and the result is 0.
+// GivenAt returns the [Cursor.Given] for a new cursor at the end of the log, whose position is the parameter at. If the store stamps keys,
+// the end of the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to become too
+// old. If writers stamp keys, the end moves with the clock, and the result is 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -356,9 +356,8 @@ func parseKey(sort string) (int64, error) {
 	return k, nil
 }
 
-// Interest is the record that a client reads a parent or wildcard with a stream or poll, or may do so again soon. While it lasts,
-// fanout writes copies of the matching events to the partitions of the pattern; see [PatternPartitions]. Without readers, fanout
-// saves these writes.
+// Interest records that a client reads a parent or wildcard with a stream or poll, or may do so again soon. While it lasts, fanout writes
+// copies of the matching events to the partitions of the pattern; see [PatternPartitions]. Without readers, fanout saves these writes.
 type Interest struct {
 	// Since is the position from which fanout writes to the partitions. The partitions lack earlier events of the pattern.
 	Since int64

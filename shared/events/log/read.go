@@ -20,19 +20,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Read returns a page of the entries of p with keys greater than after, oldest first. limit is the approximate number of items to read. The
-// read is strongly consistent. If more is true, there are further pages, and the next one begins after the key next. If a later release
-// wrote the first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
+// Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number of
+// items to read. The read is strongly consistent. If more is true, there are further pages, and the next one begins after the key that Read
+// returns as next. If a later release wrote the first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with
+// [Entry.Lost].
 //
-// If more is false, the caller has every entry with a key up to next that was committed before Read was called.
+// If more is false, the caller has every entry that was committed before Read was called and whose key is not greater than the result next.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
-// ReadUntil reads like [Log.Read], but only up to the position end if the store stamps keys. The caller got end from [Log.SettledPosition].
-// Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment although they read one after
-// the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize events that they have already seen, by
-// [Entry.ID].
+// ReadUntil reads like [Log.Read], but if the store stamps keys, only up to the position given as end, which the caller got from
+// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment
+// although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize events that they
+// have already seen, by [Entry.ID].
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
@@ -465,7 +466,7 @@ func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf returns the [Place] for the position at in a partition.
+// PlaceOf returns the [Place] of a cursor in a partition. The parameter at is the position there.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashPartition(p), at} }
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }

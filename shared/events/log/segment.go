@@ -393,8 +393,8 @@ func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice 
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
 
-// NotifyFor appends a notice like [Log.Notify] that is useful only for a while. Readers no longer get it after the time life,
-// or after the retention if that is shorter.
+// NotifyFor appends a notice like [Log.Notify] that is useful only for a while. Readers get it for the duration given as life, or for the
+// retention if that is shorter.
 func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, nonce(), notice, life)
 }
