@@ -462,8 +462,8 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries with a greater key than at, which a cursor at this position must name. It
-// forgets old entries. If places is true, the cursor has a separate position for the partition of each concrete URI. These
+// idsAfter returns the ids of the returned entries whose keys are greater than the position at, because a cursor at this position must name
+// them. It forgets old entries. If places is true, the cursor has a separate position for the partition of each concrete URI. These
 // positions already tell that the entries before them were returned, so idsAfter omits the entries of these partitions.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {

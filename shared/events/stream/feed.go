@@ -452,8 +452,8 @@ const (
 	// watched limits how long a tail waits for a write if the store reports writes. At the end of this time, the tail checks whether renewals
 	// are due. If the tail has stopped before an item of a later release, it also tries again to read the item.
 	watched = 10 * time.Second
-	// renewEvery is how often the record that a client reads a pattern is renewed (see [eventlog.Interest]), unless an eighth of the
-	// retention is shorter.
+	// renewEvery is how often a tail renews the [eventlog.Interest], i.e. the record which says that a client reads a pattern, unless an
+	// eighth of the retention is shorter.
 	renewEvery = time.Hour
 	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
 	// feed ends.
