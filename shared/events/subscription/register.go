@@ -237,8 +237,8 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the subscription's events with log positions greater than after. truncated is true if it leaves out some
-	// of them.
+	// Replay enqueues the subscription's events whose log positions are greater than the parameter after. truncated is true if it leaves out
+	// some of them.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
 	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error

@@ -91,7 +91,7 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// RecordKey returns the key of the record that a principal has verified an endpoint.
+// RecordKey returns the key of the record which says that a principal has verified an endpoint.
 func RecordKey(workspace, principal, endpoint string) store.Key {
 	k := recordsKey(workspace, principal)
 	k.Sort = hash(endpoint)
