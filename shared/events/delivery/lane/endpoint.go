@@ -268,8 +268,8 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 
 // nextPause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures
 // that need no pause, because the retry schedule of each delivery is enough. After a timeout, or a busy status without Retry-After, it may
-// also lower e.limit. underWay says that the endpoint is already paused, and that this attempt began before the pause. It then failed for
-// the same reason as the attempt that caused the pause, so it does not make the next pause longer.
+// also lower e.limit. The parameter underWay says that the endpoint is already paused, and that this attempt began before the pause. It
+// then failed for the same reason as the attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -329,9 +329,9 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	return probe
 }
 
-// noteHang records that the endpoint hangs, and sends first attempts to the slow lane for a time. again says that the previous
-// attempt hung, too. Then the time is twice as long as the previous one, because every process makes its own probes, and on AWS
-// a hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
+// noteHang records that the endpoint hangs, and sends first attempts to the slow lane for a time. The parameter again says that the
+// previous attempt hung, too. Then the time is twice as long as the previous one, because every process makes its own probes, and on AWS a
+// hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -394,8 +394,8 @@ func (s *FastSlot) Hang(ctx context.Context) {
 // Hang records that the endpoint hangs, as [FastSlot.Hang] does.
 func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
 
-// recordHang records that the endpoint hangs, and writes the endpoint's mark unless warned says that it has a mark already. again says that
-// the previous attempt hung, too.
+// recordHang records that the endpoint hangs. Unless the parameter warned says that the endpoint has a mark already, recordHang also writes
+// the mark, which tells other processes. The parameter again says that the previous attempt hung, too.
 func (s *slot) recordHang(ctx context.Context, again, warned bool) {
 	l := s.lanes
 	l.mu.Lock()

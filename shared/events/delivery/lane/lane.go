@@ -645,8 +645,8 @@ func (r *endpointRates) get(id string) *tokenLease {
 	return t
 }
 
-// take takes a token from the current lease. ok says whether there was a token. known is false if the process has to lease more tokens to
-// find out.
+// take takes a token from the current lease. The result ok says whether there was a token. The result known is false if the process has to
+// lease more tokens to find out.
 func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
