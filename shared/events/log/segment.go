@@ -75,7 +75,8 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment is the maximum size of a segment, so that it fits into an item of the store together with the item's keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into groups, one per segment. room is the maximum number of bytes of a group, and most the maximum number of events.
+// pack divides events into groups, one per segment. The parameter room is the maximum number of bytes of a group, and most is the maximum
+// number of its events.
 func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
