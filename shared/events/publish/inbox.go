@@ -38,7 +38,7 @@ type Inbox struct {
 
 // Documents converts messages that are not events into events, for example the envelopes of Amazon EventBridge.
 type Documents interface {
-	// Read returns the events of a message. known reports whether the message is a document that Documents can convert. If it is
+	// Read returns the events of a message. The result known reports whether the message is a document that Documents can convert. If it is
 	// false, the inbox decodes the message as an event.
 	Read(ctx context.Context, body []byte) (in []Input, known bool, err error)
 }
