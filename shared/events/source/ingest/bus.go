@@ -26,7 +26,7 @@ import (
 // letter in that source's workspace, and the other sources still get their events.
 type Bus struct{ Documents }
 
-// Read converts a message to events. known is true if the message is the envelope of a known service or a retried dead letter.
+// Read converts a message to events. The result known is true if the message is the envelope of a known service or a retried dead letter.
 // An error concerns the whole message, not one source.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
@@ -103,7 +103,7 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 }
 
 // mapEvent maps a document from a message of an AWS service to at most one event, and dead-letters the document if it does not become a
-// valid event. again is true for a document that comes from a retried dead letter.
+// valid event. The parameter again is true for a document that comes from a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
