@@ -250,8 +250,8 @@ func (m *stampedMerge) receive() (some bool, err error) {
 	return len(got.batches)+len(got.missed) > 0, got.err
 }
 
-// readAgain makes sources read the log again, from the position at which a client would resume. missed has the names of their partitions,
-// of which the inbox has dropped batches.
+// readAgain makes sources read the log again, from the position at which a client would resume. The parameter missed has the names of their
+// partitions, of which the inbox has dropped batches.
 func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {

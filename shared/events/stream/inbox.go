@@ -141,9 +141,9 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken tells the inbox which entries the merge has taken, so that the inbox knows how many entries wait in total and
-// whether the feed is catching up. taken is the load of the entries from tails. hasPast reports whether the merge has older
-// entries, which the feed read from the log itself. readsPast reports whether sources still have such entries to read.
+// setTaken tells the inbox which entries the merge has taken, so that the inbox knows how many entries wait in total and whether the feed
+// is catching up. The parameter taken is the load of the entries from tails. hasPast reports whether the merge has older entries, which the
+// feed read from the log itself. readsPast reports whether sources still have such entries to read.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
