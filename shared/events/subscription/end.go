@@ -66,7 +66,7 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is
+// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. The parameter resumed is
 // [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
 // it as it is and reports false. For example, an attempt from before the last resumption may fail late.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
@@ -176,8 +176,8 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then
-// replays the events that were published since the suspension. resumed is [Subscription.Resumed] at the time of the failures. If the
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then replays
+// the events that were published since the suspension. The parameter resumed is [Subscription.Resumed] at the time of the failures. If the
 // subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false

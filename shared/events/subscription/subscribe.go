@@ -146,7 +146,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 
 // announce replays the events that the written subscription want is still owed, tells open streams that it is new or active again, and
 // returns the answer to the client. have is the subscription before a refresh, or nil if there was none. from is the position where a new
-// subscription begins. resumed reports whether the client sent a cursor.
+// subscription begins. The parameter resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
