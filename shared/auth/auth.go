@@ -209,8 +209,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for all invalid tokens: unknown, expired and malformed ones.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is an error with a [Principal.ScopePrefix], for callers who have to get a token at an authorization server
-// that prefixes the names of scopes. [Challenge] uses the prefix.
+// prefixedError is an error with a [Principal.ScopePrefix]. Its caller has to get a token at an authorization server that prefixes
+// the names of scopes, so [Challenge] adds this prefix to the scopes.
 type prefixedError struct {
 	error
 	prefix string
@@ -219,7 +219,7 @@ type prefixedError struct {
 // Unwrap returns the error without the prefix.
 func (e *prefixedError) Unwrap() error { return e.error }
 
-// WithScopePrefix returns err with a [Principal.ScopePrefix], for errors of callers whose principal is unknown.
+// WithScopePrefix returns err with a scope prefix, for an error of a caller whose principal, which would have the prefix, is unknown.
 func WithScopePrefix(err error, prefix string) error {
 	if err == nil || prefix == "" {
 		return err
@@ -352,7 +352,7 @@ func (g Guard) logHost(r *http.Request) {
 // there.
 func onLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
-	case *net.TCPAddr: // the usual type, for which the address need not be formatted as text
+	case *net.TCPAddr: // the usual type, which needs no conversion to text
 		return addr.IP.IsLoopback()
 	case net.Addr:
 		return IsLoopback(addr.String())
@@ -377,7 +377,7 @@ func IsLoopback(hostport string) bool {
 // IPv6 network of 64 bits, because one client usually has a whole network of that size. All addresses that cannot be parsed count as one
 // client.
 func ClientNetwork(remote string) netip.Prefix {
-	ip, err := netip.ParseAddr(remote) // on Lambda, without a port
+	ip, err := netip.ParseAddr(remote) // on Lambda, remote has no port
 	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {
 		ip, err = withPort.Addr(), nil
 	}
@@ -388,6 +388,6 @@ func ClientNetwork(remote string) netip.Prefix {
 	if ip = ip.Unmap(); ip.Is6() {
 		bits = 64
 	}
-	p, _ := ip.Prefix(bits) // drops a zone
+	p, _ := ip.Prefix(bits) // Prefix drops an IPv6 zone
 	return p
 }

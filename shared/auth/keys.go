@@ -49,7 +49,7 @@ func (k *hashedKey) isExpired(now time.Time) bool {
 // StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [NewStaticKeys].
 type StaticKeys struct {
 	all    []hashedKey
-	byName map[name][]int // indices of all
+	byName map[name][]int // the indices in all of each principal's keys
 	now    func() time.Time
 }
 
@@ -205,7 +205,7 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	if !s.isSecure(r) {
-		// The key was sent in clear text, so refuse it even if it is valid.
+		// The client has sent the key in clear text, so refuse the request even if the key is valid.
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
 	}

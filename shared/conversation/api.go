@@ -68,8 +68,8 @@ func (s *Service) listViews(ctx context.Context, p auth.Principal) ([]View, erro
 	return out, err
 }
 
-// listConsents returns the providers that receive messages and that the principal may use, and the principal's
-// decisions so far by provider.
+// listConsents returns the providers that receive messages and that the principal may use. The map has the principal's latest
+// decisions by the name of the provider.
 func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {
@@ -90,10 +90,10 @@ func newView(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. by is
-// the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist,
-// or the principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can
-// still be revoked.
+// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. The parameter
+// by is the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist,
+// or the principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be
+// revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -281,8 +281,8 @@ func EachMark(ctx context.Context, db store.DB, workspace, operator string, do f
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname erases an operator's id: in the consent to which a mark belongs, it replaces the id with the given name. It does nothing if a
-// later decision of the principal or of another operator has replaced that consent.
+// Unname erases the operator's id in one consent, which is the consent that the mark stands for. It replaces the id with the given
+// name. If a later decision of the principal or of another operator has replaced that consent, it does nothing.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
@@ -313,7 +313,7 @@ func (c consents) list(ctx context.Context, workspace, principal string) (map[st
 	err := store.Each(ctx, c.db, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
 		var item consentItem
 		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
-			c.broken.Add(ctx, "consent") // a consent that cannot be decoded counts as not given
+			c.broken.Add(ctx, "consent") // count it; readers treat such a consent as not given
 			return nil
 		}
 		out[item.Provider] = item
@@ -337,7 +337,7 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	return fault.Wrap(fault.Unavailable, err, "write a consent")
 }
 
-// covers reports whether a message of the kind may be sent to this destination.
+// covers reports whether the consent allows sending messages of this kind to the destination whose hash is the parameter to.
 func (i consentItem) covers(to string, kind Kind) bool {
 	return i.Given && i.To == to && slices.Contains(i.Kinds, kind)
 }

@@ -19,13 +19,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The limits of a message, in bytes, except maxTurns, which limits the number of previous messages in its history. A message over
-// a limit is an error of kind fault.TooLarge, with [fault.Limit] as its data.
+// The limits of a message. All are in bytes, except maxTurns, which limits the number of previous messages in the history. A message
+// over a limit is an error of kind fault.TooLarge, with [fault.Limit] as its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
 	maxTurns     = 100
-	maxHistory   = 96 << 10 // of all turns together
+	maxHistory   = 96 << 10 // all previous messages in the history together
 	// maxEncoded limits the forwarded message in JSON. It leaves space for the other parts of an event and of a queue
 	// message.
 	maxEncoded = 192 << 10
@@ -209,8 +209,8 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	return nil
 }
 
-// eventsProvider returns a provider that publishes messages as events, so that callers consent to it like to any
-// other. It returns nil if no messages are published.
+// eventsProvider returns a provider that publishes messages as events. It is a provider so that callers can consent to it like to any
+// other. If no messages are published, eventsProvider returns nil.
 func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := listKinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
@@ -396,12 +396,12 @@ type part struct {
 	answer
 }
 
-// merge combines the providers' contexts, the most important first, into one with at most the given number of bytes.
-// Each provider uses as much of the remaining space as it needs. A text that does not fit is cut at the end. A memory that
-// does not fit is left out.
+// merge combines the providers' contexts, of which the most important is first, into one context. The parameter most is its maximum
+// size in bytes. Each provider uses as much of the remaining space as it needs. A text that does not fit is cut at the end. A memory
+// that does not fit is left out.
 //
-// Each provider's text is under a heading with its name, and each of its lines begins with "> ". Any other line is
-// ours, so a provider cannot imitate another one.
+// Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". The headings do not,
+// so a provider cannot imitate another one.
 func merge(parts []part, most int) *Context {
 	c := &Context{}
 	var text strings.Builder
@@ -439,8 +439,9 @@ const (
 	leastText = 32
 )
 
-// source returns the source of a memory, for example "crm: notes" if the provider crm names its own source "notes". Names
-// of providers contain no colon, so a provider cannot imitate another one.
+// source returns the source of a memory in the merged context. It begins with the provider's name, for example "crm: notes" if the
+// provider crm gives the memory the source "notes" (the parameter own). Names of providers contain no colon, so a provider cannot
+// imitate another one.
 func (p part) source(own string) string {
 	if own == "" {
 		return p.name
@@ -448,8 +449,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, and whether the text is complete. room is the maximum size in bytes. If
-// even the beginning of the text does not fit, quotePart returns "".
+// quotePart returns a provider's text under its heading, in at most as many bytes as the parameter room says. The result whole is
+// false if the text is cut. If even the beginning of the text does not fit, quotePart returns "".
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

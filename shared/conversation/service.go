@@ -87,7 +87,7 @@ type Service struct {
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
-	ending   context.Context // the context of work that continues after the response
+	ending   context.Context // the context of work that continues after the response; it ends with Close
 	end      context.CancelFunc
 	missing  metric.Tally
 
@@ -234,7 +234,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	defer cancel()
 	came := make([]chan reply, len(receivers))
 	for i, p := range receivers {
-		came[i] = make(chan reply, 1) // so that a late reply does not block
+		came[i] = make(chan reply, 1) // with room for a reply, so that ask ends even if its reply is late
 		s.running.Go(func() { came[i] <- s.ask(ctx, asked, p, c, m) })
 	}
 	for i, p := range receivers {
@@ -257,8 +257,9 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask sends the message to one provider, unless the provider's [breaker] stops it because earlier messages were not answered. asked
-// is the context of the request, which ends when the time budget is used up, and ctx is the caller's context.
+// ask sends the message to one provider, unless the provider's [breaker] stops it because earlier messages were not answered. The
+// parameter ctx is the caller's context. The parameter asked is the context of the request, which also ends when the time budget is
+// used up.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
@@ -344,8 +345,8 @@ func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf returns why a request to a provider failed. asked is the context of the request, which ends when the time budget is used
-// up, and asker is the caller's context.
+// reasonOf returns why a request to a provider failed. The parameter asked is the context of the request, which ends when the time
+// budget is used up. The parameter asker is the caller's context.
 func reasonOf(asked, asker context.Context, err error) reason {
 	f, known := errors.AsType[failure](err)
 	switch {
@@ -368,17 +369,17 @@ type Caller struct {
 	Client api.Client
 }
 
-// asker sends a message to one provider and returns its answer unchecked. principal is the principal id or pseudonym that
-// the provider receives. All errors are of type failure.
+// asker sends a message to one provider and returns the provider's answer unchecked. The parameter principal is the principal id or
+// the pseudonym that the provider receives. All errors are of type failure.
 type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
 
 // provider is a configured provider, or the built-in [rules.EventsProvider]. It is safe for concurrent use.
 type provider struct {
 	name, title, description string
 	workspace                string
-	to                       string // hash of the destination, which consents are bound to
+	to                       string // hash of the destination; a consent is only for this destination
 	kinds                    []Kind // the kinds of messages that it receives
-	plain                    bool   // whether it gets the principal's real id
+	plain                    bool   // whether the provider receives the principal's real id instead of a pseudonym
 	isVisible                func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker

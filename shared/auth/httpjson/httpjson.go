@@ -85,7 +85,8 @@ type allowed struct {
 	Methods string `json:"allow"`
 }
 
-// NotAllowed returns the error for a request whose HTTP method is not one of methods, for example "PUT, DELETE".
+// NotAllowed returns the error for a request whose HTTP method is not allowed. The parameter methods lists the allowed methods, for
+// example "PUT, DELETE".
 func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
@@ -143,7 +144,8 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encodeError returns the error as the caller sees it. The data of internal errors is left out.
+// encodeError encodes err, which is an object with the error's kind and text, and adds the members of the error's data. It leaves out
+// the data of internal errors.
 func encodeError(kind fault.Kind, data, err any) json.RawMessage {
 	b, _ := json.Marshal(err)     // strings and a number always marshal
 	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal

@@ -261,7 +261,7 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	return v.principal, v.keys == current
 }
 
-// keep caches a verified token.
+// keep caches the result of verifying a token, see [remember].
 func (t tokens) keep(text string, principal auth.Principal, c *claims, now time.Time) {
 	until := slices.MinFunc([]time.Time{now.Add(remember), principal.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
 	if now.Before(until) {

@@ -45,7 +45,7 @@ type issuerKeys struct{ keys []jose.JSONWebKey }
 
 // newKeySet returns the key set of an issuer. It fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
 func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
-	found := url // needs no lock, because only one fetch runs at a time
+	found := url // the URL of the keys; it needs no mutex, because only one fetch runs at a time
 	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
 		if found == "" {
 			if found, err = f.keysURL(ctx, issuer); err != nil {
@@ -85,8 +85,8 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, all, nil
 }
 
-// freshUntil returns the time at which the keys have to be fetched again. If newer keys have replaced them already, it returns
-// the zero time.
+// freshUntil returns the time until which the given keys are fresh. If newer keys have replaced them already, it returns the zero
+// time.
 func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	current, loaded := k.Peek()
 	if current != keys {
@@ -95,8 +95,8 @@ func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	return loaded.Add(fresh)
 }
 
-// match returns the keys with the key id kid that fit the algorithm. A token without a key id matches only if the issuer has a single key
-// for its algorithm. Otherwise anyone could make us try many keys.
+// match returns the keys with the key id kid that fit the algorithm. If a token has no key id, match returns a key only if it is the
+// issuer's only key for the algorithm. Otherwise a token without a key id could make the server try many keys.
 func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
 	if k == nil {
 		return nil
@@ -233,7 +233,8 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// fetchMetadata fetches the metadata of an issuer. It tries the possible URLs in turn until one has a document that passes the check.
+// fetchMetadata fetches the metadata of an issuer. It tries the issuer's possible metadata URLs in turn, until the function check
+// accepts the document at one of them.
 func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {

@@ -40,9 +40,9 @@ type principal struct{ workspace, id string }
 // inactive the longest.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate. limitOf returns a principal's limit per second. burst returns how many things a principal with this
-// limit may do in one instant. Error messages contain name, the name of the limit (for example "publishRate"), and what, the
-// plural of the counted things (for example "events").
+// NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a principal
+// with this limit may do in one instant. Error messages contain the two other parameters: name is the name of the limit (for example
+// "publishRate"), and what is the plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -80,8 +80,8 @@ func SetRetryAfter(h http.Header, status int, err error) {
 	h.Set("Retry-After", strconv.Itoa(after.Seconds))
 }
 
-// Take counts n things, or returns an error of kind fault.Exhausted with [RetryAfter]. It does not limit the anonymous principal, because
-// that stands for all callers.
+// Take counts n things. If they exceed the principal's limit, it counts none of them and returns an error of kind fault.Exhausted
+// with [RetryAfter]. It does not limit the anonymous principal, because that stands for all callers.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
@@ -137,12 +137,12 @@ type Buckets[K comparable] struct {
 	perSecond rate.Limit
 	burst     int
 
-	mu    sync.Mutex // prevents two buckets for a key
+	mu    sync.Mutex // keeps two callers from creating two buckets for a key
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewBuckets returns Buckets that keep at most bound buckets. Each has room for burst tokens and gets perSecond new tokens per
-// second.
+// NewBuckets returns Buckets that keep at most as many buckets as the parameter bound says. Each bucket has room for burst tokens and
+// gets perSecond new tokens per second.
 func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
 	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
@@ -176,7 +176,8 @@ type holdings struct {
 	sum         int
 }
 
-// add adds n to the count of a principal, until release is called. The caller holds the lock, and must call release only once.
+// add adds n to the count of a principal until the returned function release is called, which must happen only once. The caller of
+// add holds h.mu, but the caller of release must not.
 func (h *holdings) add(key principal, n int) (release func()) {
 	if h.byPrincipal == nil {
 		h.byPrincipal = map[principal]int{}
@@ -202,8 +203,9 @@ type Concurrency struct {
 	held       holdings
 }
 
-// NewConcurrency returns a Concurrency. limitOf returns the limit of a principal, and total is the limit of all principals
-// together. Error messages contain name, the name of the limit, and what, the plural of the counted things.
+// NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
+// principals together. Error messages contain the two other parameters: name is the name of the limit, and what is the plural of the
+// counted things.
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
@@ -240,8 +242,8 @@ type Share struct {
 	held       holdings
 }
 
-// NewShare returns a Share of total bytes. Error messages contain name, which is the name of the limit, and what, which is the use of the
-// bytes, for example "answers that clients have not read".
+// NewShare returns a Share that divides total bytes. Error messages contain the two other parameters: name is the name of the limit,
+// and what is the use of the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
