@@ -1,9 +1,11 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -43,6 +45,51 @@ func (h Hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
 		}
 	}
 	return h.DB.WriteAll(ctx, ops...)
+}
+
+// Faulty is a store that disturbs its call number At, counted from 1. It is for the loop that disturbs each call of an operation once,
+// until Calls is less than At. Only one goroutine may use it at a time.
+type Faulty struct {
+	store.DB
+	At, Calls int
+	// Meanwhile runs before the call. If it is nil, the call fails instead: before its writes or, if Late is true, after them.
+	Meanwhile func()
+	Late      bool
+}
+
+func (f *Faulty) do(writes bool, call func() error) error {
+	switch f.Calls++; {
+	case f.Calls != f.At:
+	case f.Meanwhile != nil:
+		f.Meanwhile()
+	case f.Late && writes:
+		return cmp.Or[error](call(), fault.New(fault.Unavailable, "the response was lost"))
+	default:
+		return fault.New(fault.Unavailable, "the request was lost")
+	}
+	return call()
+}
+
+// Get implements [store.DB].
+func (f *Faulty) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
+	err = f.do(false, func() error { items, err = f.DB.Get(ctx, keys...); return err })
+	return items, err
+}
+
+// Query implements [store.DB].
+func (f *Faulty) Query(ctx context.Context, q store.Query) (page store.Page, err error) {
+	err = f.do(false, func() error { page, err = f.DB.Query(ctx, q); return err })
+	return page, err
+}
+
+// Write implements [store.DB].
+func (f *Faulty) Write(ctx context.Context, ops ...store.Op) error {
+	return f.do(true, func() error { return f.DB.Write(ctx, ops...) })
+}
+
+// WriteAll implements [store.DB].
+func (f *Faulty) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return f.do(true, func() error { return f.DB.WriteAll(ctx, ops...) })
 }
 
 // Unordered is a store like DynamoDB: it does not stamp keys, and other processes write to it, too.
