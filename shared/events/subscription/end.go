@@ -105,7 +105,8 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, SecondsOf(s.Store.now())
+		now := s.Store.now()
+		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed, sub.Enabled = Active, "", 0, 0, SecondsOf(now), MicrosOf(now)
 		return s.Store.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {

@@ -231,8 +231,8 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			err = g.Service.Store.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !have.isExpired(g.now())
+			want.Created, want.Enabled = have.Created, have.Enabled
 			if !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
-				want.Created = have.Created
 				if err := g.Service.Store.addEntries(ctx, cat, want); err != nil {
 					return nil, err
 				}
@@ -263,12 +263,12 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh writes want in place of have, and keeps have's creation time. If the client sent another secret, refresh keeps have's secret as
-// the previous one for the rotation's grace period. live is false if have has expired. If live is true, and have was active or the client
+// refresh writes want in place of have. If the client sent another secret, refresh keeps have's secret as the previous one for the
+// rotation's grace period. live is false if have has expired. If live is true, and have was active or the client
 // sent no cursor, refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI
 // template by now, it moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
-	want.Created, want.Revision = have.Created, have.Revision
+	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
 	if same {
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil

@@ -129,8 +129,8 @@ func (s *Subscription) listKeys() []store.Key {
 }
 
 // addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the
-// subscription's creation time. So if an earlier subscription with the same id is removed late, the removal leaves the new entry as it
-// is.
+// time when the subscription was created or last enabled. So if the entries of an earlier subscription with the same id, or from before
+// the subscription was enabled, are removed late, the removal leaves the new entry as it is.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
@@ -156,8 +156,10 @@ func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subsc
 }
 
 func (s *Subscription) listEntry(k store.Key) store.Item {
-	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
+	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.entryVersion()}
 }
+
+func (s *Subscription) entryVersion() int64 { return max(s.Created.UnixMicro(), int64(s.Enabled)) }
 
 // ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,
 // so that [catalog.FindBreakingFeature] can compare it with the current one. ReadContract returns nil if the contract is not stored.
@@ -191,7 +193,7 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), indexed...) {
-		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+		ops = append(ops, store.Delete(k, store.VersionIs(sub.entryVersion())))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
 		s.log().WarnContext(ctx, "subscription list entries not deleted", "error", err)

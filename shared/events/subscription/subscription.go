@@ -142,11 +142,13 @@ type Subscription struct {
 	// Resumed is when delivery last started: when the subscription was made (MCP Events only), reactivated, resumed or enabled. Earlier
 	// failures do not count towards suspending or disabling it.
 	Resumed Seconds `json:"resd,omitempty"`
+	// Enabled is when a person last enabled the subscription after it had been disabled.
+	Enabled Micros `json:"en,omitempty"`
 	// Paused is when a person paused the deliveries.
 	Paused Micros `json:"pau,omitempty"`
 	// Marked is the state under which an index lists the subscription (see [Lists.Select]), or empty.
 	Marked State `json:"mk,omitempty"`
-	// Revision counts the writes of this record.
+	// Revision increases with each write of this record.
 	Revision int64 `json:"-"`
 }
 
