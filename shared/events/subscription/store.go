@@ -117,13 +117,14 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 
 // recordOps returns the operations that write the record and the items of its patterns. They fail with a conflict unless the
 // stored record still has the revision that s had when recordOps was called. Revision 0 means that no record must exist.
-// recordOps increases the revision of s.
+// recordOps increases the revision of s. Revisions begin at the creation time, so that a later subscription with the same id has other
+// revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
 		unchanged = store.VersionIs(s.Revision)
 	}
-	s.Revision++
+	s.Revision = max(s.Revision, s.Created.UnixMicro()) + 1
 	ops := []store.Op{store.Put(s.encode(), unchanged)}
 	for _, it := range s.subscriberItems() {
 		ops = append(ops, store.Put(it))
