@@ -185,10 +185,10 @@ func (c *connection) compareRegularly(ctx context.Context) (state, error) {
 
 func (r *Relay) relist() time.Duration { return cmp.Or(r.Relist, time.Minute) }
 
-// setNoStream records whether the backend has no notification stream. Clients cannot subscribe to its resources then.
-func (c *connection) setNoStream(ctx context.Context, is bool) {
+// setNoStream records whether the backend's notification stream is missing. Without a stream, clients cannot subscribe to its resources.
+func (c *connection) setNoStream(ctx context.Context, missing bool) {
 	var until time.Time
-	if is {
+	if missing {
 		until = time.Now().Add(askAgain + c.relay.relist())
 	}
 	if err := c.backend.SetNoStream(ctx, until); err != nil && ctx.Err() == nil {

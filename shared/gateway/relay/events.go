@@ -313,7 +313,8 @@ type listedType struct {
 	Delivery []string `json:"delivery"`
 }
 
-// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory.
+// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory. Its parameter
+// (of) has the prefix and the scopes of the types in the configuration.
 func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	others, err := e.otherPrefixes(ctx)
 	if err != nil {
@@ -379,8 +380,8 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 	return prefixes, err
 }
 
-// check returns the catalog's form of an event type, or an error if the relay cannot use the type. As for tools, a name that
-// begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
+// check returns the catalog's form of an event type, or an error if the relay cannot use the type. others has the prefixes of the other
+// backends. As for tools, a name that begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
 func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
 		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {

@@ -151,7 +151,7 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 			if err != nil || !fresh {
 				return err
 			}
-			// If a cursor is stored, the backend continues there. Otherwise the subscribers may have missed events.
+			// If a cursor is stored, the backend continues after it. Otherwise announce a gap, because subscribers may have missed events.
 			if saved, err := cursor.Load(ctx, ""); err != nil || saved != "" {
 				return err
 			}
