@@ -93,8 +93,8 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	f.Metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
 	if data, ok := fault.DataOf(err).(map[string]any); ok && profile != "" && kind == fault.Unavailable {
-		// The data has a reason if the client's callback endpoint was not verified. The reason is one of the categories that
-		// the extension defines for lastError.
+		// The fault's data has a reason if the client's webhook endpoint was not verified. The reason is one of the categories that
+		// the MCP Events extension defines for lastError.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
 				Code:    Codes[profile].CallbackEndpointError,
