@@ -185,21 +185,21 @@ func (h Handler) Call(ctx context.Context, batch []Message) (failed []string, er
 
 // ConsumeOptions are the settings of [Consumer.Consume]. On AWS, an event source mapping has similar ones.
 type ConsumeOptions struct {
-	// Batch is the largest number of messages per call; 0 is 10.
+	// Batch is the largest number of messages per call; 0 means 10.
 	Batch int
-	// Concurrency is the number of concurrent calls; 0 is 1.
+	// Concurrency is the number of concurrent calls; 0 means 1.
 	Concurrency int
-	// Visibility is how long the messages of a call stay in flight if its process dies; 0 is 30 s. The context of the call ends
+	// Visibility is how long the messages of a call stay in flight if its process dies; 0 means 30 s. The context of the call ends
 	// after this time, but the messages stay in flight until the handler returns.
 	Visibility time.Duration
 	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 means that it never
 	// moves. On a FIFO queue, only the first failed message of a group counts a failure, because the handler fails the others
 	// only to keep the order.
 	MaxReceives int
-	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 is no limit. Messages without a
+	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages without a
 	// group are not limited. SQS has no such limit.
 	PerGroup int
-	// Bytes limits the total size of the messages that are handled concurrently; 0 is no limit. One group of a standard queue
+	// Bytes limits the total size of the messages that are handled concurrently; 0 means no limit. One group of a standard queue
 	// gets at most half of it. A message that is larger than the limit is handled alone. SQS has no such limit.
 	Bytes int
 }

@@ -31,11 +31,11 @@ import (
 
 // Options are the settings of [Queues]. The zero value has the defaults.
 type Options struct {
-	// Log gets failed reads, writes and calls of handlers; nil is [slog.Default].
+	// Log gets failed reads, writes and calls of handlers; nil means [slog.Default].
 	Log *slog.Logger
-	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 is 65,536.
+	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 means 65,536.
 	MaxReady int
-	// MaxBytes bounds the total size of the bodies of a queue's messages in memory; 0 is 64 MiB.
+	// MaxBytes bounds the total size of the bodies of a queue's messages in memory; 0 means 64 MiB.
 	MaxBytes int
 	// DeadLettered is called after n messages of a queue were dead-lettered because they failed too often; may be nil.
 	DeadLettered func(q queue.Name, n int)

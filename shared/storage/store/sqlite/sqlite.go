@@ -38,7 +38,7 @@ const Memory = engine.Memory
 type Options struct {
 	// Engine has the options of the file and its writer.
 	Engine engine.Options
-	// SweepEvery is how often expired items are removed; 0 is 30 s, negative is never.
+	// SweepEvery is how often expired items are removed; 0 means 30 s, and a negative value means never.
 	SweepEvery time.Duration
 }
 

@@ -41,9 +41,9 @@ type Options struct {
 	// Readers is the number of read connections. The default is 2*GOMAXPROCS, at most 8. A database in memory has a single connection
 	// for reads and writes.
 	Readers int
-	// Now is the clock; nil is [time.Now].
+	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
-	// Log receives failures of the file and the disk; nil is [slog.Default].
+	// Log receives failures of the file and the disk; nil means [slog.Default].
 	Log *slog.Logger
 }
 
