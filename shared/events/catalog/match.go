@@ -99,7 +99,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 	return e, e.bind(rest), true
 }
 
-// canonicalRest returns a URI without its scheme, or false if the URI is not canonical.
+// canonicalRest returns a URI without its scheme, or false if the URI is not canonical. If wildcards is true, segments may be [Wildcard].
 func canonicalRest(uri string, wildcards bool) (string, bool) {
 	if same, err := canonicalize(uri, wildcards); err != nil || same != uri {
 		return "", false
