@@ -45,9 +45,9 @@ type slowWaiter struct {
 	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane. If the endpoint is paused or has no free slot, s is nil, and the caller tries again after
-// wait. If the endpoint answers quickly, even with failures, ReserveSlow waits up to [slotWait] for a slot. Without this wait, the delivery
-// would go back to the queue, where it loses more time with each return.
+// ReserveSlow returns a slot of the slow lane. If the endpoint is paused or has no free slot, the result s is nil, and the caller tries
+// again after the time given by the result wait. If the endpoint answers quickly, even with failures, ReserveSlow waits up to [slotWait]
+// for a slot. Without this wait, the delivery would go back to the queue, where it loses more time with each return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)

@@ -353,9 +353,9 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, these are all counts that are not
-// written yet. After a success, count returns them only if the number of successes has doubled since the last write, because a write per
-// success would be too expensive.
+// count counts an attempt and returns the writes that are due. After a failure, or if the parameter flush is true, these are all counts
+// that are not written yet. After a success, count returns them only if the number of successes has doubled since the last write, because a
+// write per success would be too expensive.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
