@@ -275,7 +275,8 @@ func decodeHeader(s string) string {
 	return s
 }
 
-// headerText decodes an attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2). The header may also be quoted as a whole.
+// headerText decodes an attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2). The attribute's value may be percent-encoded,
+// and may also be quoted as a whole.
 func headerText(s string) (string, error) {
 	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
 		s = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(s[1 : len(s)-1])
