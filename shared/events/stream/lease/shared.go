@@ -67,8 +67,8 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition returns a key in the partition of a principal's leases. A caller can end a stream by deleting its lease: the stream
-// ends at its next check.
+// Partition returns a store key that selects the partition of a principal's leases. A caller can end a stream by deleting its lease: the
+// stream ends at its next check.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }
