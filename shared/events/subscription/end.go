@@ -243,7 +243,7 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is the key of the item in which [Sweeper.Sweep] stores how far it got, as a minute.
+// sweepKey is the key of the item in which [Sweeper.Sweep] stores the minute up to which it has handled the expiry entries.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
 // expiryKept is how long an expiry entry is kept after the subscription has expired. A sweep that did not run for some days then still
