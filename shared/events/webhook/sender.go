@@ -333,8 +333,8 @@ func (s *Sender) newHeader(r *Request) http.Header {
 		HeaderID:           one(r.ID),
 		HeaderTimestamp:    one(strconv.FormatInt(at.Unix(), 10)),
 		HeaderSubscription: one(r.SubscriptionID),
-		// An empty Idempotency-Key is not sent. It tells net/http's transport that it may repeat the request on a new connection if the
-		// idle connection turns out to be closed, which is common after a Lambda instance was frozen between two invocations.
+		// The header Idempotency-Key without a value is not sent. Its presence tells net/http's transport that it may repeat the request on a new
+		// connection if the idle connection turns out to be closed, which is common after a Lambda instance was frozen between two invocations.
 		"Idempotency-Key": {},
 	}
 	signature := Sign(r.Keys, r.ID, at, r.Body)
