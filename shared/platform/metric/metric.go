@@ -166,8 +166,8 @@ type Set struct {
 	histograms map[string]otel.Float64Histogram
 	meter      otel.Meter
 
-	options sync.Map // from "attribute=value" to []otel.AddOption, so that counting does not allocate
-	calls   sync.Map // from a call's backend and outcome to its otel.RecordOption
+	options sync.Map // cached options by "attribute=value", so that counting does not allocate
+	calls   sync.Map // cached options by the call's backend and outcome
 }
 
 // NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add the others with
@@ -180,7 +180,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
 		}
-		if d.By == "" { // exporters show it from the start, so that graphs show the increase from 0 to 1
+		if d.By == "" { // create the series now, so that graphs show its increase from 0 to 1
 			s.counters[name].Add(context.Background(), 0)
 		}
 	}
@@ -209,9 +209,9 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt of a delivery. took is the duration of the POST, and lag is the time from publishing to the end of
-// the POST. If first is set, the lag counts as the lag of a first attempt. The category is the kind of failure, or empty after
-// a success.
+// Attempt records an attempt to deliver an event. The parameter took is the duration of the POST, and lag is the time from publishing
+// to the end of the POST. If first is true, the lag counts as the lag of a first attempt. The category is the kind of failure, or
+// empty after a success.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -253,7 +253,7 @@ func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reas
 // PollAnswered counts an answer to events/poll.
 func (s *Set) PollAnswered() { s.add(Polls, 1, "", "") }
 
-// BackendCalled counts a request to a backend. failed says that the backend did not answer or answered with an error.
+// BackendCalled counts a request to a backend. The parameter failed is true if the backend did not answer, or answered with an error.
 func (s *Set) BackendCalled(backend string, failed bool) {
 	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
@@ -287,7 +287,7 @@ func (s *Set) SourceRequested(source, outcome string, refused bool) {
 	}
 }
 
-// add adds n to a counter. Unless key is empty, the counter is split by that attribute.
+// add adds n to the counter with the given name. Unless key is empty, the counter is split by the attribute with this key and value.
 func (s *Set) add(name string, n int, key, value string) {
 	switch {
 	case s == nil:
@@ -390,7 +390,7 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	}
 }
 
-// write logs the count since the last line, and schedules the next line. The caller holds the lock.
+// write logs the count since the last line, and schedules the next line. The caller holds t.mu.
 func (t *Tally) write(ctx context.Context, c *tallied) {
 	n := c.all - c.logged
 	if c.due = n > 0; !c.due {
@@ -405,7 +405,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	})
 }
 
-// Each calls yield with each combination of dimension values and its count since the process started.
+// Each calls the function yield for each combination of dimension values, with the values and their count since the process started.
 func (t *Tally) Each(yield func(values []string, n int64)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

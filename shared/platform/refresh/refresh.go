@@ -106,8 +106,8 @@ func (v *Value[T]) Get(ctx context.Context) (T, error) {
 	})
 }
 
-// Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale, so it returns
-// the load's error instead of an older value. With a maxAge of 0, only a load that begins after the call suffices.
+// Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale, so if the load
+// fails, it returns the load's error and not an older value. With a maxAge of 0, it accepts only a load that begins after the call.
 func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) {
 	after := v.options.Now().Add(-maxAge)
 	return v.get(ctx, 0, func(time.Duration) bool { return v.loaded.After(after) })
@@ -143,8 +143,8 @@ func (v *Value[T]) Expire(matches func(T) bool) {
 	}
 }
 
-// get returns the current value if usable accepts it, and otherwise loads. After a failed load it returns the old value if that
-// is younger than stale. It holds the lock while it calls usable.
+// get returns the current value if the function usable accepts the value's age, and otherwise loads the value. If the load fails, get
+// returns the old value if that is younger than the parameter stale. get holds v.mu while it calls usable.
 func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
 	called := v.options.Now()
 	for waited := false; ; waited = true {
@@ -171,9 +171,10 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. called is the time of the
-// call to Get or Within. waited says that the caller has already waited for a load that began before that time. The first of
-// these callers starts a new load. If it fails, the others get its error or the old value, instead of starting a load each.
+// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. The parameter called is the time
+// of the call to Get or Within. The parameter waited is true if the caller has already waited for a load that began before that time.
+// The first of these callers starts a new load. If it fails, the others get its error or the old value, instead of starting a load
+// each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -194,7 +195,8 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	return value, v.running, nil
 }
 
-// fallback returns the old value after a failed load, or the load's error if the value is too old. The caller holds the lock.
+// fallback returns the old value after a failed load. If the value is older than the parameter stale, it returns the load's error,
+// which is the parameter err. The caller holds v.mu.
 func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	if v.loaded.IsZero() || v.options.Now().Sub(v.loaded) >= stale {
 		return value, err
@@ -202,8 +204,8 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// isPausing reports whether it is too soon after a failed load to start another one. serves is true if the old value can still be
-// returned. The caller holds the lock.
+// isPausing reports whether it is too soon after a failed load to start another one. The parameter serves is true if the old value
+// can still be returned, because the pause is then [Options.Backoff] and otherwise [Options.EmptyBackoff]. The caller holds v.mu.
 func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.failed.err == nil {
 		return false

@@ -463,7 +463,7 @@ func (w *jsonWriter) scalar(n *Node) bool {
 		}
 		w.out = i.Append(w.out, 10)
 	case "!!float":
-		if json.Valid([]byte(n.Value)) { // keeps the digits as they are written
+		if json.Valid([]byte(n.Value)) { // keep the digits as they are written
 			w.out = append(w.out, n.Value...)
 			return true
 		}

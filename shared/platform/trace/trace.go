@@ -78,7 +78,8 @@ func (s Span) Set(attributes ...attribute.KeyValue) {
 	}
 }
 
-// End ends the span. failure is empty if the operation succeeded, and otherwise a category or message that operators may see.
+// End ends the span. The parameter failure is empty if the operation succeeded, and otherwise a category or message that operators
+// may see.
 func (s Span) End(failure string) {
 	if s.span == nil {
 		return

@@ -212,7 +212,7 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 		sc := s.SpanContext()
 		out[i] = span{
 			TraceID: sc.TraceID().String(), SpanID: sc.SpanID().String(), TraceState: sc.TraceState().String(),
-			Name: s.Name(), Kind: int(s.SpanKind()), // OpenTelemetry's numbers are the same
+			Name: s.Name(), Kind: int(s.SpanKind()), // OTLP numbers the kinds like the SDK
 			StartTimeUnixNano: nano(s.StartTime()), EndTimeUnixNano: nano(s.EndTime()),
 			Attributes: keyValues(s.Attributes()),
 		}
