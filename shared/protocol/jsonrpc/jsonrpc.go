@@ -150,7 +150,7 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 		return invalid("a message must be an object")
 	}
 	p := ReadParts(raw)
-	if p.Repeated == "id" { // the intended id is unknown
+	if p.Repeated == "id" { // it is unknown which of the ids is meant, so the error has no id
 		return invalid("member id appears twice")
 	}
 	if p.ID != nil {
@@ -568,7 +568,7 @@ func Replace(object json.RawMessage, name string, value []byte) json.RawMessage 
 	return append(out, object[to:]...)
 }
 
-// locate returns the start and end of the last member with the name. from is -1 if there is none.
+// locate returns the start and end of the last member with the given name. The result from is -1 if there is no such member.
 func locate(object json.RawMessage, name string) (from, to int) {
 	from = -1
 	walk(object, func(key []byte, start, end int) bool {
@@ -580,7 +580,7 @@ func locate(object json.RawMessage, name string) (from, to int) {
 	return from, to
 }
 
-// Without returns the object without the members for whose names out returns true.
+// Without returns the object without some of its members: the function out returns true for the names of the members to leave out.
 func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
 	kept := []byte{'{'}
 	for key, value := range Members(object) {

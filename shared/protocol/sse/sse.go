@@ -96,8 +96,8 @@ type Writer struct {
 	timeout time.Duration
 }
 
-// NewWriter returns a writer to w. A write fails if the client does not read it within timeout and the connection supports deadlines. Zero
-// means no timeout.
+// NewWriter returns a writer to w. If the client does not read a write within the timeout, and the connection supports deadlines, the
+// write fails. Zero means no timeout.
 func NewWriter(w http.ResponseWriter, timeout time.Duration) *Writer {
 	return &Writer{w: w, control: http.NewResponseController(w), timeout: timeout}
 }
@@ -126,8 +126,8 @@ func (w *Writer) Write(events []byte) error {
 	return nil
 }
 
-// Hurry shortens the timeout, also for a running write. Any goroutine may call it.
-func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // the next write returns the error
+// Hurry shortens the timeout, also for a running write. A longer timeout has no effect. Any goroutine may call it.
+func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // if this fails, the next write returns the error
 
 // limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the timeout, it replaces the
 // timeout, also for later writes. If it is 0, the timeout stays.
@@ -239,7 +239,7 @@ func (r *Reader) readLine(limit int) ([]byte, error) {
 		case '\n':
 			return text, nil
 		case '\r':
-			// The LF of a CR LF may arrive later, and waiting for it would delay the event.
+			// If the line ends with CR LF, the LF may arrive later, and waiting for it would delay the event.
 			r.cr = true
 			return text, nil
 		}
