@@ -169,14 +169,15 @@ func printVersion(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s is unchanged.\n", version, what)
 }
 
-// openTables returns a store with the tables of a deployment on AWS. names has the names of the tables that the command uses.
+// openTables returns a store with the tables of a deployment on AWS. The parameter names has the names of the tables that the command
+// uses.
 func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string {
-		return cmp.Or(names[t], "no-"+string(t)) // the command does not use it
+		return cmp.Or(names[t], "no-"+string(t)) // a name that does not exist, because the command does not use this table
 	}), nil
 }
 

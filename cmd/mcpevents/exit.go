@@ -61,7 +61,7 @@ var plainMessages = []struct {
 
 // usage prints an error in the arguments, names the command whose --help explains them, and returns the exit code.
 func usage(w io.Writer, err error) int {
-	if isOutputError(err) { // of --help
+	if isOutputError(err) { // --help could not print
 		return report(w, err)
 	}
 	command, group, text := "mcpevents", false, err.Error()
@@ -73,7 +73,7 @@ func usage(w io.Writer, err error) int {
 		}
 	}
 	if flag, ok := strings.CutPrefix(text, "unknown flag --"); ok {
-		flag, _, _ = strings.Cut(flag, ",") // after it, kong may suggest another flag
+		flag, _, _ = strings.Cut(flag, ",") // after a comma, kong may suggest another flag
 		if removed := config.CheckNotRemoved(flag); removed != nil {
 			text = fault.Public(removed)
 		}

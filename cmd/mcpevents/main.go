@@ -110,7 +110,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "operate", Title: "Operate a server:"},
 	{Key: "maintain", Title: "Maintain a stand-alone server:"},
 	{Key: "program", Title: "This program:"},
-	// The headings of docs/reference/settings.md.
+	// The groups from here on are also the headings of docs/reference/settings.md.
 	{Key: "Access", Title: "Access:"},
 	{Key: "Limits", Title: "Limits:"},
 	{Key: "Events and deliveries", Title: "Events and deliveries:"},
@@ -130,7 +130,7 @@ func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 		return err
 	}
 	for _, n := range ctx.Model.Children {
-		n.Group = nil // its subcommands would have it too
+		n.Group = nil // without this, the subcommands would be in the same group
 	}
 	return kong.DefaultHelpPrinter(o, ctx)
 }
@@ -142,7 +142,7 @@ func main() {
 // run runs the program and returns its exit code. Tests call it.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	cli := CLI{Globals: Globals{in: stdin, out: stdout, err: stderr}}
-	type left struct{ code int } // kong's --help panics with it
+	type left struct{ code int } // kong.Exit panics with it, for example after --help
 	defer func() {
 		if p := recover(); p != nil {
 			l, ok := p.(left)
@@ -160,7 +160,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		kong.Help(printHelp), groups, environment(),
 	)
 	if err != nil {
-		panic(err) // a mistake in the structs above
+		panic(err) // a mistake in CLI or Globals
 	}
 	if os.Getenv("COMP_LINE") != "" { // set by the shell's code of [CompletionCmd]
 		kongplete.Complete(parser)
@@ -221,7 +221,7 @@ func findEmpty(parsed *kong.Context) string {
 			name, value = "--"+p.Flag.Name, p.Flag.Value
 		case value != nil:
 			name = "<" + value.Name + ">"
-		default: // a command
+		default: // a command, which has no value
 			continue
 		}
 		if v := parsed.Value(p); (value.Required || value.Default != "") && v.Kind() == reflect.String && v.Len() == 0 {
@@ -401,8 +401,8 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "find the path of this program")
 	}
-	// bash and zsh parse the path twice: when they read the script, and when they run the text after "complete -C" as a command. So the
-	// path has two levels of quotes. fish parses it only once.
+	// The script contains the path of this program. bash and zsh parse the path twice: when they read the script, and when they run
+	// the text after "complete -C" as a command. So the path has two levels of quotes. fish parses it only once.
 	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
 	if c.Shell != "fish" {
 		quoted = `"` + quoted + `"`
