@@ -44,7 +44,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.InvokedHandler(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
-			each = time.Until(end) - 3*time.Second // leave time to record their progress
+			each = time.Until(end) - 3*time.Second // leave time in which the jobs record their progress
 		}
 		return periodic.Round(ctx, each, p.Log, jobs...)
 	}), nil

@@ -198,10 +198,10 @@ const (
 // collector limits the delay that a slow collector of spans and metrics causes for callers.
 type collector struct {
 	mu     sync.Mutex
-	paused time.Time // until when send drops everything
+	paused time.Time // the time until which send drops everything
 }
 
-// send calls f, which must finish within flushTime. If the collector was too slow recently, send does nothing, and
+// send calls the function f, which must finish within flushTime. If the collector was too slow recently, send does not call f, and
 // the spans and metrics of that time are lost.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
@@ -214,7 +214,7 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 	defer cancel()
 	f(ctx)
-	if time.Since(began) >= flushTime { // the HTTP client has the same time limit, and may notice first that it is over
+	if time.Since(began) >= flushTime { // compare the time, because the HTTP client of f may have timed out first
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.paused = time.Now().Add(flushPause)

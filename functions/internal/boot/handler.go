@@ -22,7 +22,7 @@ import (
 
 // Handler serves the invocations of a function. A panic in an invocation fails only that invocation.
 type Handler struct {
-	invoke any // as [lambda.Start] accepts it
+	invoke any // a handler as [lambda.Start] accepts it
 	end    func()
 }
 

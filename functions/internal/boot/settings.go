@@ -54,7 +54,7 @@ type settings struct {
 	limits config.Limits
 	level  slog.Level
 	mode   auth.Mode
-	access *jwt.Authenticator // for auth.ModeJWT in functions with callers
+	access *jwt.Authenticator // set with auth.ModeJWT, in functions that clients call
 }
 
 // Check reads the settings as the functions do. It returns an error, of kind fault.Invalid, if any function would not
@@ -140,8 +140,8 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the
-// queue's URL. from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
+// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the queue's URL.
+// The parameter from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {

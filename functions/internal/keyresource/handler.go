@@ -130,10 +130,10 @@ func checkSettings(properties map[string]any) error {
 	})
 }
 
-// fingerprint returns a hash of the properties. When the hash changes, CloudFormation publishes new versions of the
+// fingerprint returns a hash of the custom resource's properties. When the hash changes, CloudFormation publishes new versions of the
 // functions.
 func fingerprint(properties map[string]any) string {
-	b, _ := json.Marshal(properties) // it was JSON; keys are sorted
+	b, _ := json.Marshal(properties) // the properties were decoded from JSON, and Marshal sorts their keys
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }

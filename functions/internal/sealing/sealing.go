@@ -111,7 +111,7 @@ func checkOpens(ctx context.Context, private []byte, s *webhook.Sealer) error {
 	return err
 }
 
-// writeOnce writes an item unless it exists already.
+// writeOnce writes an item. If the item exists already, it does nothing.
 func writeOnce(ctx context.Context, db store.DB, item store.Item) error {
 	err := db.Write(ctx, store.Put(item, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
@@ -294,8 +294,8 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of old, load returns old
-// instead, because unwrapping would cost a call of KMS.
+// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of the parameter old, load returns
+// old instead, because unwrapping would cost a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {
@@ -388,9 +388,9 @@ const (
 
 // The phases of [Drop].
 const (
-	resealing = "reseal" // seals secrets again with the key that seals now
+	resealing = "reseal" // seals all secrets again with the current sealing key
 	waiting   = "wait"
-	checking  = "check" // looks for secrets that another key has sealed
+	checking  = "check" // looks for secrets that are sealed with another key
 )
 
 // dropState is the progress of [Drop].
@@ -500,7 +500,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 	if err != nil {
 		return DropResult{}, err
 	}
-	p.dropState = dropState{} // the next call begins again
+	p.dropState = dropState{} // a further call of Drop begins with the first phase
 	return DropResult{Phase: "done", Dropped: dropped}, p.save(ctx)
 }
 
@@ -508,7 +508,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 type progress struct {
 	db store.DB
 	dropState
-	version int64 // of the stored item, or 0 before the first save
+	version int64 // the version of the stored item, or 0 before the first save
 }
 
 func (p *progress) save(ctx context.Context) error {
@@ -529,8 +529,8 @@ func (p *progress) save(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, err, "store the progress")
 }
 
-// dropOlder removes the keys that are older than the key of s from the private keyset, and returns how many it removed. The
-// stored public keyset keeps their public parts, which are not secret, until the next rotation.
+// dropOlder removes from the private keyset the keys that are older than the key of the sealer s. It returns how many it removed.
+// Their public parts, which are not secret, stay in the stored public keyset until the next rotation.
 func dropOlder(ctx context.Context, db store.DB, w Wrapper, private []byte, version int64, s *webhook.Sealer) (dropped int, err error) {
 	left, _, dropped, err := webhook.DropKeys(private, func(prefix []byte) (bool, error) { return bytes.Equal(prefix, s.Key()), nil })
 	if err != nil || dropped == 0 {
