@@ -163,22 +163,22 @@ func (t template) append(b []byte, v values) []byte {
 // request is a [Request] with parsed texts, so that filling in the values of each event takes little time.
 type request struct {
 	url              template
-	fixed            *url.URL // if the URL has no variables
+	fixed            *url.URL // the parsed URL, if it has no variables
 	head, body       template
-	headers, content []byte // scratch
+	headers, content []byte // buffers that each request uses again
 	sign             *signature
 }
 
 func (r Request) ready() *request {
 	q := &request{url: parseTemplate(r.URL), head: parseTemplate(strings.Join(headerLines(r.Headers), "")), body: parseTemplate(r.Body), sign: r.sign}
 	if !strings.Contains(r.URL, "{{") {
-		q.fixed, _ = url.Parse(r.URL) // checked
+		q.fixed, _ = url.Parse(r.URL) // ReadAdapter has checked the URL
 	}
 	return q
 }
 
-// post sends one HTTP request and returns the body of the answer. If array is true, the request's body is a JSON array with an element
-// for each of the values. Otherwise all has only one element.
+// post sends one HTTP request and returns the body of the answer. If array is true, the body of the request is a JSON array with an
+// element for each of the values in the parameter all. Otherwise, all has only one element.
 func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	target := q.fixed
 	if target == nil {
@@ -219,7 +219,7 @@ func text(doc []byte, pointer string) string {
 	return s
 }
 
-// own returns the adapter for this project's server. server is the server's URL without a path.
+// own returns the adapter for this project's server. The parameter server is the server's URL without a path.
 func own(server, token string) Adapter {
 	headers := map[string]string{}
 	if token != "" {

@@ -41,7 +41,7 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	b := newBackend()
 	defer b.close()
 	events := o
-	events.Data, events.Profile = "", "" // its own database, and only the gateway is of interest
+	events.Data, events.Profile = "", "" // the publisher needs a database of its own, and no profile
 	publisher, err := events.start(ctx, "")
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server whose gateway is in front of a backend. name is empty for the server that [Gateway] measures. For the program of
-// [Options.Against], name is its label in the report.
+// through is a server whose gateway is in front of a backend. The field name is empty for the server that [Gateway] measures. For the
+// program of [Options.Against], it is the label of that program in the report.
 type through struct {
 	url, name string
 	backend   *backend
@@ -109,7 +109,7 @@ const (
 // gateway measures calls, progress messages and changes of tools for all servers, and returns the lines of the report.
 func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
-	progressCalls := calls / progressSteps // each takes as long as many calls without
+	progressCalls := calls / progressSteps // fewer calls, because each sends many messages
 	defer progress.Count(o.Progress, "measured", int64(4*calls+2*progressCalls+len(servers)*changeRounds), done.Load)()
 	say := func(format string, args ...any) { report = append(report, fmt.Sprintf(format, args...)) }
 	type pair struct{ client, backend string }
@@ -172,7 +172,8 @@ func (o Options) gateway(ctx context.Context, servers []through, calls int) (rep
 	return report, nil
 }
 
-// compared describes the percentiles of the times without the gateway (direct) and with it (over), and their differences.
+// compared describes the percentiles of the times without the gateway (the parameter direct) and with it (the parameter over), and
+// their differences.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)
@@ -273,8 +274,8 @@ const (
 
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
-// changes opens many streams, and measures how long a change of the backend's tools takes to reach all of them. It passes each line of the
-// report to say.
+// changes opens many streams, and measures how long a change of the backend's tools takes to reach all of them. It calls the function
+// say with each line of the report.
 func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
 	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()

@@ -103,7 +103,7 @@ func (m *message) readBody(r *bufio.Reader) error {
 			return err
 		}
 		m.body = append(m.body, b...)
-		for { // the trailer
+		for { // read the trailer
 			line, err := r.ReadSlice('\n')
 			if err != nil || len(bytes.TrimRight(line, "\r\n")) == 0 {
 				return err
@@ -176,7 +176,7 @@ type caller struct {
 	reader *bufio.Reader
 	answer message
 	out    []byte
-	to     string // what conn is connected to
+	to     string // the address to which conn is connected
 }
 
 const callTimeout = 30 * time.Second
@@ -198,7 +198,7 @@ func (c *caller) post(target *url.URL, head, body []byte) ([]byte, error) {
 			break
 		}
 		c.close()
-		if !again { // else the server may have closed a connection that rested
+		if !again { // after the first try, repeat, because the server may have closed an idle connection
 			return nil, fault.Wrap(fault.Unavailable, err, "post to %s", target.Host)
 		}
 	}

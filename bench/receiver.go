@@ -28,7 +28,7 @@ type receiver struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
-	hung  chan struct{} // closed when what hangs is let go
+	hung  chan struct{} // closed when letGo ends the hanging requests
 
 	run    atomic.Pointer[received]
 	served atomic.Int64 // webhooks that were received with net/http
@@ -38,7 +38,7 @@ type receiver struct {
 type received struct {
 	*ledger
 	find  Received
-	delay time.Duration // before each answer
+	delay time.Duration // how long to wait before each answer
 }
 
 const (
@@ -99,7 +99,7 @@ func (r *receiver) close() {
 	r.running.Wait()
 }
 
-// letGo closes the connections of all requests that hang, so that the sender need not wait for them to end.
+// letGo closes the connections of all requests that hang, so that the sender stops waiting for their answers.
 func (r *receiver) letGo() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -238,10 +238,10 @@ func (r *received) note(m *message, at time.Time, verify bool) {
 
 // ledger records for each delivery of a run whether it has arrived, and how long that took. Its methods may be called concurrently.
 type ledger struct {
-	prefix      string // of the ids of this run's events
+	prefix      string // the prefix of the event ids of this run
 	subscribers int
 	uris        int
-	secrets     []string // by endpoint; empty ones are not verified
+	secrets     []string // by endpoint; without a secret, signatures are not verified
 	began       time.Time
 
 	sent []atomic.Int64  // by event: nanoseconds after began
@@ -249,7 +249,7 @@ type ledger struct {
 
 	arrived, duplicates, strange, forged atomic.Int64
 
-	last atomic.Int64  // the latest arrival that was no duplicate, as sent
+	last atomic.Int64  // the time of the latest arrival that was no duplicate, in the unit of sent
 	done chan struct{} // closed with the last delivery
 	each chan struct{} // with [Shape.Latency], one for each arrival; else nil
 }

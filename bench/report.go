@@ -27,8 +27,8 @@ type Machine struct {
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
 	CPUs     int     `json:"cpus"`
-	Load     float64 `json:"load"`           // average of the minute before
-	FsyncP50 float64 `json:"fsyncP50Millis"` // of 4 KiB where the database is
+	Load     float64 `json:"load"`           // average load during the minute before the run
+	FsyncP50 float64 `json:"fsyncP50Millis"` // of writing and syncing 4 KiB in the folder of the database
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
@@ -59,10 +59,10 @@ type Result struct {
 	SyncsPerEvent   *float64 `json:"syncsPerEvent"`
 	WrittenPerEvent *float64 `json:"writtenBytesPerEvent"` // to the database and its log
 
-	Lost       int64 `json:"lost"` // not arrived in the time that was waited
+	Lost       int64 `json:"lost"` // deliveries that have not arrived within [Options.Wait]
 	Duplicates int64 `json:"duplicates"`
-	Forged     int64 `json:"forged"`  // of one signature in 64 that is verified
-	Strange    int64 `json:"strange"` // at an endpoint that did not subscribe to the event
+	Forged     int64 `json:"forged"`  // deliveries with a wrong signature, of which one in 64 is verified
+	Strange    int64 `json:"strange"` // deliveries to an endpoint that did not subscribe to the event
 
 	all []time.Duration
 }

@@ -38,10 +38,10 @@ type Options struct {
 	Profile  string        // file for a CPU profile of the server's first ten seconds
 	Adapters []Adapter     // other senders, measured after the server
 	Timeout  time.Duration // longest run
-	Wait     time.Duration // how long after the last publish to wait for what has not arrived
+	Wait     time.Duration // how long to wait, after the last publish, for missing deliveries
 	Progress io.Writer     // a terminal that shows progress; nil shows none
 
-	env []string // variables of the started server, in addition to this process's environment
+	env []string // environment variables of the started server, in addition to the inherited ones
 }
 
 // Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each twice, without and with the
@@ -142,8 +142,9 @@ func (p *pass) registerHanging(ctx context.Context) error {
 	}, func(int, []byte) error { return nil })
 }
 
-// register registers count endpoints over eight connections. endpoint returns the values for the registration of endpoint i, and answered
-// gets the sender's answer to it.
+// register registers as many endpoints as the parameter count says, over eight connections. The function endpoint returns the values
+// for the registration of endpoint i. The function answered gets the number of an endpoint and the sender's answer to its
+// registration.
 func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
 	if p.adapter.Register == nil {
 		return nil
@@ -170,7 +171,8 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 	})
 }
 
-// together runs f n times concurrently and returns the first error, which cancels the context of the others.
+// together makes n concurrent calls of the function f. It returns the first error, which also cancels the contexts of the other
+// calls.
 func together(ctx context.Context, n int, f func(context.Context) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for range n {

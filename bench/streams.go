@@ -38,7 +38,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	defer s.stop()
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
-	pid, readers := s.pid, (count+o.URIs-1)/o.URIs // of the first URI
+	pid, readers := s.pid, (count+o.URIs-1)/o.URIs // readers is the number of streams of the first URI
 	before := memory(pid, "VmRSS")
 	started := time.Now()
 	var opened atomic.Int64

@@ -71,7 +71,7 @@ func Run(ctx context.Context, o Options) error {
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		_ = srv.Shutdown(last) // its data goes with it
+		_ = srv.Shutdown(last) // a failure is harmless, because the data is temporary
 	}()
 	d.say("server", "serving %s/mcp, data in one SQLite file", srv.URL)
 	d.url, d.agent = srv.URL, o.Agent
@@ -97,7 +97,7 @@ type demo struct {
 
 	arrived   chan arrival
 	mu        sync.Mutex // guards the following fields and out
-	published time.Time  // zero until it is
+	published time.Time  // when the event was published; zero before that
 	unwritten error      // the first failure to write to out
 }
 
@@ -128,7 +128,7 @@ func (d *demo) title(text string) {
 	d.print("\n%s\n", text)
 }
 
-// print writes to the output and keeps the first error. The caller holds the lock.
+// print writes to the output and keeps the first error. The caller holds d.mu.
 func (d *demo) print(format string, args ...any) {
 	_, err := fmt.Fprintf(d.out, format, args...)
 	d.unwritten = cmp.Or(d.unwritten, err)
@@ -208,7 +208,7 @@ func (d *demo) subscribe(ctx context.Context, w way, failed chan<- error) (end f
 	w.options.Event = func(_ context.Context, e client.Event) error {
 		select {
 		case d.arrived <- arrival{w.name, time.Now(), e}:
-		default: // more than one event's worth; the demo has ended or is about to say so
+		default: // the channel is full, so more than one event has arrived; the demo needs only one
 		}
 		return nil
 	}
