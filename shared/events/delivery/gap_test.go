@@ -117,6 +117,18 @@ func TestGaps(t *testing.T) {
 		}
 	})
 
+	t.Run("EVX-13 a gap is announced soon although the clock was set back after the last one", func(t *testing.T) {
+		r, _ := subscriber(t)
+		r.script = refuse(r, failed)
+		r.run("first")
+		r.now = r.now.Add(-5 * time.Hour)
+		began := r.now
+		r.run("second")
+		if ids, p := r.gaps(t); len(ids) != 2 || p.At.Sub(began) > time.Hour {
+			t.Errorf("notices %v, the last after %v, want two within an hour", ids, p.At.Sub(began))
+		}
+	})
+
 	t.Run("EVX-13 what was settled before is not asked for again", func(t *testing.T) {
 		r, _ := subscriber(t)
 		r.work("well")

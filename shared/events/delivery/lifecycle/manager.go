@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -237,7 +238,7 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	notice.Control.Gap, notice.Control.Body = state.GapAbandoned, body
 	due := now
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
-		due = next
+		due = periodic.Earlier(next, now.Add(gapEvery)) // the last notice is in the future if the clock was set back
 	}
 	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
 	condition := state.UnchangedSince(version)
@@ -268,7 +269,9 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	if json.Unmarshal(it.Value, &last) != nil || last.From > positionBefore(del.Published) {
 		return last, version, false, nil
 	}
-	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
+	// After the clock was set back, a new event can seem to be older than the notice. The log's end is then in the clock's future.
+	setBack := m.Gaps.Log.TotalOrder() && m.Gaps.Log.Position() > m.Deliveries.Now().Add(2*eventlog.MaxSkew).UnixMicro()
+	if !setBack && !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
 	notice, err := store.One(ctx, m.Deliveries.DB, state.Key(del.Workspace, del.Subscription, last.ID), "read a gap notice")
