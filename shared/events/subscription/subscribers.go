@@ -200,6 +200,16 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 }
 
+// Unlist deletes the index entries of a subscription whose principal is being erased. It must run before [Service.End], because after an
+// error of End no record may be left that says which entries there are.
+func (s *Store) Unlist(ctx context.Context, sub *Subscription) error {
+	var ops []store.Op
+	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
+		ops = append(ops, store.Delete(k))
+	}
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "remove a subscription from the lists")
+}
+
 // recordGrant records the principal's rights and the current contracts of the event types in the subscription, for later rechecks (see
 // [ReadContract]).
 func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {

@@ -185,7 +185,7 @@ func (r *run) flush(ctx context.Context) error {
 // endSubscriptions ends the principal's subscriptions, and collects in r.ids the ids of all subscriptions that have ended, now or
 // earlier. more is true if the principal has more of them than one run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
-	var end []string
+	var end []*subscription.Subscription
 	seen := map[string]bool{}
 	err = r.Lists.Each(ctx, r.workspace, r.principal, func(sub *subscription.Subscription) error {
 		if r.dry {
@@ -194,15 +194,18 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 			}
 			return r.erase(ctx, "subscriptions")
 		}
-		end = append(end, sub.ID)
+		end = append(end, sub)
 		return nil
 	})
-	for _, id := range end {
+	for _, sub := range end {
 		if err == nil {
 			err = r.erase(ctx, "subscriptions")
 		}
 		if err == nil {
-			err = r.Subscriptions.End(ctx, r.workspace, r.principal, id)
+			err = r.Subscriptions.Store.Unlist(ctx, sub)
+		}
+		if err == nil {
+			err = r.Subscriptions.End(ctx, r.workspace, r.principal, sub.ID)
 		}
 		if fault.Is(err, fault.NotFound) {
 			err = nil
