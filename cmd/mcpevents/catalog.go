@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx/profile"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -71,6 +73,15 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 			fmt.Fprintf(g.out, "%s is unordered: events of one URI may overtake each other, and a resumed stream may repeat the events of the last seconds.\n", e.Name)
 		}
 	}
+	for _, e := range next.Entries() {
+		pointers := slices.Concat(slices.Collect(maps.Values(e.Filters)), e.Redact)
+		slices.Sort(pointers)
+		for _, p := range slices.Compact(pointers) {
+			if !declares(e.PayloadSchema, p) {
+				fmt.Fprintf(g.out, "%s: payloadSchema does not declare %s, which filters or redact name. Is it misspelled?\n", e.Name, p)
+			}
+		}
+	}
 	types := "event types"
 	if len(next.Entries()) == 1 {
 		types = "event type"
@@ -80,6 +91,28 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 		fmt.Fprintf(g.out, "%s is valid and fits the catalog.\n", c.Config)
 	}
 	return nil
+}
+
+// declares reports whether a schema declares the member at a JSON pointer. It returns true if the answer needs more than the properties of
+// the schema, for example if the schema has a $ref.
+func declares(schema json.RawMessage, pointer string) bool {
+	path, _ := jsonpointer.Parse(pointer) // the catalog is valid
+	for _, name := range path {
+		var s map[string]json.RawMessage
+		var properties map[string]json.RawMessage
+		if json.Unmarshal(schema, &s) != nil || json.Unmarshal(s["properties"], &properties) != nil {
+			return true
+		}
+		for _, other := range []string{"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "additionalProperties"} {
+			if s[other] != nil && string(s[other]) != "false" {
+				return true
+			}
+		}
+		if schema = properties[name]; schema == nil {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
+
+func TestCatalogCheckFindsMisspelledMembersOfThePayload(t *testing.T) {
+	check := func(name, text string) string {
+		return succeeds(t, "catalog check "+writeFile(t, filepath.Join(t.TempDir(), name), text), "is valid")
+	}
+	const declared = "events:\n  - name: a.b\n    uri: event://a/b\n    payloadSchema: {type: object, properties: {text: {type: string}, to: {type: object, properties: {city: {type: string}}}}%s}\n" +
+		"    filters: {town: %s}\n    redact: [%s]\n"
+	out := check("wrong.yaml", fmt.Sprintf(declared, "", "/to/town", "/txt"))
+	expect.Contains(t, "the output", out, "a.b: payloadSchema does not declare /to/town, ", "a.b: payloadSchema does not declare /txt, ")
+	for name, text := range map[string]string{
+		"right.yaml": fmt.Sprintf(declared, "", "/to/city", "/text"),
+		"open.yaml":  fmt.Sprintf(declared, ", allOf: [{properties: {txt: {type: string}}}]", "/text/0", "/txt"),
+		"none.yaml":  "events:\n  - name: a.b\n    uri: event://a/b\n    redact: [/text]\n",
+	} {
+		expect.Lacks(t, "the output for "+name, check(name, text), "does not declare")
+	}
+	expect.Lacks(t, "the output for the sample catalog", succeeds(t, "catalog check ../../catalog.yaml"), "does not declare")
+}
 
 func TestCatalogInit(t *testing.T) {
 	dir := t.TempDir()
