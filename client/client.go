@@ -409,7 +409,7 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	if method != spec.MethodInitialize { // initialize negotiates the revision, so its header names none yet
+	if method != spec.MethodInitialize { // initialize negotiates the revision, so it is not known yet
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
 	if session != "" {
