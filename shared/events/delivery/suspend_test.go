@@ -115,10 +115,10 @@ func TestSuspension(t *testing.T) {
 		expect.Equal(t, "the posts", len(r.posts), before)
 		r.script = succeeds
 		got := r.subscribe()
-		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
-			t.Errorf("the refresh returns %+v, want it suspended, with the last error http_5xx and the time of the first", got)
+		if !got.Refreshed || !got.Resumed || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
+			t.Errorf("the refresh returns %+v, want it resumed, with the last error http_5xx and the time of the first", got)
 		}
-		if again := r.subscribe(); again.Suspended || again.Truncated {
+		if again := r.subscribe(); again.Resumed || again.Truncated {
 			t.Errorf("the next refresh returns %+v, want it active and not truncated", again)
 		}
 		r.run()

@@ -56,10 +56,10 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed is true if the subscription existed already. In that case, Suspended reports whether this refresh ended a suspension, and
-	// Status is the status of the subscription's deliveries.
-	Refreshed, Suspended bool
-	Status               Status
+	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether it was
+	// suspended until this request, which has resumed it. Status summarizes its deliveries so far.
+	Refreshed, Resumed bool
+	Status             Status
 }
 
 // beginning is the log position from which a subscription receives events.
@@ -170,7 +170,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		g.Service.notifyPrincipal(ctx, want.Workspace, want.Principal)
 		return out, nil
 	}
-	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
+	if out.Refreshed, out.Resumed = true, have.State == Suspended; out.Resumed {
 		g.Service.notifySubscription(ctx, want.Workspace, want.ID, Active)
 	}
 	out.Status, err = statusOf(ctx, g.Service.Store.DB, want.Workspace, want.ID)

@@ -63,9 +63,9 @@ type Set struct {
 // flatten, and the form that [bareForm] describes.
 type forms []string
 
-// bareForm is the index of the form of a URI without its query, its fragment and the slashes at its end. Only Deny and Scopes
-// use it. For example, a server may read file:///a?x as file:///a, so denying file:///a denies both. But allowing
-// x://list?page=* does not allow x://list.
+// bareForm is the index in [forms] of a URI without its query, its fragment and the slashes at its end. Deny and Scopes compare
+// this form too. For example, a server may read file:///a?x as file:///a, so denying file:///a denies both. Allow does not
+// compare it. For example, x://list?page=* allows x://list?page=2, but not x://list.
 const bareForm = 3
 
 type scoped struct {

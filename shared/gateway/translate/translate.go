@@ -205,8 +205,9 @@ var applied = map[string]bool{
 	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
 }
 
-// collectParameters collects the annotations of an object schema's properties, also of nested ones. path has the names of the
-// properties that lead to the schema.
+// collectParameters appends a [Parameter] to out for each annotation x-mcp-header in the schema or in its properties, at any
+// depth. It returns an error if an annotation is invalid or in the wrong place. path has the names of the properties that lead
+// from the tool's input schema to this schema.
 func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) error {
 	for keyword, value := range jsonrpc.Members(schema) {
 		switch {

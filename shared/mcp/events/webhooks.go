@@ -167,7 +167,7 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 		out.Cursor = &made.Cursor
 	}
 	if made.Refreshed {
-		out.DeliveryStatus = newDeliveryStatus(!made.Suspended, made.Status)
+		out.DeliveryStatus = newDeliveryStatus(!made.Resumed, made.Status)
 	}
 	return method.Result{Members: [][]byte{method.WithoutBraces(jsonrpc.Encode(out))}}, nil
 }

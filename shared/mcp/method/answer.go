@@ -272,8 +272,8 @@ const (
 	// DetachedFor limits how long a call in a session may run, unless it is a call to a backend. The call continues even if its
 	// client disconnects.
 	DetachedFor = time.Minute
-	// NoticeFor is how long a notification, a response or the end of a session may run. A client that cancels a call or ends its
-	// session often closes the connection right after it has sent that message.
+	// NoticeFor limits how long the server works on a notification, a response or a DELETE of a session. The work continues even if the
+	// client disconnects, because a client that cancels a call or ends its session often closes the connection right after that message.
 	NoticeFor = 10 * time.Second
 	// CallReserve is the time between the end of a call to a backend and the end of the Lambda invocation. It suffices for notifying the
 	// backend that the client no longer waits (at most five seconds), for two seconds of cleaning up, and for answering the client.

@@ -280,8 +280,8 @@ type filterView struct {
 
 func viewOfEventOutcome(o judge.Outcome) eventOutcomeView {
 	v := eventOutcomeView{
-		Subscription: o.ID, Target: o.Origin, Outcome: o.Kind, Why: o.Why, At: toUTC(o.At), Attempts: o.Attempts,
-		StatusCode: o.Status, Category: o.Category, NextAttempt: toUTC(o.Next), Switch: o.Switch,
+		Subscription: o.ID, Target: o.Origin, Outcome: o.Kind, Why: o.Why, At: o.At.UTC(), Attempts: o.Attempts,
+		StatusCode: o.Status, Category: o.Category, NextAttempt: o.Next.UTC(), Switch: o.Switch,
 	}
 	if s := o.Subscription; s != nil {
 		v.Principal = s.Principal
@@ -291,14 +291,6 @@ func viewOfEventOutcome(o judge.Outcome) eventOutcomeView {
 		v.Filter = &filterView{o.Argument, o.Wanted, o.Got}
 	}
 	return v
-}
-
-// toUTC returns a time in UTC. It keeps the zero time, so that JSON omits it.
-func toUTC(t time.Time) time.Time {
-	if t.IsZero() {
-		return t
-	}
-	return t.UTC()
 }
 
 type eventOutcomeList struct {

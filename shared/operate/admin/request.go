@@ -143,8 +143,8 @@ func readTime(name, v string) (time.Time, error) {
 	return t, nil
 }
 
-// readOrigin returns an origin as the server writes it. It refuses a text that no endpoint has as its origin, such as a host without a
-// scheme, because an empty list would look as if nothing had failed there.
+// readOrigin returns an origin in the spelling in which the server stores it. It returns an error if v is not an origin, for example a host
+// without a scheme. Otherwise the operator would get an empty list, and might conclude that no delivery to the host has failed.
 func readOrigin(v string) (string, error) {
 	origin := subscription.SameOrigin(v)
 	if _, err := switches.Parse(string(switches.OriginSwitch(origin))); err != nil {

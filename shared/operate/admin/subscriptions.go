@@ -153,7 +153,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.Waiting = &waitingView{waiting.Count, waiting.More, toUTC(waiting.Oldest)}
+	v.Waiting = &waitingView{waiting.Count, waiting.More, waiting.Oldest.UTC()}
 	return v, nil
 }
 

@@ -47,8 +47,8 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is the reason in a letter without attempts. Most such letters exist because the event was no longer stored when it was to
-// be sent.
+// ReasonExpired is the reason of a dead letter whose delivery was never attempted. Usually the event was no longer stored when its turn
+// came.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {

@@ -317,8 +317,9 @@ func (e *endpointState) isDoubtful(now time.Time) bool {
 	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
 }
 
-// startProbe reports whether the endpoint was slow until now. The caller's attempt is then the probe: other first attempts take the slow
-// lane for [probeTime], because they would hang, too, if the endpoint still hangs.
+// startProbe returns true if a time for which the endpoint or its origin was slow or paused has passed, and no attempt has succeeded since.
+// The caller's attempt is then a probe, which finds out whether the endpoint works again. startProbe extends the time by [probeTime], so
+// that other first attempts take the slow lane until then. Otherwise they might hang, too.
 func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
 		if !until.IsZero() {

@@ -217,8 +217,9 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 }
 
 // claim returns the messages of a send without repetitions, that is, without messages whose deduplication ids the queue has
-// accepted within [dedupWindow]. It marks the other ids as pending, so that another message with the same id in this transaction is
-// a repetition too. If a message with one of the ids is being forwarded, claim instead returns the job that writes it.
+// accepted within [dedupWindow]. It marks the ids of the returned messages as pending, so that another message with the same id in
+// this transaction is a repetition too. If one of the ids belongs to a message that is being forwarded (see [forwarding]), claim
+// returns no messages, but the job that writes the forwarded one.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
