@@ -343,10 +343,13 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestOtherAddress: OPS-11. With --admin-addr the console is there, and at the server's address it is not.
+// TestOtherAddress: OPS-11. With --admin-addr the console is there, also for a person who opens only the address, and at the server's
+// address it is not.
 func TestOtherAddress(t *testing.T) {
 	w := start(t, func(o *standalone.Options) { o.AdminAddr = "127.0.0.1:0" })
-	for at, status := range map[string]int{w.s.AdminURL + "/console": 200, w.s.URL + "/console/": 404, w.s.AdminURL + "/mcp": 404} {
+	for at, status := range map[string]int{
+		w.s.AdminURL + "/console": 200, w.s.AdminURL + "/": 200, w.s.AdminURL + "/mcp": 404, w.s.URL + "/console/": 404, w.s.URL + "/": 404,
+	} {
 		resp := expect.Value(http.Get(at))(t)
 		_ = resp.Body.Close()
 		expect.Equal(t, "OPS-11 "+at, resp.StatusCode, status)

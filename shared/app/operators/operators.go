@@ -58,6 +58,8 @@ func NewHandler(c *app.Core, o Options) http.Handler {
 			page.ServeHTTP(w, r)
 		case at == strings.TrimSuffix(console.Prefix, "/"):
 			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
+		case at == "/" && r.Method == http.MethodGet: // of a person who opens the server's address in a browser
+			http.Redirect(w, r, console.Prefix, http.StatusFound)
 		default:
 			o.Rest.ServeHTTP(w, r)
 		}

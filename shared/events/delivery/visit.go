@@ -304,8 +304,8 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 }
 
 // Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is too old. The maximum age is stale or, with a [Gate],
-// staleWithGate. Without a gate, [Dispatcher.mayStart] would refuse an attempt a second after the read, so the limit is a little shorter
-// than that. With a gate, the limit only makes a pause of the subscription by a person take effect within seconds.
+// staleWithGate. Without a gate, [Dispatcher.mayStart] would refuse an attempt if the read was one second ago, so the limit is a little
+// shorter. With a gate, the limit only makes a pause of the subscription by a person take effect within seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second

@@ -29,7 +29,7 @@ type scrubbed struct{ *storetest.Faulty }
 
 func (s scrubbed) Scrub(ctx context.Context) error { return store.Scrub(ctx, s.DB) }
 
-// OPS-07 WHK-21: each call of the store fails once, before or after its writes. An erasure that is repeated after that leaves nothing of
+// OPS-07 WHK-21: each call of the store fails once, before or after its writes. An erasure that is repeated after that leaves no data of
 // the principal in the files.
 func TestARepeatedEraseLeavesNothing(t *testing.T) {
 	var o standalone.Options
