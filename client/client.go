@@ -457,7 +457,7 @@ func Retryable(err error) bool { return httpcall.Retryable(err) }
 type Terminated struct {
 	// Name is the event type.
 	Name string
-	// Err is the server's reason.
+	// Err is the server's reason for ending the subscription.
 	Err error
 }
 

@@ -8,7 +8,8 @@
 //	defer s.Shutdown(context.Background())
 //	_, err = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/42/shipped", Data: data})
 //
-// A data directory belongs to one process at a time. The command mcpevents serve runs the same server.
+// Here, catalog is the text of a catalog file, tools is the program's own MCP server (an [http.Handler] for Streamable HTTP), and data is
+// the payload in JSON. A data directory belongs to one process at a time. The command mcpevents serve runs the same server.
 //
 // # Errors
 //

@@ -56,7 +56,7 @@ var (
 // because these are numbers.
 var everyCall = json.RawMessage("all")
 
-// cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID].
+// cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID], or [everyCall] for all calls of the session.
 func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
 }

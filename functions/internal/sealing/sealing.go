@@ -150,7 +150,7 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 	return items[0], nil
 }
 
-// Step is a step of a rotation.
+// Step is a change of the keys that an operator may request: a step of a rotation, or the removal of old keys.
 type Step string
 
 // A rotation has two steps. The first adds a key that can open secrets. The second makes it the key that seals. Wait

@@ -36,8 +36,8 @@ const (
 	// slowClient is how long a client may take to send the body of a request, or to read the response, before the server
 	// may close its connection to make room.
 	slowClient = 5 * time.Second
-	// refusedClient is how long the server reads the rest of a request that it refused because only reserved connections
-	// were left.
+	// refusedClient is how long a client may take to send the rest of a request that the server has refused on a reserved
+	// connection. The server reads the rest before it closes the connection.
 	refusedClient = 500 * time.Millisecond
 	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
 	readTime  = time.Minute

@@ -196,8 +196,9 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 }
 
 // ReplaceBackends changes the stored event types of a workspace's backends with edit, and reports whether they have changed. If
-// so, the caller must announce the change with [settings.Announce]. While all types together are too large to store,
-// ReplaceBackends refuses the types of the backend that needs the most room.
+// so, the caller must announce the change with [settings.Announce]. It calls edit again if another process has changed the types
+// meanwhile. If all types together are too large to store, it removes the types of the backend that needs the most room, and repeats
+// that until the rest fits.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)

@@ -87,7 +87,7 @@ type Entry struct {
 	Redact []string
 	// Order is [orderURI] or [orderNone].
 	Order string
-	// Access restricts who may receive the events. Nil admits everyone with the general scope.
+	// Access restricts who may receive the events, in addition to the scope that the method requires. Nil adds no restriction.
 	Access *Access
 	// Backend is the backend that offers this event type, and Own the type's name at the backend. Both are empty for a type of the
 	// operator's catalog file.

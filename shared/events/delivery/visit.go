@@ -303,9 +303,10 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is too old. The maximum age is stale or, with a [Gate],
-// staleWithGate. Without a gate, [Dispatcher.mayStart] would refuse an attempt if the read was one second ago, so the limit is a little
-// shorter. With a gate, the limit only makes a pause of the subscription by a person take effect within seconds.
+// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], older than
+// staleWithGate. Without a gate, [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little shorter.
+// A gate stops attempts as soon as the subscription is deregistered. So staleWithGate can be longer: it only makes sure that a person's
+// pause of the subscription takes effect within seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second

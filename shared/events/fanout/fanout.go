@@ -62,8 +62,8 @@ type uriBatch struct {
 	err     error            // the error that affects all events of the group
 }
 
-// try runs a step for the group, unless an earlier step failed. It turns a panic into an error of this group, so that the other groups
-// continue.
+// try calls step, unless an earlier step has failed for these events. It stores an error or a panic of the step in b.err, so that the events
+// of other URIs continue.
 func (b *uriBatch) try(step func() error) {
 	if b.err != nil {
 		return

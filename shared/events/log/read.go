@@ -331,8 +331,8 @@ type Place struct {
 // MaxPlaces is the maximum number of partitions for which a cursor can have separate positions.
 const MaxPlaces = 16
 
-// MaxSent is the number of entries that a cursor can name in [Cursor.Sent]. If more were sent, a client that resumes from the cursor gets
-// some entries again, but it never misses any.
+// MaxSent is the maximum length of [Cursor.Sent]. If more entries after [Cursor.At] were sent, the cursor leaves some of them out. A client
+// that resumes from the cursor gets these entries again, but it never misses any.
 const MaxSent = 64
 
 // Sealer encodes cursors as opaque tokens and decodes them. A token is authenticated with a key of the deployment and bound to

@@ -495,7 +495,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Wait until the events that are being stored are in the log. Do this even if the interest was recorded before, because
-	// another reader may have recorded it only a moment ago.
+	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait until such
+	// batches are in the log, because the caller could otherwise miss their events. Wait even if the interest was stored already,
+	// because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }

@@ -258,8 +258,9 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 }
 
 // findUnlisted returns the backend from which the client may read a resource that no list has, or nil. A tool may return links to such
-// resources (2025-11-25, Tools, Resource Links). If exactly one backend lists resources or templates with the URI's scheme, findUnlisted
-// returns that backend. Otherwise it returns the only backend that may serve the URI, unless another one has not yet responded.
+// resources (2025-11-25, Tools, Resource Links). findUnlisted considers only the backends that have resources and whose rules permit the
+// URI. If exactly one of them lists resources or templates with the URI's scheme, it returns that one. Otherwise, if there is only one, it
+// returns that one, unless the capabilities of some other backend are still unknown, because that one might serve the URI, too.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
 	if !ok || scheme == "event" { // this server itself answers for event URIs that no backend lists
@@ -407,9 +408,9 @@ func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists f
 	return refused()
 }
 
-// ownerByPrefix returns the backend with the longest prefix of the entry's name, or nil if that is the entry's own backend. For example, if
-// a backend has the prefix gh_, clients do not see a tool gh_merge of a backend without a prefix, because they would take it for a tool of
-// the backend with the prefix.
+// ownerByPrefix returns another backend to which the entry's name belongs, or nil if there is none. A name belongs to the backend with the
+// longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a tool gh_merge of a backend
+// without a prefix, because they would take it for a tool of the backend gh_.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil

@@ -130,8 +130,9 @@ const (
 	maxTypePages = 20
 	maxTypes     = 256 << 10
 	maxListed    = 1 << 20
-	// eventRate and eventBurst limit the events of a backend per second. Each further KiB of a payload counts as one more
-	// event. The relay reads the streams no faster, so a backend that sends more has to wait.
+	// eventRate is how many events per second the relay accepts from a backend, and eventBurst is how many it accepts in one
+	// instant. An event counts as one, plus one for each full KiB of its payload. At the limit, the relay stops reading the
+	// backend's streams for a moment, so the backend has to wait.
 	eventRate, eventBurst = 1000, 2000
 )
 

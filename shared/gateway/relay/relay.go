@@ -60,8 +60,8 @@ type Backend interface {
 	Changed() <-chan struct{}
 	// Reported receives the methods of list changes that the backend has reported within calls of this process.
 	Reported() <-chan string
-	// After Outdate, List fetches a list again. ChangeListVersion makes all instances fetch the lists again that a notification with the
-	// given method reports as changed.
+	// Outdate makes the next List fetch each list again. ChangeListVersion is called with the method of a list_changed notification. It
+	// makes all instances fetch the lists that have changed.
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error

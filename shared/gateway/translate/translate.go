@@ -5,7 +5,7 @@
 //	                     client 2026, backend 2025         client 2025, backend 2026
 //	requests             removes _meta of the revision     adds _meta and headers of the revision
 //	results              adds resultType, caching hints    removes resultType
-//	errors               maps -32002, -32022, -32042       maps -32020 to -32022, -32602
+//	error codes          changes -32002, -32022            changes -32020, -32021, -32022, -32602 (see [Revisions.ErrorCode])
 //
 // It leaves all other bytes alone. All functions are pure: they use no backend, store or clock. Package gateway handles a
 // backend's questions to the client.

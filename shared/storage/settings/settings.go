@@ -262,9 +262,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns the latest version of a document, for decisions that must not use an old one. Unlike [Cache.Get] it reads the
-// version from the store each time, unless [Cache.Invalidate] tells the cache about all writes. It fails with fault.Unavailable
-// while the store does not answer.
+// Latest returns the latest version of a document, for decisions that must not use an older one. It reads the version from the
+// store each time, and fails with fault.Unavailable while the store does not answer. In a process that calls [Cache.Invalidate]
+// after each write, the cached version is the latest one, so Latest returns it like [Cache.Get].
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {

@@ -497,8 +497,9 @@ func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	close(w.ready)
 }
 
-// grantFast gives free slots of the fast lane to waiting attempts. If the endpoint e is slow, its waiting attempts, except a probe, get the
-// verdict SlowLane instead. The caller holds the lock, and has changed the state of e, for example because an attempt has ended.
+// grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed the state
+// of the endpoint e, for example because an attempt has ended. If e is slow, its waiting attempts get the verdict SlowLane instead, except a
+// probe, i.e. the attempt that finds out whether e is still slow.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {

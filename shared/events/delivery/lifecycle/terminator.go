@@ -346,9 +346,9 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of one scope, and terminates subscriptions that may not continue. The parameter at is the stored
-// position at which it begins. After each page of the list, it saves the new position in the workspace's stored state. The parameter last
-// has the other fields of that state, which do not change.
+// recheckScope checks the subscriptions of the scope at.Scope (see [match.ScopeOf]) after the position at.After, and terminates
+// subscriptions that may not continue. After each page of the list, it stores the new position, so that an interrupted recheck continues
+// there. The parameter last has the other fields of the workspace's stored state, which do not change.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

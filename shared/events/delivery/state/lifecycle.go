@@ -173,8 +173,8 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 	}))
 }
 
-// Suspend stores a delivery until its subscriber refreshes the suspended subscription. It stores the event of a new delivery. For a
-// stored delivery, e may be nil.
+// Suspend stores a delivery until its subscriber refreshes the suspended subscription. e is the event, which may be nil if the delivery is
+// already stored. Suspend returns false if another worker continues the delivery or it has ended.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
 	return isWritten(ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor}))

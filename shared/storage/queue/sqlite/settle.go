@@ -202,7 +202,7 @@ func (s *settling) Apply(tx *engine.Tx) error {
 	return s.deadLetter(tx)
 }
 
-// delete deletes the rows of accepted messages. One statement deletes all rows with consecutive ids.
+// delete deletes the rows of accepted messages, with one statement for each run of consecutive ids.
 func (s *settling) delete(tx *engine.Tx) error {
 	ids := s.taken.accepted
 	slices.Sort(ids)

@@ -132,7 +132,8 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
-	// On a FIFO queue SQS requires a deduplication id. With a random one, SQS drops only a request that the SDK repeats.
+	// On a FIFO queue, SQS requires a deduplication id. A message without one gets a random id. If the SDK repeats the request, it sends
+	// the same id again, so SQS drops the repetition.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())
