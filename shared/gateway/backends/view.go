@@ -224,8 +224,12 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
-// reportRate and reportBurst limit the list changes per second that a backend reports within calls.
-const reportRate, reportBurst = 1, 50
+const (
+	// reportRate is how many list changes per second a backend may report within calls, and reportBurst is how many in one instant.
+	reportRate, reportBurst = 1, 50
+	// reportTime limits the writes to the store for one report.
+	reportTime = 2 * time.Second
+)
 
 // ReportListChange handles a notification within a call that lists have changed, given its method. It changes the list version, and lets
 // the relay announce the change: immediately if the relay runs in this process, and otherwise when it next looks for [api.LeftOut]. It
@@ -234,6 +238,8 @@ func (b *Backend) ReportListChange(ctx context.Context, method string) {
 	if !b.reports.Allow() {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTime) // the call's client may disconnect meanwhile
+	defer cancel()
 	err := b.ChangeListVersion(ctx, method)
 	for _, kind := range api.Kinds {
 		if kind.ChangedMethod() == method && err == nil && !b.perCaller() { // the relay does not follow lists of callers
