@@ -465,7 +465,7 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	q := question{}
 	if i >= 0 {
 		q = b.asked[i]
-	} else if q.ours, found = b.x.gateway.elicitations.strays.Get(b.strayID(id)); !found {
+	} else if q.ours, found = b.x.gateway.elicitations.strays.Get(b.strayID(id)); !found || b.x.call.ResponseOnly {
 		return false, nil
 	}
 	b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})

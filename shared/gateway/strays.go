@@ -17,12 +17,13 @@ import (
 // stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
 //
 // To ask a client of 2026-07-28, the gateway cancels and repeats a call. So that this is not the wrong one, the client gets an elicitation or
-// a request for sampling only if a single call is running in the session.
+// a request for sampling only if a single call is running in the session. The anonymous principal gets none, because it may be several people.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
+	unasked := x.call.Version.Stateless() && (x.call.Principal.Anonymous || !translate.MultiRound[x.call.Method])
 	// A command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
-	if x.with.ID == "" || x.backend().Command != nil || !translate.MayBeAsked(x.call.Capabilities) {
+	if x.with.ID == "" || x.backend().Command != nil || unasked || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
 	over := false // whether leave was called; guarded by mu

@@ -199,7 +199,8 @@ func TestStrayQuestionsReachAClientOf2026(t *testing.T) {
 	expect.OK(t, other.end(t))
 }
 
-// GWN-10: given two calls of a session, a question on its GET stream reaches the client in the older one if the newer one accepts only JSON.
+// GWN-10: given two calls of a session, a question on its GET stream and its withdrawal reach the client in the older one if the newer one
+// accepts only JSON.
 func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
 	started, ask, finish := make(chan string), make(chan bool), make(chan bool)
 	s := newStraying(t, func(x *turn) {
@@ -210,6 +211,9 @@ func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
 			return
 		}
 		<-ask
+		x.send("1", "elicitation/create", form)
+		<-ask
+		x.notify("notifications/cancelled", `{"requestId":1}`)
 		asksName(x)
 	})
 	g := instances(t, 1, s)[0]
@@ -220,7 +224,10 @@ func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
 		newer <- called(t, g, sessionBased("s1"), `,"arguments":{"n":"newer"}`, func(c *api.Call) { c.ResponseOnly = true })
 	}()
 	expect.Receive(t, "the newer call", started)
+	ask <- true
+	withdrawn, _ := older.question(t)
 	close(ask)
+	expect.Contains(t, "the withdrawal", older.next(t).text, withdrawn)
 	id, _ := older.question(t)
 	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, accepting(id)))
 	expect.Contains(t, "the response", older.next(t).text, `"result"`)
@@ -241,8 +248,12 @@ func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	g := instances(t, 1, s)[0]
 	incapable := someone(v2025)
 	incapable.Session, incapable.Capabilities = "incapable", json.RawMessage(`{}`)
-	x := start(t, g, incapable, "tool", "1", `{"name":"tool","arguments":{"n":"silent"}}`)
-	expect.OK(t, x.end(t))
+	anonymous := someone(v2026) // may be several people
+	anonymous.Principal.Anonymous = true
+	for _, client := range []api.Client{incapable, anonymous} {
+		x := start(t, g, client, "tool", "1", `{"name":"tool","arguments":{"n":"silent"}}`)
+		expect.OK(t, x.end(t))
+	}
 	expect.Len(t, "the GET streams", s.received("GET"), 0)
 	o := called(t, g, someone(v2025), "", func(c *api.Call) { c.ResponseOnly = true })
 	expect.Contains(t, "the result", string(o.response), "does not accept an event stream")
