@@ -16,14 +16,13 @@ import (
 // For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
 // stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
 //
-// To ask a client of 2026-07-28, the gateway cancels and repeats a call. So that this is not the wrong one, the client gets an elicitation or
-// a request for sampling only if a single call is running in the session. The anonymous principal gets none, because it may be several people.
+// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call. That might be the wrong one, even
+// if it is the only call that is running, because a backend may still ask on behalf of a call whose client has gone.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
-	unasked := x.call.Version.Stateless() && (x.call.Principal.Anonymous || !translate.MultiRound[x.call.Method])
 	// A command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
-	if x.with.ID == "" || x.backend().Command != nil || unasked || !translate.MayBeAsked(x.call.Capabilities) {
+	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}
 	over := false // whether leave was called; guarded by mu
@@ -46,8 +45,8 @@ func (x *exchange) takeStray(ctx context.Context, m upstream.Message, only bool)
 	m = m.WithoutOwn()
 	params := jsonrpc.Member(m.Raw, "params")
 	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // they name their question or call
-	switch stateless := x.call.Version.Stateless(); {
-	case !named && !only && (stateless || x.call.ResponseOnly), m.ID != nil && stateless && m.Method == spec.MethodRoots:
+	switch {
+	case !named && !only && x.call.ResponseOnly:
 		return false
 	case m.ID != nil:
 		if err := x.asker.elicit(ctx, m, true); err != nil {

@@ -346,7 +346,7 @@ func (st *stream) takeEarly(id json.RawMessage) bool {
 func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	c, _ := st.target()
 	c.Dropped(ctx, dropUnasked)
-	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "there is not exactly one running call that could answer " + m.Method}))
+	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running that could answer " + m.Method}))
 }
 
 // deliver hands a message to the newest call that accepts it, and reports whether there is one.
