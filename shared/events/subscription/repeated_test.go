@@ -312,7 +312,6 @@ func TestRepeatedRequests(t *testing.T) {
 			})
 		}
 	}
-
 }
 
 // TestRequestsThatRace: another instance ends, enables or makes the subscription before each single call of a request. Afterwards the
