@@ -34,7 +34,8 @@ type receiver struct {
 	served atomic.Int64 // webhooks that were received with net/http
 }
 
-// received is what the receiver needs during a run: the ledger in which it records webhooks, and where to find an event's id in them.
+// received tells the receiver how to handle the webhooks of a run: it has the ledger in which to record them, and says where in a webhook
+// the event's id is.
 type received struct {
 	*ledger
 	find  Received

@@ -24,6 +24,21 @@ func newStraying(t *testing.T, call func(*turn)) *scripted {
 	return s
 }
 
+// newStrayingPair starts a backend for two calls, which both send their names to started: the newer one waits for finish, and the function
+// handles the older one.
+func newStrayingPair(t *testing.T, started chan<- string, finish <-chan bool, older func(*turn)) *scripted {
+	t.Helper()
+	return newStraying(t, func(x *turn) {
+		started <- x.argument()
+		if x.argument() == "newer" {
+			<-finish
+			x.result(`{}`)
+			return
+		}
+		older(x)
+	})
+}
+
 // asksName asks the user for a name and returns it.
 func asksName(x *turn) {
 	name := x.ask("elicitation/create", form)
@@ -87,13 +102,7 @@ func (t *turn) argument() string {
 // the newer one has ended, because the older one may have asked.
 func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
 	started, ask, finish := make(chan string), make(chan bool), make(chan bool)
-	s := newStraying(t, func(x *turn) {
-		started <- x.argument()
-		if x.argument() == "newer" {
-			<-finish
-			x.result(`{}`)
-			return
-		}
+	s := newStrayingPair(t, started, finish, func(x *turn) {
 		<-ask
 		asksName(x)
 	})
@@ -113,13 +122,7 @@ func TestStrayQuestionOutlivesTheCallThatCarriedIt(t *testing.T) {
 // GWN-10: a client learns on another call of its session that the backend has withdrawn a question whose call has ended.
 func TestWithdrawalAfterTheCallThatCarriedTheQuestion(t *testing.T) {
 	started, ask, withdraw, finish := make(chan string), make(chan bool), make(chan bool), make(chan bool)
-	s := newStraying(t, func(x *turn) {
-		started <- x.argument()
-		if x.argument() == "newer" {
-			<-finish
-			x.result(`{}`)
-			return
-		}
+	s := newStrayingPair(t, started, finish, func(x *turn) {
 		<-ask
 		x.send("1", "elicitation/create", form)
 		<-withdraw
@@ -171,13 +174,7 @@ func TestStrayProgressReachesItsCall(t *testing.T) {
 // accepts only JSON.
 func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
 	started, ask, finish := make(chan string), make(chan bool), make(chan bool)
-	s := newStraying(t, func(x *turn) {
-		started <- x.argument()
-		if x.argument() == "newer" {
-			<-finish
-			x.result(`{}`)
-			return
-		}
+	s := newStrayingPair(t, started, finish, func(x *turn) {
 		<-ask
 		x.send("1", "elicitation/create", form)
 		<-ask

@@ -218,7 +218,7 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 	return f.wholeListOf(t, alice, method, session, between)
 }
 
-// wholeListOf is like [fixture.wholeList] for any caller.
+// wholeListOf reads all pages of a list like [fixture.wholeList], as the caller with the given key.
 func (f *fixture) wholeListOf(t *testing.T, key, method, session string, between func(page int)) (out wholeList) {
 	t.Helper()
 	params := ""

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
 // Patience is how long the harness waits for something that happens immediately on an idle machine. It is long because
@@ -45,14 +47,7 @@ func Within(tb testing.TB, within time.Duration, cond func() bool) bool {
 
 // Sleep waits, and reports false if ctx ends before.
 func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return periodic.Sleep(ctx, d) == nil
 }
 
 // About returns a random time between half and one and a half of d.

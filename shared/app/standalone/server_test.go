@@ -40,7 +40,7 @@ func serve(t *testing.T, change func(*Options)) *Server {
 	return s
 }
 
-// serveOptions is like [serve], and returns the server's options too.
+// serveOptions starts a server like [serve], and also returns its options.
 func serveOptions(t *testing.T, change func(*Options)) (*Server, Options) {
 	t.Helper()
 	o := settingsFor(t, change)

@@ -364,6 +364,11 @@ func SchemaChanged(name, feature string) error {
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }
 
+// NeedsPrincipal returns the error for the anonymous principal, which may not use the methods of MCP Events for webhooks.
+func NeedsPrincipal() error {
+	return fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
+}
+
 // TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
 // name is the name of the type. If the client subscribed to all types below a parent URI, it is the parent URI.
 func TypeRemoved(name string) error {
@@ -452,7 +457,7 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 // principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
-		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
+		return nil, NeedsPrincipal()
 	}
 	return s.authorize(ctx, p)
 }

@@ -145,7 +145,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 }
 
 // announce replays the events that the written subscription want is still owed, tells open streams that it is new or active again, and
-// returns the answer to the client. have is the subscription before a refresh, or nil if there was none. from is the position where a new
+// returns the answer to the client. have is the subscription before a refresh, or nil for a new subscription. from is the position where a new
 // subscription begins. The parameter resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
@@ -264,9 +264,9 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 }
 
 // refresh writes want in place of have. If the client sent another secret, refresh keeps have's secret as the previous one for the
-// rotation's grace period. live is false if have has expired. If live is true, and have was active or the client
-// sent no cursor, refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI
-// template by now, it moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
+// rotation's grace period. The parameter live is false if have has expired. If it is true, and have was active or the client sent no cursor,
+// refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI template by now, refresh
+// moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)

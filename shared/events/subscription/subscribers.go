@@ -159,6 +159,8 @@ func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.entryVersion()}
 }
 
+// entryVersion returns the version of the subscription's list entries. It changes when a person enables the subscription, so that the
+// process that disabled it cannot delete the new entries.
 func (s *Subscription) entryVersion() int64 { return max(s.Created.UnixMicro(), int64(s.Enabled)) }
 
 // ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,

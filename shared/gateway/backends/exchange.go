@@ -256,7 +256,7 @@ func (b *Backend) judgeExchange(err error) *TokenError {
 }
 
 // tokenError explains why a caller cannot find a name: a backend that may have the name needs an exchanged token, and the gateway cannot
-// get one for the caller. It returns the error of the first such backend, or nil if there is none.
+// get one for the caller. It returns the error of the first such backend, or nil if no backend is the cause.
 func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) error {
 	for _, v := range views {
 		b := v.backend

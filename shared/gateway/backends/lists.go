@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -230,18 +231,18 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 
 // findListed does the same as [Set.Find], but only for names and URIs that are in a list or match a template.
 func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, kind api.Kind, name string) (Entry, error) {
-	e, err := lookUp(p, views, kind, name, func(kind api.Kind) func(int) *fetched {
-		return func(i int) *fetched { return views[i].cachedList(kind) }
+	e, err := lookUp(p, kind, name, func(kind api.Kind) iter.Seq[*fetched] {
+		return each(views, func(v *View) *fetched { return v.cachedList(kind) })
 	})
 	if err == nil {
 		return e, nil
 	}
-	e, err = lookUp(p, views, kind, name, func(kind api.Kind) func(int) *fetched {
+	e, err = lookUp(p, kind, name, func(kind api.Kind) iter.Seq[*fetched] {
 		pending := bs.fetchLists(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
-		return func(i int) *fetched {
-			<-pending[i].done
-			return cmp.Or(pending[i].list, &fetched{})
-		}
+		return each(pending, func(p *pendingList) *fetched {
+			<-p.done
+			return cmp.Or(p.list, &fetched{})
+		})
 	})
 	if fault.Is(err, fault.Invalid) {
 		if tokenErr := tokenError(ctx, views, kind, name); tokenErr != nil {
@@ -355,21 +356,31 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// lookUp finds a name in the views' lists. If several backends have the name, the first one serves it, so lookUp does not need the lists of
-// the backends after it. Resources take precedence over templates.
+// each returns the sequence of the results of a function for the elements. It calls the function for an element only when the caller
+// reaches it.
+func each[E any](elements []E, list func(E) *fetched) iter.Seq[*fetched] {
+	return func(yield func(*fetched) bool) {
+		for _, e := range elements {
+			if !yield(list(e)) {
+				return
+			}
+		}
+	}
+}
+
+// lookUp finds a name in the backends' lists of a kind, which the function lists returns in the order of the backends. If several backends
+// have the name, the first one serves it, so lookUp does not wait for the lists of the backends after it. Resources take precedence over
+// templates.
 //
-// lists(kind) returns a function that returns the list of the view with a given index. lookUp stops at a view without a list (nil), because
-// that backend may have the name, too, and would take precedence over the views that follow.
-func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) func(int) *fetched) (found Entry, err error) {
+// lookUp stops at a missing list (nil), because that backend may have the name, too, and would take precedence over the ones that follow.
+func lookUp(p auth.Principal, kind api.Kind, name string, lists func(api.Kind) iter.Seq[*fetched]) (found Entry, err error) {
 	refused := func() (Entry, error) {
 		if err == nil { // no backend has the name
 			err = unknownError(kind.String(), name)
 		}
 		return found, err
 	}
-	listAt := lists(kind)
-	for i := range views {
-		l := listAt(i)
+	for l := range lists(kind) {
 		if l == nil {
 			return refused()
 		}
@@ -385,9 +396,7 @@ func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists f
 	if kind != api.Resources {
 		return refused()
 	}
-	listAt = lists(api.Templates)
-	for i := range views {
-		l := listAt(i)
+	for l := range lists(api.Templates) {
 		if l == nil {
 			return refused()
 		}
@@ -408,7 +417,7 @@ func lookUp(p auth.Principal, views []*View, kind api.Kind, name string, lists f
 	return refused()
 }
 
-// ownerByPrefix returns another backend to which the entry's name belongs, or nil if there is none. A name belongs to the backend with the
+// ownerByPrefix returns the backend to which the entry's name belongs, or nil if that is the entry's own. A name belongs to the backend with the
 // longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a tool gh_merge of a backend
 // without a prefix, because they would take it for a tool of the backend gh_.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {

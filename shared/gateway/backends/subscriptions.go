@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -125,8 +126,8 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 		if !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) }) {
 			return true
 		}
-		_, err := lookUp(p, []*View{b.view}, api.Resources, uri, func(kind api.Kind) func(int) *fetched {
-			return func(int) *fetched { return cmp.Or(b.view.listOfAnyVersion(ctx, kind), &fetched{}) }
+		_, err := lookUp(p, api.Resources, uri, func(kind api.Kind) iter.Seq[*fetched] {
+			return slices.Values([]*fetched{cmp.Or(b.view.listOfAnyVersion(ctx, kind), &fetched{})})
 		})
 		return err == nil
 	}

@@ -24,8 +24,8 @@ import (
 //   - A notification with a subscription id belongs to the subscriptions/listen request with this id (2026-07-28, Subscriptions), or to
 //     the stream of events (SEP-3415).
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that
-//     call ends before the question is answered, the question goes to the newest call that still runs. If there is none, the question
-//     waits a few seconds for the next call, or is refused if its call was cancelled. A question before the first call waits, too.
+//     call ends before the question is answered, the question goes to the newest call that still runs. If no call runs, the question
+//     waits a few seconds for the next one, or is refused if its call was cancelled. A question before the first call waits, too.
 //   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other
 //     principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the transport drops it.
 //   - Changes of lists and resources go to the GET stream of the gateway.

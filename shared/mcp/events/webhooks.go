@@ -200,7 +200,7 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 // take over another one's subscription by guessing its parameters.
 func (h *Webhooks) checkPrincipal(c *method.Call) error {
 	if c.Principal.Anonymous && !h.Anonymous {
-		return fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
+		return subscription.NeedsPrincipal()
 	}
 	return nil
 }

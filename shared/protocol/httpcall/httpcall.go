@@ -138,8 +138,8 @@ const (
 	maxEnd  = 16 << 10
 )
 
-// DoRead is like [Server.Do], but the function read reads the response's body and returns the part that DoRead returns. It need not
-// read the body to its end, because a server may keep a stream open after the last message that the caller needs.
+// DoRead sends a request like [Server.Do], and returns the part of the response's body that the function read returns. That function need
+// not read the body to its end, because a server may keep a stream open after the last message that the caller needs.
 func (s Server) DoRead(ctx context.Context, method, url string, header http.Header, body []byte, read func(*http.Response) ([]byte, error)) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

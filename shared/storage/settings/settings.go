@@ -391,7 +391,7 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 }
 
 // UnannouncedOf returns the operations to record a change like [Unannounced], for documents whose versions may have different
-// workspaces. Each version has its own record, so all of these workspaces are told.
+// workspaces. Each version has its own record, so that the change is announced to all of these workspaces.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -388,7 +387,7 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	for i, m := range b.msgs {
 		to := &b.handed[i]
 		to.ID, to.Sent = strconv.FormatInt(m.id, 10), microseconds(m.sent)
-		to.Group, to.Owner, _ = strings.Cut(m.group, "/")
+		to.Group, to.Owner = splitGroup(m.group)
 		missing = missing || to.Body == nil
 	}
 	if missing {

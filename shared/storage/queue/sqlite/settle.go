@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -249,7 +248,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 			body = bytes.Clone(stmt.ColumnBlob(0))
 		}
 		stmt.Reset()
-		group, _, _ := strings.Cut(m.group, "/")
+		group, _ := splitGroup(m.group)
 		letter := queue.NewDeadLetter(s.queue.name, queue.Message{
 			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: group},
 			Received: m.received, Sent: microseconds(m.sent),

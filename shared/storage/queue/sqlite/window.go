@@ -401,6 +401,12 @@ func groupOf(m *queue.Outgoing) string {
 	return m.Group + "/" + m.Owner
 }
 
+// splitGroup returns the group and the owner from which [groupOf] made the name.
+func splitGroup(name string) (group, owner string) {
+	group, owner, _ = strings.Cut(name, "/")
+	return group, owner
+}
+
 // group holds the ready messages of one group, in their order. A group with ready messages is in its owner's ring, and so gets its
 // turn, unless it is locked or has reached its limit (see [limit]).
 type group struct {
@@ -457,9 +463,9 @@ func newReady(fifo bool) ready {
 func (r *ready) group(name string) *group {
 	g := r.groups[name]
 	if g == nil {
-		base, of, owned := strings.Cut(name, "/")
+		base, of := splitGroup(name)
 		g = &group{name: name, owner: &r.noOwner, limit: getOrAdd(r.limits, base)}
-		if owned {
+		if of != "" {
 			g.owner = getOrAdd(r.owners, of)
 		}
 		g.owner.groups++
@@ -479,7 +485,7 @@ func getOrAdd[V any](m map[string]*V, key string) *V {
 // forget removes a group without messages.
 func (r *ready) forget(g *group) {
 	delete(r.groups, g.name)
-	base, of, _ := strings.Cut(g.name, "/")
+	base, of := splitGroup(g.name)
 	if g.owner.groups--; g.owner.groups == 0 {
 		delete(r.owners, of)
 	}

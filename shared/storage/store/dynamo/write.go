@@ -93,8 +93,8 @@ func newMark() []byte {
 	return mark
 }
 
-// checkRefusal reports whether err means that a condition failed, and returns the attributes of the stored item. There are none if
-// the item does not exist.
+// checkRefusal reports whether err means that a condition failed, and returns the attributes of the stored item. They are
+// empty if the item does not exist.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
