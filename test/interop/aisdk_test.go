@@ -90,8 +90,12 @@ func receiving(t *testing.T, s *harness.Target) {
 			other := object{"do": "subscribe", "name": "incident.created", "args": object{"service": service}}
 			client.do(t, other, &sub)
 			incident(handshake+"-5", "info")
-			if got := client.next(t, "event"); got.Event.EventID != handshake+"-5" || got.Subscription != sub.ID {
-				t.Errorf("received %s for %s after unsubscribing", got.Event.EventID, got.Subscription)
+			got = client.next(t, "event")
+			if got.Event.EventID == handshake+"-4" && got.Subscription == sub.ID {
+				got = client.next(t, "event") // on AWS, fanout may store the event only after the second subscription has begun
+			}
+			if got.Event.EventID != handshake+"-5" || got.Subscription != sub.ID {
+				t.Errorf("after unsubscribing, the client received %s for %s, want %s-5 for %s", got.Event.EventID, got.Subscription, handshake, sub.ID)
 			}
 			client.do(t, object{"do": "unsubscribe", "id": sub.ID}, nil)
 
