@@ -2,8 +2,7 @@
 // URL, adds the caller's key, converts every form of error response to an error with a kind, and says which requests to repeat
 // and when.
 //
-// It knows nothing about events and keeps no state. The public package client and the commands are built on it. To receive
-// events, use package client.
+// To receive events, use package client.
 package httpcall
 
 import (
@@ -227,7 +226,6 @@ func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))}
 }
 
-// unexpectedError is the error of [UnexpectedAnswer].
 type unexpectedError struct {
 	status int
 	err    *fault.Error

@@ -21,8 +21,7 @@ import (
 // MaxDepth is the deepest nesting of arrays and objects in a message.
 const MaxDepth = jsonpointer.MaxDepth
 
-// MaxID is the maximum length of an encoded id, in bytes. It is much smaller than the limit on the body, because a stream repeats the id in
-// every message.
+// MaxID is the maximum length of an encoded id in bytes. It is small, because a stream repeats the id in every message.
 const MaxID = 512
 
 // The codes that JSON-RPC 2.0 defines (section 5.1).
@@ -38,8 +37,7 @@ const (
 type Error struct {
 	Code    int
 	Message string
-	// Data must marshal to JSON. If it is nil, the member is left out.
-	Data any
+	Data    any // must marshal to JSON
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -56,15 +54,11 @@ const (
 
 // Message is one decoded message. Its slices refer to the body's bytes instead of copying them.
 type Message struct {
-	Kind Kind
-	// ID is the encoded id. It is nil if the message has no id or an invalid one.
-	ID json.RawMessage
-	// Method is empty in a response.
-	Method string
-	// Params is an object or an array, or nil.
-	Params json.RawMessage
-	// Raw is the whole message.
-	Raw json.RawMessage
+	Kind   Kind
+	ID     json.RawMessage // nil if the message has no id or an invalid one
+	Method string          // empty in a response
+	Params json.RawMessage // an object, an array or nil
+	Raw    json.RawMessage // the whole message
 }
 
 // maxBatch is the maximum number of messages in a batch.
@@ -482,7 +476,6 @@ func Depth(b []byte) int {
 	return deepest
 }
 
-// skipSpace returns the index of the first byte at or after i that is not whitespace.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -550,8 +543,6 @@ func unquote(b []byte) []byte {
 	return []byte(s)
 }
 
-// The functions from here on change members of JSON objects without decoding the values.
-
 // Quote returns s as a JSON string.
 func Quote(s string) json.RawMessage { return AppendString(nil, s) }
 
@@ -604,9 +595,9 @@ func AppendMember(dst []byte, name string, value []byte) []byte {
 // for example one with a million members.
 const MaxComparedMembers = 1000
 
-// HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
-// uses the first value and another one the last. It also returns true for an object with more than [MaxComparedMembers] members, so that
-// callers refuse it, too.
+// HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because
+// one JSON reader uses the first value and another one the last. It also returns true for more than
+// [MaxComparedMembers] members.
 func HasRepeatedMember(object json.RawMessage) bool {
 	var names [16][]byte // nearly every object has fewer members, and needs no map
 	n := 0
@@ -625,7 +616,7 @@ func HasRepeatedMember(object json.RawMessage) bool {
 	return false
 }
 
-// repeatsAny does the work of [HasRepeatedMember] for objects with many members. It compares names with a map.
+// repeatsAny does the work of [HasRepeatedMember] for objects with many members.
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {
@@ -639,8 +630,7 @@ func repeatsAny(object json.RawMessage) bool {
 
 // Insert inserts a member at the beginning of an object.
 func Insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
-	out := AppendString([]byte{'{'}, name)
-	out = append(append(out, ':'), value...)
+	out := AppendMember([]byte{'{'}, name, value)
 	rest := bytes.TrimLeft(object[1:], " \t\r\n")
 	if len(rest) > 0 && rest[0] != '}' {
 		out = append(out, ',')

@@ -1,7 +1,5 @@
 // Package spec has the names and numbers of the Model Context Protocol: revisions, methods, headers of the endpoint, _meta keys, error
 // codes and log levels, and our additions to them.
-//
-// The MCP endpoint (shared/mcp), the gateway (shared/gateway) and package client use it, and implement the methods.
 package spec
 
 import (
@@ -159,8 +157,7 @@ var severities = []string{"debug", "info", "notice", "warning", "error", "critic
 // KnownSeverity reports whether a level of log messages exists.
 func KnownSeverity(level string) bool { return slices.Contains(severities, level) }
 
-// SevereAs reports whether a level of log messages is at least as severe as the parameter least. An unknown level is the least
-// severe.
+// SevereAs reports whether level is at least as severe as least. An unknown level is the least severe.
 func SevereAs(level, least string) bool {
 	return slices.Index(severities, level) >= slices.Index(severities, least)
 }
@@ -205,7 +202,7 @@ const (
 
 // The extensions that this project defines, by their names in capabilities.
 const (
-	// OwnExtension is our extension in capabilities. It consists of the event subscriptions of SEP-1803 and our additions.
+	// OwnExtension consists of the event subscriptions of SEP-1803 and our additions.
 	OwnExtension = OwnPrefix + "subscriptions"
 	// ConversationExtension repeats capabilities.conversationEvents as an extension, for clients that only read extensions.
 	ConversationExtension = OwnPrefix + "conversation"

@@ -1,8 +1,8 @@
 // Package sse writes and reads Server-Sent Events, the text/event-stream format
 // of the WHATWG HTML standard, section 9.2.
 //
-// It is independent of JSON-RPC and MCP. Writing does not depend on Flush, because the response writer of a Lambda function cannot flush and
-// sends every write immediately.
+// Writing does not depend on Flush, because the response writer of a Lambda function cannot flush and sends every write
+// immediately.
 package sse
 
 import (
@@ -155,8 +155,7 @@ type Reader struct {
 	r     *bufio.Reader
 	limit int
 	began bool
-	// cr is set after a CR, because an LF that follows belongs to the same line end.
-	cr bool
+	cr    bool // the last byte was a CR; an LF that follows belongs to the same line end
 }
 
 // NewReader returns a reader of r. It fails with [ErrTooLarge] at an event of more than limit bytes.
