@@ -8,8 +8,7 @@
 //
 // These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure
 // only has a [reason], which is one of our constants. A message is sent only to receivers for which the store has the
-// caller's consent at that moment. The package does not depend on a protocol: the MCP methods are in shared/mcp, and
-// the HTTP API for consents is in api.go.
+// caller's consent at that moment.
 package conversation
 
 import (
@@ -49,12 +48,10 @@ type View struct {
 	Name        string `json:"name"`
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"`
-	// Receives lists the kinds of messages that the provider receives with consent.
-	Receives []Kind `json:"receives"`
+	Receives    []Kind `json:"receives"`
 	// Consent is the principal's latest decision, or nil before the first decision.
 	Consent *Consent `json:"consent"`
-	// Consented reports whether the consent covers everything in Receives. After a change of the provider's
-	// destination or of the messages it receives, an earlier consent does not cover it.
+	// Consented is false if the provider's destination or Receives has changed since the consent.
 	Consented bool `json:"consented"`
 }
 
@@ -68,8 +65,8 @@ func (s *Service) listViews(ctx context.Context, p auth.Principal) ([]View, erro
 	return out, err
 }
 
-// listConsents returns the providers that receive messages and that the principal may use. The map has the principal's latest
-// decisions by the name of the provider.
+// listConsents returns the providers to which the principal can consent, and the principal's latest decisions by the
+// name of the provider.
 func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {
@@ -83,17 +80,15 @@ func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provid
 func newView(v *provider, given map[string]consentItem) View {
 	out := View{Name: v.name, Title: v.title, Description: v.description, Receives: v.kinds}
 	if item, ok := given[v.name]; ok {
-		consent := item.Consent
-		out.Consent = &consent
+		out.Consent = &item.Consent
 		out.Consented = !slices.ContainsFunc(v.kinds, func(k Kind) bool { return !item.covers(v.to, k) })
 	}
 	return out
 }
 
-// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. The parameter
-// by is the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist,
-// or the principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be
-// revoked.
+// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent.
+// The parameter by is the id of the caller, who may be an operator. Consent to a provider that no longer exists can
+// still be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -135,10 +130,8 @@ const PathProvider = "provider"
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
-	// Guard refuses requests that a browser sends on behalf of another site.
-	Guard auth.Guard
-	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be
-	// empty.
+	Guard   auth.Guard
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names, or empty.
 	MetadataURL string
 	Log         *slog.Logger
 }
@@ -231,15 +224,12 @@ type consents struct {
 // Consent is a decision about one provider.
 type Consent struct {
 	// Given is false if the consent was revoked.
-	Given bool `json:"given"`
-	// At is when the consent was given or revoked, and By is the principal or operator who did it.
-	At time.Time `json:"at"`
-	By string    `json:"by"`
-	// Kinds are the kinds of messages that the consent covers.
-	Kinds []Kind `json:"kinds,omitempty"`
+	Given bool      `json:"given"`
+	At    time.Time `json:"at"`
+	By    string    `json:"by"` // the principal or operator who decided
+	Kinds []Kind    `json:"kinds,omitempty"`
 }
 
-// consentItem is a stored consent.
 type consentItem struct {
 	V         int    `json:"v"`
 	Principal string `json:"pr"`
@@ -251,8 +241,10 @@ type consentItem struct {
 
 const consentVersion = 1
 
-func hashPrincipal(principal string) string {
-	h := sha256.Sum256([]byte(principal))
+func hashPrincipal(principal string) string { return encodeHash([]byte(principal)) }
+
+func encodeHash(b []byte) string {
+	h := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(h[:])
 }
 
@@ -281,8 +273,8 @@ func EachMark(ctx context.Context, db store.DB, workspace, operator string, do f
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname erases the operator's id in one consent, which is the consent that the mark stands for. It replaces the id with the given
-// name. If a later decision of the principal or of another operator has replaced that consent, it does nothing.
+// Unname replaces the operator's id in the consent that the mark stands for with the given name. It does nothing if a
+// later decision has replaced that consent.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
@@ -299,12 +291,11 @@ func Unname(ctx context.Context, db store.DB, workspace, operator string, mark s
 	return fault.Wrap(fault.Unavailable, err, "take a name off a consent")
 }
 
-// hashDestination returns a hash of a provider's address. Consents contain only the hash, because the query of a URL may
-// contain a secret.
-func hashDestination(parts ...string) string {
-	b, _ := json.Marshal(parts) // strings
-	h := sha256.Sum256(b)
-	return base64.RawURLEncoding.EncodeToString(h[:])
+// hashStrings returns a hash of its arguments. For a provider's address, consents contain only the hash, because the
+// query of a URL may contain a secret.
+func hashStrings(parts ...string) string {
+	b, _ := json.Marshal(parts) // strings always encode
+	return encodeHash(b)
 }
 
 // list reads all consents of a principal with strong consistency, and returns them by provider.
@@ -337,7 +328,6 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	return fault.Wrap(fault.Unavailable, err, "write a consent")
 }
 
-// covers reports whether the consent allows sending messages of this kind to the destination whose hash is the parameter to.
 func (i consentItem) covers(to string, kind Kind) bool {
 	return i.Given && i.To == to && slices.Contains(i.Kinds, kind)
 }
@@ -364,7 +354,6 @@ func newHTTP() *http.Client {
 	}
 }
 
-// headers returns the headers that the operator configured for a provider, with the secrets that they refer to.
 func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, error) {
 	h := http.Header{}
 	for name, value := range v.Headers {
@@ -377,8 +366,8 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL returns a function that sends the params of a message to a provider's URL with a POST. The provider responds
-// with a context as JSON, or with 204 if it has no context to add.
+// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 if it has
+// none.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)
@@ -398,7 +387,7 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	req.Header = header
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
-	req.Header.Set(spec.HeaderMethod, m.Kind.Method()) // tells the provider the kind of message
+	req.Header.Set(spec.HeaderMethod, m.Kind.Method())
 	req.Header.Set(rules.PrincipalHeader, principal)
 	resp, err := client.Do(req)
 	if err != nil {

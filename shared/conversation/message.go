@@ -3,8 +3,6 @@ package conversation
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"math"
 	"slices"
@@ -19,8 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The limits of a message. All are in bytes, except maxTurns, which limits the number of previous messages in the history. A message
-// over a limit is an error of kind fault.TooLarge, with [fault.Limit] as its data.
+// The limits of a message, in bytes except for maxTurns.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
@@ -63,8 +60,8 @@ type Turn struct {
 	Content string `json:"content"`
 }
 
-// Parse parses the params of a message, which must be valid JSON. It ignores unknown members. Errors, of kind
-// fault.Invalid or fault.TooLarge, do not quote the message.
+// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors do not quote the
+// message.
 func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	m := &Message{Kind: kind}
 	if len(params) == 0 || params[0] != '{' {
@@ -89,7 +86,6 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	return m, nil
 }
 
-// parseText returns a member that must be a string.
 func parseText(object json.RawMessage, name string, most int) (string, error) {
 	raw, err := findOnce(object, name)
 	if err != nil {
@@ -173,7 +169,6 @@ func (m *Message) Params(meta []byte) json.RawMessage {
 	return b
 }
 
-// URIs of the events that messages become.
 const (
 	userMessageURI       = "event://conversation/user-message"
 	assistantResponseURI = "event://conversation/assistant-response"
@@ -209,15 +204,15 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	return nil
 }
 
-// eventsProvider returns a provider that publishes messages as events. It is a provider so that callers can consent to it like to any
-// other. If no messages are published, eventsProvider returns nil.
+// eventsProvider returns a provider that publishes messages as events, so that callers can consent to it like to any
+// other. It returns nil if no messages are published.
 func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := listKinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
 		return nil
 	}
 	return &provider{
-		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: hashDestination("events"),
+		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: hashStrings("events"),
 		title:       "Events",
 		description: "Messages become events of this server. Anyone whom the operator permits can subscribe to them.",
 		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
@@ -226,7 +221,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 	}
 }
 
-// publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
+// publish leaves out the history, because the messages in it were published before.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{internal}
@@ -258,9 +253,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 
 // eventID returns the id of a message's event. If the client sends the message again, the id is the same.
 func eventID(c Caller, m *Message) string {
-	b, _ := json.Marshal([]string{string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID}) // strings
-	h := sha256.Sum256(b)
-	return "conv_" + base64.RawURLEncoding.EncodeToString(h[:])
+	return "conv_" + hashStrings(string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID)
 }
 
 // maxMemories limits the memories accepted from one provider.
@@ -269,10 +262,9 @@ const maxMemories = 100
 // Context is the merged context for a message, a ConversationContextResult.
 type Context struct {
 	// Text contains each provider's text under a heading that the server adds; see [merge].
-	Text string
-	// Memories are sorted by relevance.
-	Memories []Memory
-	// Cut is true if a part of the context was left out, because it would have been too large.
+	Text     string
+	Memories []Memory // sorted by relevance
+	// Cut is true if a part of the context was too large and left out.
 	Cut bool
 }
 
@@ -303,7 +295,7 @@ func (c *Context) Members() []byte {
 	return b[1 : len(b)-1]
 }
 
-// answer is one provider's context, as [parseAnswer] returns it.
+// answer is one provider's context.
 type answer struct {
 	text     string
 	memories []Memory // sorted by relevance; Source is as the provider sent it
@@ -396,9 +388,8 @@ type part struct {
 	answer
 }
 
-// merge combines the providers' contexts, of which the most important is first, into one context. The parameter most is its maximum
-// size in bytes. Each provider uses as much of the remaining space as it needs. A text that does not fit is cut at the end. A memory
-// that does not fit is left out.
+// merge combines the providers' contexts, of which the most important is first, into one context of at most the given
+// size in bytes. A text that does not fit is cut at the end. A memory that does not fit is left out.
 //
 // Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". The headings do not,
 // so a provider cannot imitate another one.
@@ -439,9 +430,8 @@ const (
 	leastText = 32
 )
 
-// source returns the source of a memory in the merged context. It begins with the provider's name, for example "crm: notes" if the
-// provider crm gives the memory the source "notes" (the parameter own). Names of providers contain no colon, so a provider cannot
-// imitate another one.
+// source returns the source of a memory in the merged context, for example "crm: notes" if the provider crm names the
+// source "notes". Names of providers contain no colon, so a provider cannot imitate another one.
 func (p part) source(own string) string {
 	if own == "" {
 		return p.name
@@ -449,8 +439,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, in at most as many bytes as the parameter room says. The result whole is
-// false if the text is cut. If even the beginning of the text does not fit, quotePart returns "".
+// quotePart returns a provider's text under its heading, cut to at most room bytes, or "" if not even the beginning
+// fits.
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

@@ -74,8 +74,7 @@ type Options struct {
 	Prepares bool
 	// Rate is the quota of messages of each principal. Nil means no quota.
 	Rate *quota.Rate
-	// Secrets looks up the secret that a setting refers to. Nil means the environment. It is called for each message
-	// to a provider at a URL.
+	// Secrets looks up the secret that a setting refers to. Nil means the environment.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
 }
@@ -105,7 +104,7 @@ func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
-// New creates a service. It does not call any provider.
+// New creates a service.
 func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = newHTTP()
@@ -163,8 +162,7 @@ func (s *Service) Enabled(ctx context.Context) bool {
 	return err == nil && now.Conversation.Enabled()
 }
 
-// Check checks a configuration before it is put into use. For each provider with a missing secret, the result contains an error
-// of kind fault.Invalid.
+// Check returns an error of kind fault.Invalid for each provider with a missing secret.
 func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	var all []error
 	for _, v := range c.Providers {
@@ -207,8 +205,7 @@ func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, 
 	return merge(s.gather(ctx, now.Budget, receivers, c, m), now.MaxContext), nil
 }
 
-// listConsented returns the providers that the principal may use, that receive messages of the kind, and to which the
-// principal consented.
+// listConsented returns the providers that receive messages of the kind and to which the principal consented.
 func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
 	visible := slices.DeleteFunc(now.listVisible(ctx, p), func(v *provider) bool { return !v.receives(kind) })
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
@@ -221,14 +218,13 @@ func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal,
 	return slices.DeleteFunc(visible, func(v *provider) bool { return !given[v.name].covers(v.to, kind) }), nil
 }
 
-// reply is the result of asking one provider.
 type reply struct {
 	answer
 	missing reason // empty if there is an answer
 }
 
-// gather asks all providers concurrently. It returns the answers that have arrived when the budget is used up, in the
-// order of the providers.
+// gather asks all providers concurrently. It returns the answers that arrive within the budget, in the order of the
+// providers.
 func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -257,9 +253,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask sends the message to one provider, unless the provider's [breaker] stops it because earlier messages were not answered. The
-// parameter ctx is the caller's context. The parameter asked is the context of the request, which also ends when the time budget is
-// used up.
+// ask sends the message to one provider, unless its [breaker] is open. The parameter ctx is the caller's context, and
+// asked is the context of the request, which also ends when the budget is used up.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
@@ -278,8 +273,7 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	return reply{answer: a}
 }
 
-// MetricMissing is the metric that counts messages for which a provider failed or answered too late, by workspace,
-// provider and reason.
+// MetricMissing is the metric that counts messages for which a provider failed or answered too late.
 const MetricMissing = "ConversationContextMissing"
 
 // FailureCounts returns how often each provider failed or answered too late since the process started. The outer key is
@@ -291,15 +285,13 @@ func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing
 // uses it.
 
 const (
-	// prepareTime limits the start of one session, and maxPreparing how many are started concurrently.
-	prepareTime  = 20 * time.Second
-	maxPreparing = 64
+	prepareTime  = 20 * time.Second // for one session
+	maxPreparing = 64               // at the same time
 )
 
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
 type preparation struct{ backend, workspace, principal, session string }
 
-// prepare starts a session with a backend for the caller, in the background.
 func (s *Service) prepare(c Caller, backend string) {
 	if !s.options.Prepares {
 		return
@@ -365,15 +357,14 @@ func reasonOf(asked, asker context.Context, err error) reason {
 // Caller is the sender of a message.
 type Caller struct {
 	Principal auth.Principal
-	// Client identifies the caller to backends.
-	Client api.Client
+	Client    api.Client
 }
 
 // asker sends a message to one provider and returns the provider's answer unchecked. The parameter principal is the principal id or
 // the pseudonym that the provider receives. All errors are of type failure.
 type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
 
-// provider is a configured provider, or the built-in [rules.EventsProvider]. It is safe for concurrent use.
+// provider is a configured provider, or the built-in [rules.EventsProvider].
 type provider struct {
 	name, title, description string
 	workspace                string
@@ -387,11 +378,11 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops sending messages to a provider after several consecutive timeouts or failed connections. After a pause it lets one
-// message through. If that succeeds, the provider gets all messages again; otherwise the next pause begins.
+// breaker stops sending messages to a provider for restFor after tripAfter consecutive timeouts or failed connections.
+// Then it lets one message through. If that succeeds, the provider gets all messages again; otherwise the next pause
+// begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
-// After tripAfter consecutive timeouts or failed connections, a provider gets no messages for restFor.
 const (
 	tripAfter = 5
 	restFor   = 30 * time.Second
@@ -418,14 +409,12 @@ func (s *Service) newBreaker(p *provider) *breaker {
 	})
 }
 
-// set contains the providers of one version of the configuration.
 type set struct {
 	rules.Conversation
 	made      *rules.Conversation // the configuration that it was made from
 	providers []*provider         // the most important one first
 }
 
-// listVisible returns the providers that a principal may use.
 func (s *set) listVisible(ctx context.Context, p auth.Principal) []*provider {
 	var out []*provider
 	for _, v := range s.providers {
@@ -436,7 +425,6 @@ func (s *set) listVisible(ctx context.Context, p auth.Principal) []*provider {
 	return out
 }
 
-// current returns the providers of the current configuration.
 func (s *Service) current(ctx context.Context) (*set, error) {
 	c, err := s.options.Source.Conversation(ctx)
 	if err != nil {
@@ -478,10 +466,10 @@ func (s *Service) newProvider(c *rules.Conversation, v rules.Provider) *provider
 		kinds: listKinds(c.UserMessages, c.AssistantResponses),
 	}
 	if v.Backend == "" {
-		p.to, p.ask = hashDestination("url", v.URL), s.askURL(v)
+		p.to, p.ask = hashStrings("url", v.URL), s.askURL(v)
 		return p
 	}
-	p.to = hashDestination("backend", v.Backend, v.BackendURL)
+	p.to = hashStrings("backend", v.Backend, v.BackendURL)
 	p.ask = s.askBackend(v.Backend)
 	p.isVisible = func(ctx context.Context, caller auth.Principal) bool {
 		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, caller), v.Backend)
@@ -499,8 +487,6 @@ func listKinds(user, assistant bool) (out []Kind) {
 	return out
 }
 
-// askBackend returns an asker that calls the backend's method for the kind of message, if the backend declares support for
-// it.
 func (s *Service) askBackend(name string) asker {
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
 		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
@@ -523,11 +509,10 @@ func (s *Service) askBackend(name string) asker {
 // metaPrincipal is the key in _meta under which a backend receives the caller's principal id or pseudonym.
 const metaPrincipal = "io.github.mcp-events/principal"
 
-// secrets holds the keys that are derived from the deployment's key: one for pseudonyms of principals (names), and one for
-// encrypting contexts (aead).
+// secrets holds keys that are derived from the deployment's key.
 type secrets struct {
-	names []byte
-	aead  cipher.AEAD
+	names []byte      // for pseudonyms of principals
+	aead  cipher.AEAD // for contexts
 }
 
 func newSecrets(key []byte) (*secrets, error) {

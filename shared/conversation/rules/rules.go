@@ -14,10 +14,8 @@ const EventsProvider = "events"
 // PrincipalHeader is the HTTP header in which a provider with a URL receives the caller's principal id or pseudonym.
 const PrincipalHeader = "X-Mcp-Principal"
 
-// Conversation says which messages of conversations clients are asked to send, and to which providers they go. With the zero value,
-// clients are not asked to send any messages.
+// Conversation says which messages of conversations clients are asked to send, and to which providers they go.
 type Conversation struct {
-	// UserMessages and AssistantResponses say which messages clients are asked to send.
 	UserMessages, AssistantResponses bool
 	// Budget limits how long one message waits for the contexts of all providers; 500 ms by default.
 	Budget time.Duration
@@ -25,8 +23,7 @@ type Conversation struct {
 	MaxContext int
 	// Providers are the context providers, the most important one first.
 	Providers []Provider
-	// Events says which messages are also published as events, in addition to being sent to the providers.
-	Events Events
+	Events    Events
 }
 
 // Enabled reports whether clients are asked to send any messages.
@@ -40,15 +37,13 @@ type Provider struct {
 	// Title and Description describe the provider to people before they consent.
 	Title, Description string
 	// URL receives a POST of each message. It is empty for a backend.
-	URL string
-	// Headers are sent with each POST to URL.
+	URL     string
 	Headers map[string]secret.Value
 	// Backend is the name of a backend of the same workspace, and BackendURL its endpoint.
 	Backend, BackendURL string
 	// Workspace is the workspace whose conversations the provider receives; by default the workspace "default".
 	Workspace string
-	// Priority sorts the providers, the highest first. Providers with the same priority keep the order of the file. The default
-	// is 0.
+	// Priority sorts the providers, the highest first. Providers with the same priority keep the order of the file.
 	Priority int
 	// Principal, if true, sends the caller's principal id to the provider. Otherwise the provider receives a pseudonym that is
 	// different for each provider.
