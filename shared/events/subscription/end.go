@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
@@ -195,10 +196,11 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the log's
 		// end. So the time in the field Suspended must not be earlier than these events. Otherwise dispatch would not deliver them, because it
 		// leaves events from after that time to the replay.
+		given := s.Log.GivenAt(s.Log.Time().UnixMicro()) // before the position is read
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
 		if sub.Owed == 0 {
-			sub.Owed = max(end, 1) // 0 means that no replay is owed
+			sub.owe(eventlog.Cursor{At: end, Given: given})
 		}
 		return s.Store.update(ctx, sub)
 	})

@@ -57,6 +57,47 @@ func TestAReplayThatWasCutOffIsRepeated(t *testing.T) {
 	}
 }
 
+// TestAReplayFromAQuietLogIsNoGap: EVX-07, the end of a log without events seems to be older than the log's retention.
+func TestAReplayFromAQuietLogIsNoGap(t *testing.T) {
+	for name, tc := range map[string]struct {
+		quiet, later time.Duration // since the last event, and after the suspension
+		empty, want  bool
+	}{
+		"an empty log":                   {empty: true},
+		"an empty log, an hour later":    {empty: true, later: time.Hour},
+		"a quiet log":                    {quiet: 48 * time.Hour, later: time.Hour},
+		"a log with a recent event":      {later: time.Hour},
+		"a suspension of the retention":  {quiet: time.Hour, later: 25 * time.Hour, want: true},
+		"an empty log for the retention": {empty: true, later: 25 * time.Hour, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Options{AllowNoExpiry: true})
+			r := &replays{}
+			f.Replay, f.Log.Now = r, f.Now
+			if !tc.empty {
+				expect.OK(t, f.Log.Notify(t.Context(), "default", "any", nil))
+			}
+			f.clock = time.Now().Add(tc.quiet)
+			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, Forever: true}}
+			id := f.subscribe(request).ID
+			check := func(when string, want bool) {
+				t.Helper()
+				r.after = nil
+				expect.Equal(t, when+": truncated", f.subscribe(request).Truncated, want)
+				expect.Equal(t, when+": replays", len(r.after), 1)
+			}
+			expect.OK(t, f.Suspend(t.Context(), "default", alice.ID, id, f.resumed()))
+			f.clock = f.clock.Add(tc.later)
+			r.err = errors.New("the queue does not answer")
+			expect.True(t, "a refresh fails with its replay", expect.ErrOf(f.trySubscribe(request)) != nil)
+			r.err = nil
+			check("the refresh", tc.want)
+			expect.OK(t, expect.ErrOf(f.Disable(t.Context(), "default", alice.ID, id, "x", f.resumed())))
+			check("another subscription", false)
+		})
+	}
+}
+
 // TestARefreshAfterTheURITemplateChanged refreshes a subscription before the recheck ends it.
 func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 	for arguments, keys := range map[string]struct{ old, moved string }{

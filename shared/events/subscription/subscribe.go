@@ -1,7 +1,6 @@
 package subscription
 
 import (
-	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -135,9 +134,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		return nil, err
 	}
 	if r.Cursor != "" && g.Replay != nil {
-		want.Owed = max(from.at.At, 1) // 0 means no replay
+		want.owe(from.at)
 	}
-	have, err := g.upsert(ctx, cat, want, from.at.At, r)
+	have, err := g.upsert(ctx, cat, want, from.at, r)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +150,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
 	case want.Owed != 0:
-		if begin, gap := g.Service.Log.StartPosition(eventlog.Cursor{}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
+		if begin, gap := g.Service.Log.StartPosition(eventlog.Cursor{Given: want.OwedGiven}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
 			out.Truncated = true
 			out.Cursor = g.Sealer.Seal(want.Workspace, eventlog.Cursor{At: begin})
 		}
@@ -208,7 +207,7 @@ func unknownEvent(name string) error {
 // upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing subscription if
 // there was one that had not expired and was not disabled, and otherwise nil. from is the log position at which a new
 // subscription begins.
-func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
+func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
 		*want = asked // undo what the previous try has merged into want
@@ -221,7 +220,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			have, replaces = nil, true
 		}
 		if replaces && have == nil && g.Replay != nil {
-			want.Owed = cmp.Or(want.Owed, max(from, 1)) // so that the replay reactivates deliveries that were suspended before the end
+			want.owe(from) // so that the replay reactivates deliveries that were suspended before the end
 		}
 		expiry := want.expiryOps()
 		if have == nil {
@@ -290,14 +289,14 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	// move to another pattern, deliveries start at the client's cursor if it sent one.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
-		want.Owed = have.Owed
+		want.Owed, want.OwedGiven = have.Owed, have.OwedGiven
 	}
 	if moved && want.Owed == 0 && g.Replay != nil {
 		c, err := g.Sealer.Open(want.Workspace, cursor)
 		if err != nil {
 			return err
 		}
-		want.Owed = max(c.At, 1)
+		want.owe(c)
 	}
 	if !have.Until.IsZero() && have.expiryKey() != want.expiryKey() {
 		expiry = append(expiry, store.Delete(have.expiryKey()))

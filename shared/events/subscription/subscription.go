@@ -133,6 +133,8 @@ type Subscription struct {
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the log position (as in [eventlog.Entry.Key]) after which the subscriber must still get a replay, or 0.
 	Owed int64 `json:"owed,omitempty"`
+	// OwedGiven is the [eventlog.Cursor.Given] of the position Owed.
+	OwedGiven int64 `json:"owedg,omitempty"`
 	// Replayed is the time of the latest replay. Cursor does not advance until each replayed event has been attempted once.
 	Replayed Micros `json:"rpl,omitempty"`
 	State    State  `json:"state"`
@@ -150,6 +152,11 @@ type Subscription struct {
 	Marked State `json:"mk,omitempty"`
 	// Revision increases with each write of this record.
 	Revision int64 `json:"-"`
+}
+
+// owe records that the subscriber must still get a replay after the position.
+func (s *Subscription) owe(c eventlog.Cursor) {
+	s.Owed, s.OwedGiven = max(c.At, 1), c.Given // 0 means no replay
 }
 
 // Subscriber is the copy of a subscription that is stored under one of its patterns. It holds everything a delivery needs.
