@@ -59,7 +59,8 @@ const (
 )
 
 var (
-	// ErrClosed is the error of [Server.Publish] and [Server.Reload] after a call of [Server.Shutdown].
+	// ErrClosed is the error of [Server.Publish] when [Server.Shutdown] has closed the data directory, and of [Server.Reload] after
+	// a call of Shutdown.
 	ErrClosed = errors.New("the server is closed")
 	// ErrInvalid is the error of options, settings, events or files that are malformed or out of range.
 	ErrInvalid error = fault.Invalid
@@ -202,11 +203,8 @@ func (s *Server) Handler() http.Handler { return s.running.Handler() }
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
 // error is [ErrUnavailable]. The setting publish-rate does not limit it. The events belong to the trace of the OpenTelemetry
-// span in ctx, if there is one.
+// span in ctx, if there is one. During [Server.Shutdown], requests that still run can publish.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
-	if s.closed.Load() {
-		return nil, ErrClosed
-	}
 	parent := http.Header{}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(parent))
 	in := make([]standalone.Event, len(events))

@@ -13,10 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -98,6 +100,31 @@ func TestAClosedServerRefusesCallsWithErrClosed(t *testing.T) {
 		t.Errorf("Publish: got %v, want ErrClosed", err)
 	}
 	expect.Is(t, "a reload after the end", s.Reload(t.Context(), server.Options{Catalog: []byte(orders)}), server.ErrClosed)
+}
+
+// Shutdown waits for a running call of a tool, so the call must be able to publish what it did.
+func TestAToolThatRunsDuringShutdownPublishes(t *testing.T) {
+	var s *server.Server
+	began, published := make(chan struct{}), make(chan error, 1)
+	tools := mcp.NewServer(&mcp.Implementation{Name: "orders", Version: "1"}, nil)
+	mcp.AddTool(tools, &mcp.Tool{Name: "ship"}, func(ctx context.Context, _ *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
+		close(began)
+		for !errors.Is(s.Reload(ctx, server.Options{}), server.ErrClosed) { // until Shutdown was called
+			time.Sleep(10 * time.Millisecond)
+		}
+		published <- expect.ErrOf(s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}))
+		return nil, nil, nil
+	})
+	s = start(t, server.Options{Addr: "127.0.0.1:0", Upstream: mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return tools }, nil)})
+	c := expect.Value(client.Connect(t.Context(), s.URL(), client.Options{}))(t)
+	called := make(chan error, 1)
+	go func() {
+		called <- c.Call(t.Context(), "tools/call", map[string]any{"name": "ship", "arguments": map[string]any{}}, nil)
+	}()
+	expect.Receive(t, "the call of the tool", began)
+	shutdown(t, s)
+	expect.OK(t, <-published, "Publish")
+	expect.OK(t, <-called, "the call")
 }
 
 func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
