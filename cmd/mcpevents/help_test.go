@@ -231,6 +231,14 @@ func TestHealthSaysWhyAServerIsNotHealthy(t *testing.T) {
 	}
 }
 
+func TestHealthOfAServerThatDoesNotAnswer(t *testing.T) {
+	ended := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-ended }))
+	defer s.Close()
+	defer close(ended)
+	fails(t, "health --timeout 50ms --server "+s.URL, exitUnavailable, s.URL+"/healthz did not answer within 50ms\n")
+}
+
 // hanging is a server whose shutdown takes longer than allowed.
 type hanging struct{}
 

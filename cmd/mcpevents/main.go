@@ -316,6 +316,9 @@ func (c *HealthCmd) Run() error {
 		return err
 	}
 	resp, body, err := c.server().Do(ctx, http.MethodGet, url, http.Header{}, nil)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fault.New(fault.Unavailable, "%s did not answer within %s", url, c.Timeout)
+	}
 	if err != nil || resp.StatusCode == http.StatusOK {
 		return err
 	}
