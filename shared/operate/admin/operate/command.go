@@ -247,7 +247,12 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	if n := string(l.More["omitted"]); n != "" && n != "0" {
 		fmt.Fprintf(c.Err, "%s attempts are only in the lists of their subscriptions (--subscription).\n", n)
 	}
-	if next := l.More["next"]; next != nil {
+	next := l.More["next"]
+	switch {
+	case next == nil:
+	case c.Also != "": // only the command for the list alone has the flags
+		fmt.Fprintf(c.Err, "There are more than %d. To see all: mcpevents %s %s %s --limit 0\n", c.Limit, c.kind(), c.Also, c.Args[0])
+	default:
 		fmt.Fprintf(c.Err, "There are more than %d (--limit N; 0 means all). To continue, use --cursor %s\n", c.Limit, strings.Trim(string(next), `"`))
 	}
 	return nil

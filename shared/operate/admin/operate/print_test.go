@@ -112,6 +112,16 @@ func TestDocumentsForProgramsHaveExactTimes(t *testing.T) {
 	}
 }
 
+func TestEventWithMoreOutcomesThanItsPage(t *testing.T) {
+	answers := map[string]string{
+		"GET /admin/v1/events/evt_1":                    `{"id":"evt_1"}`,
+		"GET /admin/v1/events/evt_1/outcomes?limit=100": `{"items":[` + strings.Repeat(`{"outcome":"delivered"},`, 99) + `{"outcome":"dead"}],"next":"abc"}`,
+	}
+	_, errs, err := runs(t, Terminal{}, answers, "events", "show", "evt_1")
+	expect.OK(t, err)
+	expect.Equal(t, "OPS-10: the note", errs, "There are more than 100. To see all: mcpevents events outcomes evt_1 --limit 0\n")
+}
+
 func TestNamesOfEventsWithLargeNumbers(t *testing.T) {
 	answers := map[string]string{"GET /admin/v1/events?limit=100": `{"items":[{"id":"evt_1","data":{"n":1e999999999999}}]}`}
 	out, _, err := runs(t, Terminal{}, answers, "events", "list", "-o", "name")
