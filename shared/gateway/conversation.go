@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -34,7 +35,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		result, err = g.converseInSession(ctx, c, b, method, params)
 	}
 	switch {
-	case isRefusal(err):
+	case isRefusal(err), translate.InputRequired(result): // the client of a conversation cannot be asked
 		return nil, api.ErrRefused
 	case err != nil:
 		return nil, fault.Wrap(fault.Unavailable, err, "hand backend %s a message", name)

@@ -76,9 +76,10 @@ func TestUserMessageReachesABackend(t *testing.T) {
 // backend's words.
 func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
+	asks := listener(t, true, func(x *turn) { x.result(`{"resultType":"input_required","inputRequests":{}}`) })
 	silent := newScripted(t, func(s *scripted) { s.stateless = true })
-	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *api.Backend) { b.Scopes = []string{"more"} }))
-	for name, want := range map[string]error{"refuses": api.ErrRefused, "silent": api.ErrIncapable} {
+	g := gatewayOver(t, memory(t), at("refuses", refuses), at("asks", asks), at("silent", silent), at("secret", refuses, func(b *api.Backend) { b.Scopes = []string{"more"} }))
+	for name, want := range map[string]error{"refuses": api.ErrRefused, "asks": api.ErrRefused, "silent": api.ErrIncapable} {
 		if _, err := g.Converse(t.Context(), statelessClient(ann), name, userMessage, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
 			t.Errorf("%s: got %v", name, err)
 		}
