@@ -26,10 +26,10 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 		return func() {}
 	}
 	over := false // whether leave was called; guarded by mu
-	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message, only bool) bool {
+	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message) bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		return !over && !x.answered && x.takeStray(ctx, m, only)
+		return !over && !x.answered && x.takeStray(ctx, m)
 	})
 	return func() {
 		x.mu.Lock()
@@ -39,14 +39,13 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	}
 }
 
-// takeStray handles a stray message of the session, and reports whether it belongs to this call. The parameter only says that no other call
-// could take the message. The caller holds the lock.
-func (x *exchange) takeStray(ctx context.Context, m upstream.Message, only bool) bool {
+// takeStray handles a stray message of the session, and reports whether it belongs to this call. The caller holds the lock.
+func (x *exchange) takeStray(ctx context.Context, m upstream.Message) bool {
 	m = m.WithoutOwn()
 	params := jsonrpc.Member(m.Raw, "params")
 	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // they name their question or call
 	switch {
-	case !named && !only && x.call.ResponseOnly:
+	case !named && x.call.ResponseOnly:
 		return false
 	case m.ID != nil:
 		if err := x.asker.elicit(ctx, m, true); err != nil {

@@ -201,7 +201,7 @@ func TestStrayQuestionAvoidsACallThatAcceptsOnlyJSON(t *testing.T) {
 	expect.OK(t, (<-newer).err)
 }
 
-// A client that cannot be asked gets no GET stream, and one that gets no event stream makes the question fail immediately.
+// A client that cannot be asked gets no GET stream, and one that accepts no event stream makes the question fail immediately.
 func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	s := newStraying(t, func(x *turn) {
 		if x.argument() == "silent" {
@@ -219,7 +219,7 @@ func TestStrayQuestionsToClientsThatCannotAnswer(t *testing.T) {
 	}
 	expect.Len(t, "the GET streams", s.received("GET"), 0)
 	o := called(t, g, someone(v2025), "", func(c *api.Call) { c.ResponseOnly = true })
-	expect.Contains(t, "the result", string(o.response), "does not accept an event stream")
+	expect.Contains(t, "the result", string(o.response), "no running call can answer")
 }
 
 // GWN-10: a GET stream that breaks during a call is opened again. The gateway asks a backend without GET streams again after five minutes, and its
@@ -279,7 +279,7 @@ func TestStrayStreamLingers(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		expect.Len(t, "answers", s.received(""), 0)
 		time.Sleep(2 * time.Second)
-		expect.Contains(t, "the answer to a question without a call", s.next(t, "").Raw, "no call is running")
+		expect.Contains(t, "the answer to a question without a call", s.next(t, "").Raw, "no running call can answer")
 		expect.Equal(t, "open streams after a minute", s.open(), 0)
 
 		mustCall(t, g, sessionBased("s1"), "tool")

@@ -27,9 +27,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call. The parameter only
-// says that this is the only call of the session in this process, and that it was running when the message arrived.
-type Receiver func(m upstream.Message, only bool) bool
+// Receiver handles a message of a session's GET stream for one call, and reports whether the message was for this call.
+type Receiver func(m upstream.Message) bool
 
 const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
@@ -137,7 +136,7 @@ func (st *stream) deliverEarly(c *call) {
 	st.early = nil
 	st.in.mu.Unlock()
 	for _, m := range early {
-		if !c.receive(m, false) {
+		if !c.receive(m) {
 			go st.refuse(context.Background(), m) // concurrently, because the backend may be slow to accept the refusal
 		}
 	}
@@ -346,7 +345,7 @@ func (st *stream) takeEarly(id json.RawMessage) bool {
 func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	c, _ := st.target()
 	c.Dropped(ctx, dropUnasked)
-	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running that could answer " + m.Method}))
+	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no running call can answer " + m.Method}))
 }
 
 // deliver hands a message to the newest call that accepts it, and reports whether there is one.
@@ -354,12 +353,8 @@ func (st *stream) deliver(m upstream.Message) bool {
 	st.in.mu.Lock()
 	calls := slices.Clone(st.calls)
 	st.in.mu.Unlock()
-	for _, c := range slices.Backward(calls) {
-		if c.receive(m, len(calls) == 1) {
-			return true
-		}
-	}
-	return false
+	slices.Reverse(calls)
+	return slices.ContainsFunc(calls, func(c *call) bool { return c.receive(m) })
 }
 
 // reply sends an answer to the backend. If that fails, the backend's question runs into its own time limit.
