@@ -30,8 +30,10 @@ const (
 	maxQueued = 2 * maxMessage
 	// maxQuestions limits the unanswered questions of a process. Together they have up to maxQueued bytes.
 	maxQuestions = 1000
-	// maxEarly limits the questions that a process may send while no call is running, and earlyTime how long they wait for one.
+	// maxEarly limits the questions that a process may send while no call is running, and earlyTime how long they wait for one. Up to maxEarly
+	// notifications of up to maxNote bytes wait, too.
 	maxEarly  = 16
+	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
 	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
 	// per second.
@@ -81,6 +83,7 @@ type process struct {
 	exchanges map[string]*exchange // running requests by id
 	listening *exchange            // the newest GET stream, or nil
 	questions map[string]question  // its own unanswered requests by id
+	notes     []json.RawMessage    // notifications that wait for the next call
 	late      map[string]bool      // ids of cancelled requests, whose responses may still arrive
 	replies   int                  // messages of this package that wait until the process reads
 	calls     int                  // running requests, except listens

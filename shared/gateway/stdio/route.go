@@ -25,15 +25,18 @@ import (
 //     the stream of events (SEP-3415).
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that
 //     call ends before the question is answered, the question goes to the newest call that still runs. If no call runs, the question
-//     waits a few seconds for the next one, or is refused if its call was cancelled. A question before the first call waits, too.
-//   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other
-//     principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the transport drops it.
+//     waits a few seconds for the next one, or is refused if its call was cancelled. A question before the first call waits, too. The
+//     withdrawal of a question goes to the call that carried it, or after that call to the newest or next one.
+//   - A log message names no request either. In a session it goes to the newest call, or to the next one. In the shared process, where
+//     calls of other principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the
+//     transport drops it.
 //   - Changes of lists and resources go to the GET stream of the gateway.
 
 // question is a request that the process sends to a client.
 type question struct {
 	raw   json.RawMessage
 	asked *exchange // the request on whose stream it is, or nil while it waits for one
+	shown bool      // a request that has ended carried it to the client
 	since time.Time
 }
 
@@ -103,16 +106,17 @@ func (p *process) deliver(m upstream.Message) (reason string) {
 			return ""
 		}
 		return dropStranger
-	case m.Method == spec.NoteCancelled:
+	case m.Method == spec.NoteCancelled && p.holder != "":
 		id := string(jsonrpc.Member(params, "requestId"))
-		if q, ok := p.questions[id]; ok {
-			delete(p.questions, id)
-			if q.asked != nil {
-				p.push(q.asked, m.Raw)
-			}
-			return ""
+		q, open := p.questions[id]
+		delete(p.questions, id)
+		switch {
+		case q.asked != nil:
+			p.push(q.asked, m.Raw)
+		case !open || q.shown:
+			p.pushToNewest(m.Raw)
 		}
-		return dropStranger
+		return ""
 	case m.Method == spec.NoteMessage && p.stateless:
 		return p.deliverLog(m)
 	case p.holder == "" && !p.stateless:
@@ -123,14 +127,21 @@ func (p *process) deliver(m upstream.Message) (reason string) {
 	case sessionNotifications[m.Method]:
 		return "" // the gateway lists the backend with the shared process, which reports its own changes
 	}
-	if x := p.newestCall(); x != nil && p.holder != "" {
-		p.push(x, m.Raw)
-		return ""
-	}
-	if m.Method == spec.NoteMessage {
+	if p.holder != "" && (m.Method == spec.NoteMessage || p.newestCall() != nil) {
+		p.pushToNewest(m.Raw)
 		return ""
 	}
 	return dropStranger
+}
+
+// pushToNewest hands a notification to the newest running call of a session. Without one, it keeps a short notification for the next call.
+func (p *process) pushToNewest(message json.RawMessage) {
+	switch x := p.newestCall(); {
+	case x != nil:
+		p.push(x, message)
+	case len(p.notes) < maxEarly && len(message) <= maxNote:
+		p.notes = append(p.notes, message)
+	}
 }
 
 // sessionNotifications has the notifications that do not belong to a call.
@@ -174,7 +185,7 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 		refuse("there is no client that could answer " + m.Method)
 		return dropQuestion
 	}
-	q := question{m.Raw, p.newestCall(), time.Now()}
+	q := question{raw: m.Raw, asked: p.newestCall(), since: time.Now()}
 	if q.asked == nil {
 		id, waiting := string(m.ID), 0
 		for _, q := range p.questions {
@@ -229,7 +240,7 @@ func (p *process) moveQuestions(from *exchange) {
 		if q.asked != from {
 			continue
 		}
-		q.asked, q.since = p.newestCall(), time.Now()
+		q.asked, q.shown, q.since = p.newestCall(), true, time.Now()
 		switch {
 		case q.asked != nil:
 			p.push(q.asked, q.raw)
@@ -351,6 +362,10 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 		p.calls++
 	}
 	if !gatewayMethods[x.method] {
+		for _, note := range p.notes {
+			p.push(x, note)
+		}
+		p.notes = nil
 		for id, q := range p.questions {
 			if q.asked == nil {
 				q.asked = x
