@@ -144,6 +144,40 @@ func TestWithdrawalAfterTheCallThatCarriedTheQuestion(t *testing.T) {
 	expect.OK(t, older.end(t))
 }
 
+// GWN-10: the next call of a session gets the log messages and withdrawals that the backend sends on the GET stream after a response. Waiting
+// log messages leave room for questions.
+func TestStrayNotificationsWaitForTheNextCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		finish := make(chan bool)
+		s := newStraying(t, func(x *turn) {
+			x.send("1", "elicitation/create", form)
+			<-finish
+			x.result(`{}`)
+		})
+		g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, StreamLinger: time.Minute})
+		x := start(t, g, sessionBased("s1"), "tool", "1", `{"name":"tool"}`)
+		id, _ := x.question(t)
+		close(finish)
+		expect.OK(t, x.end(t))
+		for range 20 {
+			s.notify(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"done"}}`)
+		}
+		s.notify(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
+		s.notify(`{"jsonrpc":"2.0","id":"late","method":"roots/list"}`)
+		time.Sleep(5 * time.Second)
+		s.call = func(x *turn) { x.result(`{}`) }
+		x = start(t, g, sessionBased("s1"), "tool", "2", `{"name":"tool"}`)
+		for range 8 {
+			expect.Contains(t, "the log message", x.next(t).text, "done")
+		}
+		expect.Contains(t, "the withdrawal", x.next(t).text, id)
+		expect.Contains(t, "the question", x.next(t).text, "roots/list")
+		expect.Contains(t, "the response", x.next(t).text, `"result"`)
+		expect.OK(t, x.end(t))
+		checkGone(t, g.options.DB, id)
+	})
+}
+
 // Progress on the GET stream of the session reaches the client in the call that has its token.
 func TestStrayProgressReachesItsCall(t *testing.T) {
 	started, finish := make(chan string), make(chan bool)

@@ -6,7 +6,8 @@
 // does so, and waits for an answer even if no such stream is open.
 //
 // A backend knows only one GET stream per session, so all calls of a session share it. A message on it does not say which call it belongs
-// to. The newest call that accepts the message gets it. A question that arrives when no call is running waits for the next call.
+// to. The newest call that accepts the message gets it. A question, a withdrawal or a log message that arrives when no call is running waits
+// for the next call.
 package sessionstream
 
 import (
@@ -46,8 +47,10 @@ const (
 	// askAgain is how long the package remembers that a backend offers no streams, that it has refused the stream of a session, or that
 	// calls wait only for slowWait.
 	askAgain = 5 * time.Minute
-	// maxEarly limits the questions of a session that wait for the next call, and earlyTime how long each one waits.
+	// maxEarly limits the messages of a session that wait for the next call. Half of them may be log messages. A question waits for earlyTime,
+	// and a notification of up to maxNote bytes as long as the stream is open.
 	maxEarly  = 16
+	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
 	// maxLingering is the number of open streams beyond which a stream is closed immediately after its last call, without [Streams.Linger].
 	maxLingering = 1000
@@ -84,7 +87,7 @@ type stream struct {
 
 	// These are guarded by the lock of Streams.
 	calls  []*call            // the newest is the last
-	early  []upstream.Message // the questions that wait for the next call
+	early  []upstream.Message // the messages that wait for the next call, see waits
 	joined int                // counts the calls so far
 	client *upstream.Client
 	with   upstream.Request // has the version and the id of the session
@@ -129,7 +132,7 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	return func() bool { return s.leave(st, own) }
 }
 
-// deliverEarly gives c the questions that arrived while no call was running, and refuses the ones that c does not accept.
+// deliverEarly gives c the messages that arrived while no call was running, and refuses the questions that c does not accept.
 func (st *stream) deliverEarly(c *call) {
 	st.in.mu.Lock()
 	early := st.early
@@ -307,23 +310,34 @@ func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 		case m.ID != nil && m.Method == spec.MethodPing:
 			st.reply(ctx, jsonrpc.AppendResult(nil, m.ID, []byte(`{}`)))
 		case st.deliver(m):
-		case m.Method == spec.NoteCancelled:
-			st.takeEarly(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"))
-		case m.ID != nil && !st.keepEarly(m):
+		case m.Method == spec.NoteCancelled && st.takeEarly(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId")):
+		case waits(m) && !st.keepEarly(m):
 			st.refuse(ctx, m)
 		}
 	}
 }
 
-// keepEarly keeps a question for the next call. It returns false, and does not keep the question, if calls are running, because they have
-// already declined it, or if too many questions wait.
+// waits reports whether a message may wait for the next call: a question, a withdrawal or a log message.
+func waits(m upstream.Message) bool {
+	return m.ID != nil || (m.Method == spec.NoteCancelled || m.Method == spec.NoteMessage) && len(m.Raw) <= maxNote
+}
+
+// keepEarly keeps a message for the next call. It returns false, and does not keep the message, if calls are running, because they have
+// already declined it, or if too many messages wait.
 func (st *stream) keepEarly(m upstream.Message) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
-	if len(st.calls) > 0 || len(st.early) >= maxEarly {
+	room := maxEarly
+	if m.Method == spec.NoteMessage {
+		room /= 2
+	}
+	if len(st.calls) > 0 || len(st.early) >= room {
 		return false
 	}
 	st.early = append(st.early, m)
+	if m.ID == nil {
+		return true
+	}
 	time.AfterFunc(earlyTime, func() {
 		if st.takeEarly(m.ID) {
 			st.refuse(context.Background(), m)
@@ -337,12 +351,15 @@ func (st *stream) takeEarly(id json.RawMessage) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
 	before := len(st.early)
-	st.early = slices.DeleteFunc(st.early, func(m upstream.Message) bool { return bytes.Equal(m.ID, id) })
+	st.early = slices.DeleteFunc(st.early, func(m upstream.Message) bool { return m.ID != nil && bytes.Equal(m.ID, id) })
 	return len(st.early) < before
 }
 
-// refuse answers a question that no call accepts.
+// refuse answers a question that no call accepts. It ignores a notification.
 func (st *stream) refuse(ctx context.Context, m upstream.Message) {
+	if m.ID == nil {
+		return
+	}
 	c, _ := st.target()
 	c.Dropped(ctx, dropUnasked)
 	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no running call can answer " + m.Method}))
