@@ -127,6 +127,17 @@ func TestAToolThatRunsDuringShutdownPublishes(t *testing.T) {
 	expect.OK(t, <-called, "the call")
 }
 
+// A program may exit when Served reports an error, which would cut off the running deliveries.
+func TestServedReportsNoErrorOfShutdown(t *testing.T) {
+	s := start(t, server.Options{Addr: "127.0.0.1:0", AdminAddr: "127.0.0.1:0"})
+	shutdown(t, s)
+	select {
+	case err := <-s.Served():
+		t.Errorf("got %v, want no error", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
 func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 	s := start(t, server.Options{})
 	paid := server.Event{URI: "event://orders/1/paid", Data: json.RawMessage(`{}`)}

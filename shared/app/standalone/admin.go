@@ -164,11 +164,7 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	s.operators = s.httpServer(boundBodies(handler, bodyTime))
 	limited := limitConnections(listener, adminConnections())
 	limited.attach(s.operators)
-	go func() {
-		if err := s.operators.Serve(limited); err != http.ErrServerClosed {
-			s.served <- err
-		}
-	}()
+	go s.serve(s.operators, limited)
 	return r.mux
 }
 

@@ -204,7 +204,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if listener != nil {
 		s.listening = s.httpServer(s.handler)
 		s.connections.attach(s.listening)
-		go func() { s.served <- s.listening.Serve(listener) }()
+		go s.serve(s.listening, listener)
 	}
 	return s, nil
 }
@@ -263,9 +263,15 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	return s.publisher.WithoutQuota().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
-// Served returns a channel that receives the error if the listener fails before [Server.Shutdown]. After Shutdown it may
-// receive [http.ErrServerClosed].
+// Served returns a channel that receives the error if a listener fails before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.served }
+
+// serve serves the requests of a listener until Shutdown, or until the listener fails.
+func (s *Server) serve(server *http.Server, l net.Listener) {
+	if err := server.Serve(l); err != http.ErrServerClosed {
+		s.served <- err
+	}
+}
 
 // Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay
 // in the store. If ctx ends first, Shutdown cancels the running deliveries, which the server repeats after its next start, and
