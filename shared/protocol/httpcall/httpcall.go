@@ -24,6 +24,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
@@ -92,8 +94,14 @@ func RedactError(err error) error {
 	return err
 }
 
-// NewRequest returns a request with the caller's key and the program's User-Agent.
+// NewRequest returns a request with the caller's key and the program's User-Agent. It refuses a key or an agent that cannot be in a
+// header, because net/http would report this only as a failed request, which callers repeat.
 func (s Server) NewRequest(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
+	for what, text := range map[string]string{"key": s.Key, "agent": s.Agent} {
+		if !httpguts.ValidHeaderFieldValue(text) {
+			return nil, fault.New(fault.Invalid, "the %s has a character that no header can have, for example a line break at its end", what)
+		}
+	}
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "make the request")

@@ -37,3 +37,13 @@ func TestTheURLOfAServer(t *testing.T) {
 		expect.Equal(t, "OPS-10 "+url, expect.Value((httpcall.Server{URL: url}).Endpoint("/mcp"))(t), url+"/mcp")
 	}
 }
+
+// A key that was read from a file often ends with a line break.
+func TestAKeyThatNoHeaderCanHaveIsRefused(t *testing.T) {
+	for _, server := range []httpcall.Server{{Key: "secret\n"}, {Agent: "a\rb"}} {
+		_, _, err := server.Do(t.Context(), http.MethodPost, "http://127.0.0.1:1/mcp", nil, nil)
+		expect.Fault(t, "a request", err, fault.Invalid)
+		expect.Error(t, "a request", err, "line break")
+		expect.True(t, "the error does not contain the key", !strings.Contains(err.Error(), "secret"))
+	}
+}
