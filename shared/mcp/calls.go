@@ -28,16 +28,13 @@ type calls struct {
 	timing   method.Timing
 }
 
-// route is the destination of a request at the gateway: an item of some kind, for example a tool, prompt, resource or task.
-// name is its name, URI or id as the client knows it, and member is the key of the name in the params, for example "name" or
-// "uri".
+// route is the destination of a request at the gateway. Its member is the key of the name in the params, e.g. "name" or "uri".
 type route struct {
 	kind         api.Kind
 	name, member string
 }
 
-// routeName returns a router for methods that name a tool, prompt or task in a member of their params. For example, tools/call has the
-// member "name".
+// routeName returns a router for methods that name an item in a member of their params. For example, tools/call has "name".
 func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.RequiredString(member)
@@ -45,8 +42,7 @@ func routeName(kind api.Kind, member string) router {
 	}
 }
 
-// routeRead routes resources/read to a backend that has the URI. This server itself answers for subscriptions, for URIs of the
-// catalog, and for unknown URIs.
+// routeRead routes resources/read to a backend unless this server has the URI or no backend has it.
 func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.RequiredString("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
@@ -59,8 +55,8 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes completion/complete to a backend if it is for a prompt, or for a template that a backend has. This
-// server itself serves the templates of event types.
+// routeComplete routes completions for prompts, and for templates that a backend has. This server has the templates of event
+// types.
 func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -74,7 +70,6 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
-// routeExtension routes a request to the backend that declares the extension to which the request's method belongs.
 func routeExtension(c *method.Call) (route, bool, error) {
 	return route{kind: api.Extensions, name: c.Msg.Method}, true, nil
 }
@@ -90,7 +85,6 @@ type proxyHandler struct {
 	local method.Handler
 }
 
-// Serve implements [method.Handler].
 func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	if h.local != nil && !h.calls.backends.Any(c.Request.Context()) {
 		return h.local.Serve(w, c)
@@ -105,9 +99,8 @@ func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls a backend and relays its answer. The call counts towards the limit of concurrent calls until it ends, even if the
-// client has disconnected. serve stops counting the call before it flushes a JSON response, because a client that has the
-// response can immediately make its next call.
+// serve calls a backend and relays its answer. It stops counting the call before it flushes a JSON response, because a client
+// that has the response can immediately make its next call.
 func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
 	if err != nil {
@@ -138,9 +131,8 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	return err
 }
 
-// withoutTask returns the params of a request without the member with which a client of 2025-11-25 asks for a task. A backend
-// would begin the task, and the client could not get its result because the gateway does not relay the methods that fetch it. A
-// server without tasks must ignore this member (2025-11-25, Tasks).
+// withoutTask drops the member with which a client of 2025-11-25 asks for a task, because the gateway does not relay the methods
+// that fetch a task's result. A server without tasks must ignore this member (2025-11-25, Tasks).
 func withoutTask(c *method.Call) json.RawMessage {
 	if c.Msg.Method != spec.MethodToolsCall || c.Version.Stateless() || c.Param("task") == nil {
 		return c.Msg.Params
@@ -148,12 +140,11 @@ func withoutTask(c *method.Call) json.RawMessage {
 	return jsonrpc.Without(c.Msg.Params, func(name string) bool { return name == "task" })
 }
 
-// parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters). The backend
-// compares them with the arguments.
+// parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
 func parameterHeaders(h http.Header) http.Header {
 	var out http.Header
 	for name, values := range h {
-		if strings.HasPrefix(name, "Mcp-Param-") {
+		if strings.HasPrefix(name, spec.HeaderParameter) {
 			if out == nil {
 				out = http.Header{}
 			}
@@ -163,9 +154,8 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// accept serves messages that need no response: messages of conversations, other notifications, and responses to requests of
-// backends. It answers a message of a conversation only after the context for it has been collected and sent, because a Lambda
-// function is frozen after the answer.
+// accept serves messages that need no response. It answers a message of a conversation only after the context for it has been
+// sent, because a Lambda function is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {
@@ -212,9 +202,8 @@ func (h *calls) handle(c *method.Call) error {
 	return nil
 }
 
-// notifyExtension forwards a notification of an extension. The notification counts towards the limit of concurrent calls until
-// the backend has accepted it, because a slow backend may take seconds to do so. The name of an extension's notification has
-// another slash after notifications/, so for example notifications/initialized belongs to no extension.
+// notifyExtension forwards a notification of an extension, whose name has another slash after notifications/. It counts towards
+// the limit of concurrent calls, because a slow backend may take seconds to accept it.
 func (h *calls) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil

@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversations forwards the messages of clients' conversations to the context providers.
 type conversations struct {
 	conversation streams.Conversation
 	feeds        *stream.Tails
@@ -32,7 +31,6 @@ func conversationKind(c *method.Call) conversation.Kind {
 	return ""
 }
 
-// answer serves a message of a conversation that arrives as a request.
 func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Result, error) {
 	found, _, err := h.collectContext(ctx, c)
 	if err != nil {
@@ -48,7 +46,6 @@ func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Resu
 	return r, nil
 }
 
-// collectContext reads the message of a conversation from the call's params, and collects the context for it from the providers.
 func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(conversationKind(c), c.Msg.Params)
 	if err != nil {
@@ -58,8 +55,7 @@ func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*co
 	return found, m, err
 }
 
-// handles reports whether the call is a notification with a message of a conversation, and this server asks the caller to send
-// messages of this kind.
+// handles reports whether the call is a notification with a message of a conversation that this server asks the caller to send.
 func (h *conversations) handles(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
 		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))

@@ -63,7 +63,6 @@ type description struct {
 	conversation streams.Conversation
 }
 
-// offersTo returns the part of the capabilities that depends on the caller.
 func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	if d.backends.Any(ctx) {
 		o.backends = d.backends.Capabilities(ctx, c.Client())
@@ -79,8 +78,7 @@ func (d *description) isPersonal(ctx context.Context) bool {
 	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
-// capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions. They match
-// the methods that the caller can use.
+// capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := d.methods.Has(spec.MethodListen)
@@ -147,7 +145,6 @@ func (d *description) describeInitialize(to offers) []byte {
 	}{d.capabilities(false, to), d.server, d.instructionsFor(to)}))
 }
 
-// describeDiscover returns the members of the result of server/discover.
 func (d *description) describeDiscover(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Versions     []spec.Version `json:"supportedVersions"`
@@ -156,12 +153,10 @@ func (d *description) describeDiscover(to offers) []byte {
 	}{d.supportedVersions(), d.capabilities(true, to), d.instructionsFor(to)}))
 }
 
-// instructionsFor returns the instructions for the event tools, followed by the instructions of the caller's backends.
 func (d *description) instructionsFor(to offers) string {
 	return strings.TrimSpace(d.instructions + "\n\n" + to.backends.Instructions)
 }
 
-// supportedVersions lists the revisions that a client may choose, newest first.
 func (d *description) supportedVersions() []spec.Version {
 	if d.sessions == nil {
 		return []spec.Version{spec.V20260728}

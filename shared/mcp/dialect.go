@@ -38,7 +38,6 @@ type dialect struct{ endpoint *Endpoint }
 // NamedEvents returns the handler of the dialect, for [Options.Dialect]. The dialect's streams are in package streams.
 func NamedEvents(e *Endpoint) Dialect { return dialect{e}.serve }
 
-// serve serves an authenticated request.
 func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) {
 	if !d.checkWorkspace(w, c, workspace) {
 		return
@@ -54,9 +53,9 @@ func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) 
 	}
 }
 
-// checkWorkspace reports whether the caller belongs to the workspace and the workspace exists. Otherwise it answers the request
-// with an error. Callers of other workspaces all receive the same 404, without a look-up of the workspace. So the content and
-// the time of the answer are the same whether or not the workspace exists.
+// checkWorkspace reports whether the caller belongs to the workspace and the workspace exists. Otherwise it answers with an
+// error. Callers of other workspaces all receive the same 404, without a look-up, so that not even the time of the answer shows
+// whether the workspace exists.
 func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace string) bool {
 	c.Dialect, c.Version = true, dialectVersion
 	if workspace == c.Principal.Workspace {
@@ -73,7 +72,7 @@ func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace
 	return false
 }
 
-// post serves a POST. It records the answer, and then sends it on the session's stream or as the response.
+// post records the answer, and then sends it on the session's stream or as the response.
 func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	r, kept := c.Request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
@@ -100,14 +99,12 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter loads the session that the request names, if it names one. If that fails, enter answers with an error and returns
-// false.
+// enter loads the session that the request names, if any. If that fails, it answers with an error and returns false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
 }
 
-// call serves one message.
 func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	switch c.Msg.Kind {
 	case jsonrpc.Notification:
@@ -142,7 +139,6 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.dispatch(w, c)
 }
 
-// callInBatch serves one message of a batch.
 func (d dialect) callInBatch(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.InvalidRequest("initialize cannot be part of a batch"))
@@ -203,7 +199,7 @@ func streamHeaders(h http.Header, r *http.Request) {
 	}
 }
 
-// get serves GET. It opens the stream of a session. A new session begins if the request names none.
+// get opens the stream of a session. A new session begins if the request names none.
 func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		if c.Session == nil {
@@ -227,14 +223,12 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 // on the session's topic. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is
 // encrypted with a key that is derived from the session's id, and the store only has a hash of that id.
 
-// maxResponse is the size in bytes of the largest answer that is stored in the event log and sent on the client's stream. In
-// Base64, such an answer still fits into an item of the store ([store.MaxItem]). A larger answer is sent as the response to the
-// client's POST.
+// maxResponse is the size in bytes of the largest answer that is sent on the client's stream. In Base64, such an answer still
+// fits into an item of the store ([store.MaxItem]).
 const maxResponse = 256 << 10
 
 // respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the
-// POST instead: because no stream is open, because the store failed, because the status is not 200, or because the answer is
-// empty, is larger than [maxResponse] or has the id of a new session.
+// POST.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {

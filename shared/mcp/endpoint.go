@@ -13,9 +13,6 @@
 //	mcp ──▶ events ──▶ streams ──▶ method     eventtools/logsource is given to the endpoint by Options.EventTools
 //	   └──▶ session ◀────┘
 //
-// A method is in the table if something serves it, here or by an [http.Handler] to which the endpoint forwards the whole request. A
-// method that is not in the table is not advertised and is answered as unknown.
-//
 // docs/internals/architecture.md follows a tools/call through these packages.
 package mcp
 
@@ -58,8 +55,7 @@ type Options struct {
 
 	// Feeds reads events from the event log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
-	// Sessions stores the sessions of the session-based revisions, which need Feeds. If it is nil, there are no sessions:
-	// initialize is unknown, and each request of these revisions is served without the state of earlier ones.
+	// Sessions stores the sessions of the session-based revisions, which need Feeds. Nil means that there are no sessions.
 	Sessions store.DB
 	// MaxSessions returns how many sessions a principal may have. Nil means no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
@@ -71,8 +67,7 @@ type Options struct {
 	// Registrar and Deregistrar. They get the whole HTTP request with its credentials, and authenticate it again.
 	ForwardRegistrar   http.Handler
 	ForwardDeregistrar http.Handler
-	// AnonymousWebhooks lets the principal of --auth none use events/subscribe and events/unsubscribe. It is for development
-	// only.
+	// AnonymousWebhooks lets the principal of --auth none use events/subscribe and events/unsubscribe, for development.
 	AnonymousWebhooks bool
 
 	// Gateway calls the backends. It is nil without backends.
@@ -82,8 +77,8 @@ type Options struct {
 	// Conversation handles the messages of conversations. It is optional.
 	Conversation streams.Conversation
 
-	// EventTools makes tools that serve events to clients that know only tools, for example the tools of package logsource.
-	// It needs Feeds. Nil means that there are no such tools.
+	// EventTools makes tools that serve events to clients that know only tools, e.g. the tools of package logsource. It needs
+	// Feeds.
 	EventTools func(*streams.Streams) events.Tools
 
 	// Profile returns which version of the MCP Events extension applies to a principal, unless the client declares one itself. Nil means
@@ -93,8 +88,7 @@ type Options struct {
 	// [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
-	// Guard refuses requests that a browser sends for a web page of another site. Such a page could otherwise call the server with
-	// the visitor's access, for example a server on the visitor's own machine.
+	// Guard refuses requests that a browser sends for a web page of another site.
 	Guard auth.Guard
 	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728) in a 401, or empty.
 	ResourceMetadata string
@@ -118,9 +112,8 @@ type Options struct {
 	Left func(*http.Request)
 	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
 	Calls *quota.Concurrency
-	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of
-	// these URIs may have wildcards or be parents, which stand for all URIs below them; 0 means 20. This limit is lower, because
-	// a stream reads several partitions of the event log for a wildcard or a parent.
+	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of these
+	// URIs may have wildcards or be parents, for which a stream reads several partitions of the event log; 0 means 20.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration
@@ -146,8 +139,7 @@ func (o Options) withDefaults() Options {
 // Dialect serves an authenticated request to /mcp/{workspace}.
 type Dialect func(w http.ResponseWriter, c *method.Call, workspace string)
 
-// Endpoint serves MCP. It is an [http.Handler] for net/http and for lambdaurl of aws-lambda-go. Make it with [New], and end its
-// streams with [Endpoint.Close].
+// Endpoint serves MCP, with net/http or with lambdaurl of aws-lambda-go. End its streams with [Endpoint.Close].
 type Endpoint struct {
 	options  Options
 	methods  method.Table
@@ -158,7 +150,6 @@ type Endpoint struct {
 	replies  *method.Replies
 	about    *description
 
-	// The parts that serve methods and streams.
 	calls         *calls
 	session       *sessionMethods
 	conversations *conversations
@@ -221,11 +212,10 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned
-// up in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx
-// has a deadline, the endpoint ends the calls in sessions and the calls to backends before it, even if Close has already
-// returned. The clients of calls to backends get an error. The time between the end of the calls and the deadline is
-// [method.CallReserve], but at most half of the time that is left.
+// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up
+// in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx has a
+// deadline, the endpoint ends the calls in sessions and the calls to backends [method.CallReserve] before it, or when half of the
+// time is left, even if Close has already returned.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

@@ -19,8 +19,7 @@ type Gateway interface {
 	// scope for it. In that case, Call returns an error that names the scope. For [api.Extensions], Has reports whether the
 	// name is a method of an extension that at least one backend declares.
 	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
-	// Call sends a request to the backend that has the tool, prompt, resource or task it names. If Call returns an error, the client has
-	// no response yet.
+	// Call sends a request to the backend that has the item it names. If Call returns an error, the client has no response yet.
 	Call(ctx context.Context, c api.Call) error
 	// Answer sends the client's answer to a backend's request. The id is the one under which the client received the request.
 	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error

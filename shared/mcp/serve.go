@@ -25,11 +25,9 @@ import (
 )
 
 // PathWorkspace is the name of the wildcard in "/mcp/{workspace}", the route of the named-event dialect (see dialect.go).
-// Requests to "/mcp" use a transport of the MCP specification.
 const PathWorkspace = "workspace"
 
-// pathEndpoint is the path of requests that the endpoint forwards to another service. It replaces the path of requests of the
-// named-event dialect, which arrive at /mcp/{workspace}.
+// pathEndpoint replaces the path of requests of the named-event dialect that the endpoint forwards to another service.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
@@ -54,8 +52,7 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recoverPanic logs a panic and answers the request with an error. It does not leave this to the HTTP server, because
-// lambdaurl, unlike net/http, does not recover from panics.
+// recoverPanic answers with an error after a panic, because lambdaurl, unlike net/http, does not recover from panics.
 func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	p := recover()
 	if p == nil || p == http.ErrAbortHandler {
@@ -69,8 +66,8 @@ func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
-// admit checks the origin and the credentials of a request, and returns a [method.Call] for it. If it refuses the request,
-// or if the request is a browser's preflight, it answers itself and returns nil.
+// admit checks the origin and the credentials of a request. If it refuses the request, or if the request is a browser's
+// preflight, it answers itself and returns nil.
 func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
 		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})
@@ -91,8 +88,7 @@ func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	return c
 }
 
-// route serves all requests except POSTs to /mcp: the named-event dialect at /mcp/{workspace}, and GET and DELETE of a
-// session at /mcp.
+// route serves all requests except POSTs to /mcp.
 func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	r := c.Request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
@@ -114,8 +110,6 @@ func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// refuse answers a request whose caller could not be authenticated: with 401 or 403 if the authenticator rejects the
-// credentials, and with 503 if the authenticator itself failed.
 func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusUnauthorized
 	switch fault.KindOf(err) {
@@ -151,8 +145,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
-// allowOrigin lets the web page that sent the request read the answer (CORS). [Options.Guard] has already accepted the page's
-// origin.
+// allowOrigin lets the web page that sent the request read the answer (CORS).
 func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -184,8 +177,7 @@ func answerPreflight(w http.ResponseWriter, r *http.Request) {
 var parameterHeader = regexp.MustCompile(`(?i)^Mcp-Param-[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$`)
 
 const (
-	// maxBody is the largest request body in bytes.
-	maxBody = 1 << 20
+	maxBody = 1 << 20 // bytes
 	// firstRead is the most memory, in bytes, that is reserved for a body before any of it has arrived. It is small because a
 	// client may announce a large body and never send it.
 	firstRead = 16 << 10
@@ -193,7 +185,6 @@ const (
 
 var errTooLarge = errors.New("mcp: body too large")
 
-// readBody returns the body, or errTooLarge if it has more than maxBody bytes.
 func readBody(r *http.Request) ([]byte, error) {
 	if r.ContentLength > maxBody {
 		return nil, errTooLarge
@@ -220,7 +211,6 @@ func isJSON(contentType string) bool {
 	return err == nil && t == "application/json"
 }
 
-// post serves a POST.
 func (e *Endpoint) post(w http.ResponseWriter, c *method.Call) {
 	batch, ok := e.receive(w, c)
 	switch {
@@ -291,7 +281,6 @@ func joinTrace(c *method.Call) {
 	}
 }
 
-// isStateless reports whether a message belongs to the stateless revisions, according to its version header or its _meta.
 func isStateless(c *method.Call) bool {
 	return spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.Meta)
 }
@@ -304,10 +293,8 @@ func namesStateless(meta []byte) bool {
 }
 
 const (
-	// maxBatch is the largest number of messages in one batch.
-	maxBatch = 50
-	// maxBatchBytes limits the total size of a batch's responses. Once they exceed it, the remaining requests of the batch
-	// fail.
+	maxBatch = 50 // messages
+	// maxBatchBytes limits the total size of a batch's responses. Once they exceed it, the remaining requests of the batch fail.
 	maxBatchBytes = 2 << 20
 )
 
@@ -337,9 +324,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch. It answers with the responses to the requests, and an error for each
-// malformed message, in the order of the messages. If there are no such answers, but a notification or response failed, the
-// HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
+// serveParts calls serve for each message of a batch, and answers with the responses. If there are none, but a notification or
+// response failed, the HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
@@ -396,7 +382,6 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []jso
 	})
 }
 
-// postStateless serves one message of the stateless protocol revisions (2026-07-28).
 func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Response {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, so it has no responses"))
@@ -416,8 +401,7 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkVersion checks that the version header and _meta name the same supported revision, and that _meta has the required
-// members. A notification may lack either the header or the members of _meta.
+// checkVersion checks that the version header and _meta name the same supported revision. A notification may lack one of them.
 func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	headers := c.Request.Header[spec.HeaderVersion]
 	raw := jsonrpc.Member(c.Meta, spec.MetaVersion)
@@ -494,8 +478,7 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel checks the log level in _meta, with which a client asks for log messages of the backends. In 2026-07-28, this
-// server sends no log messages of its own, because that revision deprecates them.
+// checkLogLevel checks the log level in _meta, with which a client asks for log messages of the backends.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

@@ -72,7 +72,6 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	return method.Result{}, h.notify(ctx, c)
 }
 
-// readURI returns the URI in the params, and the catalog of the caller's workspace.
 func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
 	if uri, err = c.RequiredString("uri"); err == nil {
 		cat, err = h.streams.Catalogs.CatalogOf(ctx, c.Principal)
@@ -80,8 +79,7 @@ func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri strin
 	return uri, cat, err
 }
 
-// admitOpen returns an error if the session has the maximum number of parents and wildcards and would get a further one, the target t. A
-// parent is a URI that stands for all URIs below it.
+// admitOpen returns an error if the session would get too many parents and wildcards with the target t.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.streams.Sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
@@ -102,8 +100,7 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 	return nil
 }
 
-// unsubscribe serves resources/unsubscribe. It also succeeds if the session is not subscribed to the URI, but the URI must be
-// valid.
+// unsubscribe also succeeds if the session is not subscribed to the URI, but the URI must be valid.
 func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := h.readURI(ctx, c)
 	if err != nil {
@@ -146,7 +143,6 @@ func sessionFault(err error) error {
 	return err
 }
 
-// unsubscribeAll ends a session's subscriptions at backends.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
 		if u.Backend == "" {
@@ -158,8 +154,7 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 	}
 }
 
-// subscriptionAt returns the record of a session's subscription to a URI at a backend. The parameter until is when the subscription
-// expires. It may be zero if the record is only used to end the subscription.
+// subscriptionAt returns the record of a session's subscription at a backend. The time until may be zero to end the subscription.
 func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
@@ -183,7 +178,6 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		h.streams.Replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
-	// Use the client's revision if it is a session-based one. Otherwise the answer has the latest session-based revision.
 	if v := spec.Version(asked); v.Known() && !v.Stateless() {
 		c.Version = v
 	}
@@ -214,8 +208,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// redeclare updates an existing session of the named-event dialect when its client sends initialize: it stores the version and
-// the declared extensions, and notifies the session's stream.
+// redeclare stores what the client declares with an initialize in an existing session of the named-event dialect.
 func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
 	if err := h.streams.Sessions.Change(ctx, c.Session, func(now *session.Session) {
@@ -226,8 +219,7 @@ func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	return h.notify(ctx, c)
 }
 
-// create creates a session. If the principal already has the maximum number of sessions, create first ends the one that has
-// been unused for the longest time.
+// create creates a session. If the principal has too many sessions, it first ends the one that was unused for the longest time.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
 	surplus, err := h.streams.Sessions.FindSurplus(ctx, p)
 	if err != nil {
@@ -242,8 +234,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 	return h.streams.Sessions.Create(ctx, s)
 }
 
-// end ends a session, its stream, its sessions at backends and its subscriptions there. client identifies the session to
-// the gateway.
+// end ends a session, its stream, and its sessions and subscriptions at backends.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {
@@ -258,7 +249,6 @@ func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api
 	return h.streams.Feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
 }
 
-// delete serves DELETE. It ends a session and its stream.
 func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	if !e.enterSession(w, c) {
 		return
@@ -270,8 +260,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// setLevel serves logging/setLevel (up to 2025-11-25). From then on the session's stream sends log messages of at least this
-// severity, for example a warning that the catalog no longer has a subscribed URI. The session's backends get the level, too.
+// setLevel serves logging/setLevel (up to 2025-11-25), for log messages of backends and of this server. For example, the
+// session's stream warns that the catalog no longer has a subscribed URI.
 func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
 	level, err := c.RequiredString("level")
 	if err != nil {
@@ -353,15 +343,13 @@ func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string)
 	return true
 }
 
-// get serves GET at /mcp, which opens the stream of a session.
 func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		return e.streams.OpenSession(ctx, c, last)
 	})
 }
 
-// sessionStream serves a GET. The function enter loads the session, and the function open opens the session's stream at the position in the
-// header Last-Event-ID.
+// sessionStream serves a GET. The function open opens the session's stream at the position in the header Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {

@@ -22,7 +22,6 @@ import (
 // forwardHandler forwards the whole HTTP request to the handler that serves the method.
 type forwardHandler struct{ to http.Handler }
 
-// Serve implements [method.Handler].
 func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	r := c.Request.Clone(c.Request.Context())
 	r.Body = io.NopCloser(bytes.NewReader(c.Body))
@@ -41,7 +40,6 @@ func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	return nil
 }
 
-// table fills the table of methods.
 func (e *Endpoint) table(lists *events.Lists) {
 	o, t := e.options, e.methods
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
@@ -141,8 +139,7 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params
-// are ambiguous.
+// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method.
 func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
@@ -174,8 +171,8 @@ func (e *Endpoint) extensionRow() method.Row {
 }
 
 // profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the
-// extension, which takes precedence over the configured profile. If the server does not know that revision, profileOf returns
-// an error and the configured profile, whose error codes the answer then uses.
+// extension. For an unknown revision, profileOf returns an error and the configured profile, whose error codes the answer then
+// uses.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
 	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.

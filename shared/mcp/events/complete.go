@@ -15,14 +15,12 @@ import (
 )
 
 const (
-	refResource = "ref/resource"
-	// maxCompletions is the number of values that MCP allows in one answer.
-	maxCompletions = 100
+	refResource    = "ref/resource"
+	maxCompletions = 100 // values in one answer (completion/complete)
 	// maxSeen limits the URIs of past events in which completions look for values.
 	maxSeen = 1000
 )
 
-// completion is the result of completion/complete.
 type completion struct {
 	Values  []string `json:"values"`
 	Total   int      `json:"total"`
@@ -66,7 +64,7 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
-// readCompletion reads the params. It treats a template that the caller cannot see as unknown.
+// readCompletion treats a template that the caller cannot see as unknown.
 func readCompletion(c *method.Call, cat *catalog.Catalog) (q completionRequest, err error) {
 	ref, argument := c.Param("ref"), c.Param("argument")
 	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
@@ -97,7 +95,6 @@ func readCompletion(c *method.Call, cat *catalog.Catalog) (q completionRequest, 
 	return q, nil
 }
 
-// schemaValues returns the values that the variable's schema lists.
 func schemaValues(q completionRequest) (values []string) {
 	var schema struct {
 		Properties map[string]struct {
@@ -120,9 +117,8 @@ func schemaValues(q completionRequest) (values []string) {
 	return values
 }
 
-// seenValues returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs
-// below the known part of the template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below
-// event://repos/acme.
+// seenValues returns the variable's values in past events that the caller may receive. It searches below the known part of the
+// template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below event://repos/acme.
 func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completionRequest) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
@@ -152,8 +148,8 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 	return values, nil
 }
 
-// rank returns the values that match the typed text, without duplicates. Values that begin with the text precede values that
-// only contain it. If a claim restricts the variable, rank keeps only values that the caller's claim contains.
+// rank returns the values that match the typed text, first those that begin with the text. If a claim restricts the variable,
+// rank keeps only values that the caller's claim contains.
 func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)
@@ -173,8 +169,7 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the name of the access token's claim that restricts the completed variable. ok is false if the variable is not
-// restricted.
+// claim returns the name of the access token's claim that restricts the completed variable, if there is one.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

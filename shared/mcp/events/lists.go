@@ -1,7 +1,5 @@
 // Package events serves the MCP methods for events: the lists, resources/read, completions, events/poll, events/stream, and the
 // methods that make and end webhook subscriptions.
-//
-// Subscriptions and event types themselves are in shared/events.
 package events
 
 import (
@@ -35,8 +33,7 @@ type Lists struct {
 	PageSize      int
 	Anonymous     bool // the principal of --auth none may use events/subscribe
 
-	// kept caches the encoded forms of the workspaces' catalogs. It is bounded because forms of replaced catalogs stay in it,
-	// although no request uses them anymore.
+	// kept caches the encoded catalogs. It is bounded because replaced catalogs stay in it.
 	kept *bounded.Map[*catalog.Catalog, *listing]
 }
 
@@ -67,12 +64,10 @@ func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 	return l
 }
 
-// listTTL is how long, in milliseconds, a client may cache a list of event types. It is about the time until all instances use a changed
-// catalog.
+// listTTL is how long, in milliseconds, a client may cache a list: about as long as an instance may use an outdated catalog.
 const listTTL = 5000
 
-// cacheFor returns the caching hint for a list. The parameter open says that all callers see the same list. The hint is public only for
-// such a list, and only without authentication. It has no effect up to 2025-11-25, where results have no hints.
+// cacheFor returns the caching hint for a list. The parameter open says that all callers see the same list.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -86,15 +81,15 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 		switch kind {
 		case api.Tools, api.Prompts:
 			return h.listBackends(ctx, c, kind)
-		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then the backends' resources
+		case api.Resources:
 			return h.listCatalog(ctx, c, kind, h.Subscriptions)
 		}
 		return h.listCatalog(ctx, c, kind, nil)
 	}
 }
 
-// listCatalog serves resources/list and resources/templates/list. The list has the event types, then the caller's webhook
-// subscriptions unless subscriptions is nil, and then the backends' items.
+// listCatalog lists the event types, then the caller's webhook subscriptions unless subscriptions is nil, and then the backends'
+// items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
@@ -161,9 +156,8 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, and returns the result of the page. form encodes an item, or returns nil to
-// leave it out, for example because this server serves something with the same name itself. If form is nil, the list has no
-// items of backends.
+// addBackends adds the backends' items of a kind, and returns the result of the page. The function form encodes an item, or
+// returns nil to leave it out. If form is nil, the list has no items of backends.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, form func(api.Entry) []byte) (method.Result, error) {
 	if form == nil || !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
@@ -277,7 +271,6 @@ func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	return shown
 }
 
-// deliveryModes returns the delivery modes in which the caller can receive an event type, in the revision of the call.
 func (h *Lists) deliveryModes(entry *catalog.Entry, c *method.Call) []string {
 	p := c.Principal
 	var modes []string
@@ -323,10 +316,8 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 type Tools interface {
 	// Instructions tell a model how to use the tools.
 	Instructions() string
-	// ListEntries returns the encoded entries of tools/list.
 	ListEntries() [][]byte
 	Has(name string) bool
-	// Call serves a tools/call.
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
 }
 
@@ -336,8 +327,7 @@ type listed struct {
 	pieces [][]byte
 }
 
-// entries are the catalog's entries in one list, with their indices by name. A cursor has the name of an entry, after which the
-// list continues.
+// entries are the catalog's entries in one list, with their indices by name.
 type entries struct {
 	all []listed
 	at  map[string]int
@@ -351,11 +341,10 @@ func (es *entries) add(entry *catalog.Entry, text []byte) {
 	es.all = append(es.all, listed{entry, [][]byte{text}})
 }
 
-// listing has the encoded entries of a catalog for the lists. A catalog is encoded only once.
+// listing has the encoded entries of a catalog.
 type listing struct {
 	resources, templates, events entries
-	// open is true if no entry has an access rule, so that all principals see the same lists.
-	open bool
+	open                         bool // all principals see the same lists, because no entry has an access rule
 }
 
 // eventResource is an event type as a resource: an EventResource of SEP-1803 if its URI is fixed, and otherwise an
@@ -428,23 +417,20 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
 }
 
-// cursor is the position at which a list continues: after an entry of the catalog, after a subscription, or after a cursor of
-// the backends' list. As the next cursor of a page, the zero value means that the list has ended.
+// cursor is the position at which a list continues. As the next cursor of a page, the zero value means that the list has ended.
 type cursor struct {
 	where byte   // the part of the list, for example atCatalog
 	after string // the entry, subscription or cursor of the backends; empty if the whole part is still to come
 }
 
-// A cursor begins with one of these letters, which says in which part of the list the next page begins. In the cursor of a public list, the
-// letter is in upper case.
+// A cursor begins with the letter of its part of the list, which is in upper case for a public list.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
 	atBackends      = 'b'
 )
 
-// maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for the name of its list and the longest name of
-// an entry.
+// maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for the longest name of an entry.
 const maxCursor = 1200
 
 // member returns the JSON member nextCursor. list is the name of the list, and scope is the caching scope of the page.
@@ -462,12 +448,10 @@ type place struct {
 	cursor
 	list  string // the list's member in the result
 	first int    // index of the first entry of the catalog on this page
-	// scope is the caching scope of the previous page, which the cursor tells. It is empty for the first page.
-	scope string
+	scope string // the caching scope of the previous page; empty for the first page
 }
 
-// readPlace returns the position at which a page of a list begins, from the cursor in the request. The map at has the indices of the
-// catalog's entries by their names.
+// readPlace reads the cursor in the request. The map at has the indices of the catalog's entries by their names.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.OptionalString("cursor")
 	if err != nil || !given {
@@ -516,7 +500,6 @@ func newPage(from place, room int, cache *method.Caching) partedPage {
 	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + from.list + `":[`)}, room: room, cache: cache}
 }
 
-// add adds an entry, whose JSON is the concatenation of the pieces.
 func (p *partedPage) add(pieces ...[]byte) {
 	if p.n > 0 {
 		p.pieces = append(p.pieces, comma)
@@ -545,8 +528,7 @@ func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
 
 var comma = []byte(",")
 
-// beginPart reports whether this page has room for the given part of the list. If the page is full, the next page begins with
-// that part.
+// beginPart reports whether this page has room for a part of the list. If not, the next page begins with that part.
 func (p *partedPage) beginPart(part byte) bool {
 	if p.next != (cursor{}) {
 		return false
@@ -558,8 +540,7 @@ func (p *partedPage) beginPart(part byte) bool {
 	return false
 }
 
-// findStart returns the position in a part of the list after which this page begins. It is empty if this page shows the part from
-// its beginning.
+// findStart returns the position in a part of the list after which this page begins, or "" for the beginning of the part.
 func (p *partedPage) findStart(part byte) string {
 	if p.from.where != part {
 		return ""
@@ -570,8 +551,7 @@ func (p *partedPage) findStart(part byte) string {
 var closing = []byte("]")
 
 // result returns the page, with meta as members of _meta. All pages of a list must have the same caching scope (2026-07-28,
-// Caching). So if the previous page was public and this page is private, result returns an error, and the client has to read the
-// list from the beginning.
+// Caching). So if the previous page was public and this page is private, the client has to read the list from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

@@ -36,8 +36,7 @@ type pushFraming struct {
 	stream  *streams.Stream
 	version spec.Version
 	profile spec.Profile
-	// unchecked is true after the caller has been authenticated again, until the subscription has been checked with the caller's
-	// current rights.
+	// unchecked is true while the subscription has not been checked with the caller's current rights.
 	unchecked bool
 }
 
@@ -46,7 +45,6 @@ func NewPush(st *streams.Streams) method.Handler {
 	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Stream, error) { return openPush(ctx, st, c) }}
 }
 
-// openPush opens the stream of an events/stream (SEP-3415).
 func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*streams.Stream, error) {
 	w, err := readSelected(ctx, st.Catalogs, c, spec.ModePush)
 	if err != nil {
@@ -62,7 +60,6 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	})
 }
 
-// Begin sends the notification that confirms the subscription.
 func (p *pushFraming) Begin(context.Context) error {
 	return p.notify(spec.NoteEventsActive, p.stream.ResumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.stream.Feed.Truncated)
@@ -80,7 +77,6 @@ func (p *pushFraming) notify(name, cursor string, more func([]byte) []byte) erro
 	}, nil, "")
 }
 
-// Deliver sends an event, or applies a change of the catalog.
 func (p *pushFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	pattern := p.Pattern
 	for { // repeat the check while the store is unavailable, so that the event is not lost
@@ -112,7 +108,6 @@ func (p *pushFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	}, func(b []byte) []byte { return match.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
-// Heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
 func (p *pushFraming) Heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
 		if err = p.Recover(ctx, err); err != nil {
@@ -122,14 +117,11 @@ func (p *pushFraming) Heartbeat(ctx context.Context) error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// SendCursor sends the stream's current cursor in a heartbeat. The stream calls it after its filters have dropped events. If the
-// client reconnects, the new stream then continues after the dropped events and does not read them again.
 func (p *pushFraming) SendCursor() error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// Recover notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
-// any other error as it is.
+// Recover notifies the client of a temporary failure and waits a moment. Any other error ends the stream.
 func (p *pushFraming) Recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
@@ -143,13 +135,11 @@ func (p *pushFraming) Recover(ctx context.Context, err error) error {
 	return nil
 }
 
-// fail sends a notification about an error.
 func (p *pushFraming) fail(name string, rpc *jsonrpc.Error) error {
 	return p.stream.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// End notifies the client of the reason if the subscription has ended. This notification needs no cursor, because the client
-// has the cursor of the previous notification.
+// End sends no cursor, because the client has the cursor of the previous notification.
 func (p *pushFraming) End(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.stream.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
@@ -158,10 +148,9 @@ func (p *pushFraming) End(c *method.Call, why error) {
 	p.stream.Complete(c, "")
 }
 
-// check returns a [streams.Ended] error, which ends the subscription, if the current catalog no longer allows the subscription. If
-// credentials is true, it also checks the caller's credentials. The events of ordered and unordered types go to different
-// partitions of the event log. So if the event type has become ordered or unordered, check adds the partitions to which its
-// events go now.
+// check returns a [streams.Ended] error if the current catalog no longer allows the subscription or, if credentials is true, if
+// the caller's credentials are no longer valid. If the event type has become ordered or unordered, check adds the partitions of
+// the event log to which its events go now.
 func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	if credentials {
 		if p.stream.CheckCredentials(ctx) != nil {
@@ -263,7 +252,6 @@ func (h *Polls) nextPoll(quiet time.Duration) time.Duration {
 	return min(max(quiet/quietShare, h.Least), h.Most)
 }
 
-// readMaxEvents returns how many events the client accepts in one answer, at most [maxPoll].
 func readMaxEvents(c *method.Call) (int, error) {
 	raw := c.Param("maxEvents")
 	if raw == nil {
@@ -313,8 +301,7 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 	return w, err
 }
 
-// Choose returns the selection for an event type and arguments, or an error if the principal may not receive these events in
-// this mode.
+// Choose returns the selection for an event type and arguments, if the principal may receive these events in this mode.
 func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (match.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {

@@ -19,8 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLatest is the maximum number of events that resources/read returns. Together, their payloads have at most
-// [eventlog.LatestBytes].
+// maxLatest is the maximum number of events that resources/read returns.
 const maxLatest = 20
 
 // Reads serves resources/read.
@@ -30,8 +29,7 @@ type Reads struct {
 	Subscriptions streams.Subscriptions
 }
 
-// Read serves resources/read. It returns the latest events of an event URI or of all URIs below it, or the state of one of the caller's
-// subscriptions.
+// Read serves resources/read for event URIs and for the caller's subscriptions.
 func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, err := c.RequiredString("uri")
 	if err != nil {
@@ -120,7 +118,6 @@ func (h *Reads) readLatest(ctx context.Context, cat *catalog.Catalog, who auth.P
 	})
 }
 
-// subscriptionState is the content of a subscription URI.
 type subscriptionState struct {
 	URI           string          `json:"uri"`
 	Name          string          `json:"name,omitempty"`

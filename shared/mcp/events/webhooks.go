@@ -85,7 +85,6 @@ func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Resul
 	return method.Result{}, err
 }
 
-// readDelivery reads the member delivery of events/subscribe and events/unsubscribe.
 func readDelivery(c *method.Call) (url, secret string, err error) {
 	raw := c.Param("delivery")
 	if len(raw) == 0 || raw[0] != '{' {
@@ -110,7 +109,6 @@ func readDelivery(c *method.Call) (url, secret string, err error) {
 	return text["url"], text["secret"], nil
 }
 
-// subscribedEvents is the result of events/subscribe.
 type subscribedEvents struct {
 	ID            string  `json:"id"`
 	RefreshBefore *string `json:"refreshBefore"`
@@ -122,18 +120,8 @@ type subscribedEvents struct {
 
 // EventsSubscribe serves events/subscribe (SEP-3415).
 func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	if err := h.checkPrincipal(c); err != nil {
-		return method.Result{}, err
-	}
-	var r subscription.SubscribeRequest
-	var err error
-	if r.Name, err = c.RequiredString("name"); err != nil {
-		return method.Result{}, err
-	}
-	if r.Arguments, err = c.Arguments(); err != nil {
-		return method.Result{}, err
-	}
-	if r.URL, r.Secret, err = readDelivery(c); err != nil {
+	r, err := h.readParams(c)
+	if err != nil {
 		return method.Result{}, err
 	}
 	if r.Secret == "" {
@@ -174,35 +162,31 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 
 // EventsUnsubscribe serves events/unsubscribe (SEP-3415).
 func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	if err := h.checkPrincipal(c); err != nil {
-		return method.Result{}, err
-	}
-	name, err := c.RequiredString("name")
+	r, err := h.readParams(c)
 	if err != nil {
 		return method.Result{}, err
 	}
-	arguments, err := c.Arguments()
-	if err != nil {
-		return method.Result{}, err
-	}
-	url, _, err := readDelivery(c)
-	if err != nil {
-		return method.Result{}, err
-	}
-	err = h.Deregistrar.Unsubscribe(ctx, c.Principal, name, arguments, url)
+	err = h.Deregistrar.Unsubscribe(ctx, c.Principal, r.Name, r.Arguments, r.URL)
 	if c.Profile == spec.Released && fault.Is(err, fault.NotFound) {
 		err = nil // as released clients expect
 	}
 	return method.Result{}, err
 }
 
-// checkPrincipal refuses a caller without authentication. All such callers are the same principal, so each of them could end or
-// take over another one's subscription by guessing its parameters.
-func (h *Webhooks) checkPrincipal(c *method.Call) error {
+// readParams reads the params that events/subscribe and events/unsubscribe share. It refuses a caller without authentication. All such
+// callers are the same principal, so each of them could end or take over another one's subscription by guessing its parameters.
+func (h *Webhooks) readParams(c *method.Call) (r subscription.SubscribeRequest, err error) {
 	if c.Principal.Anonymous && !h.Anonymous {
-		return subscription.NeedsPrincipal()
+		return r, subscription.NeedsPrincipal()
 	}
-	return nil
+	if r.Name, err = c.RequiredString("name"); err != nil {
+		return r, err
+	}
+	if r.Arguments, err = c.Arguments(); err != nil {
+		return r, err
+	}
+	r.URL, r.Secret, err = readDelivery(c)
+	return r, err
 }
 
 // readTTL reads ttlMs. If it is absent, the client asks for the default, and if it is null, the client asks for a subscription without an
@@ -217,8 +201,7 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 	return subscription.TTL{Asked: given, For: d}, err
 }
 
-// readMaxAge reads maxAgeMs, which limits the age of the past events that the client receives after its cursor. It returns 0 if
-// there is no limit.
+// readMaxAge reads maxAgeMs, the maximum age of past events that the client receives after its cursor. 0 means no limit.
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {

@@ -20,7 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The names of the tools.
 const (
 	listEventTypes = "list_event_types"
 	subscribe      = "subscribe"
@@ -29,7 +28,6 @@ const (
 	waitForEvent   = "wait_for_event"
 )
 
-// The limits of a result and of a wait.
 const (
 	// DefaultEvents and MaxEvents are the default and the maximum number of events in a result.
 	DefaultEvents, MaxEvents = 20, 50
@@ -82,8 +80,7 @@ func object(properties, required string) json.RawMessage {
 }
 
 // Tools returns the tools in the order in which clients show them. If keepsSubscriptions is true, the source knows the caller's
-// subscriptions. In that case, the argument subscription of recent_events and wait_for_event is optional, and a call without it
-// reads all subscriptions.
+// subscriptions, and a call of recent_events or wait_for_event without a subscription reads all of them.
 func Tools(keepsSubscriptions bool) []Tool {
 	const subscription = `"subscription":{"type":"string","description":"the subscription as the last call returned it`
 	one := subscription + `"}`
@@ -139,13 +136,11 @@ func Tools(keepsSubscriptions bool) []Tool {
 type Source interface {
 	// EventTypes returns the event types that the caller can subscribe to.
 	EventTypes(ctx context.Context) ([]EventType, error)
-	// Subscribe starts a subscription to the events from now on. It returns a text that identifies the subscription in later
-	// calls.
+	// Subscribe starts a subscription to the events from now on. It returns a text that identifies the subscription.
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
 	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
-	// Read returns the unread events of a subscription. If there are none, it waits for the next ones, at most for
-	// [Query.Wait].
+	// Read returns the unread events. If there are none, it waits for the next ones, at most for [Query.Wait].
 	Read(ctx context.Context, q Query) (*Events, error)
 }
 
@@ -235,7 +230,6 @@ func Call(ctx context.Context, s Source, tool string, arguments json.RawMessage)
 	return s.Read(ctx, Query{in.subscription, in.limit, time.Duration(in.seconds) * time.Second})
 }
 
-// input holds the arguments of a call.
 type input struct {
 	name, after, subscription string
 	arguments                 json.RawMessage
@@ -280,7 +274,7 @@ func parse(tool string, raw json.RawMessage) (in input, err error) {
 	return in, nil
 }
 
-// parseCount reads an integer that must be at least 1 and at most the parameter most. name is the argument's name in errors.
+// parseCount reads an integer from 1 to most.
 func parseCount(name string, raw json.RawMessage, most int) (int, error) {
 	var n float64 // 10, 1e1 and 10.0 are the same number in JSON
 	if json.Unmarshal(raw, &n) != nil || n != math.Trunc(n) || n < 1 || n > float64(most) {
@@ -289,14 +283,12 @@ func parseCount(name string, raw json.RawMessage, most int) (int, error) {
 	return int(n), nil
 }
 
-// eventTypes is the result of list_event_types.
 type eventTypes struct {
 	EventTypes []EventType `json:"eventTypes"`
 	More       bool        `json:"more,omitempty"`
 }
 
-// listTypes lists the event types that come after the given name, or from the first one if the name is empty. It sets More if
-// there are more of them than fit into [MaxBytes].
+// listTypes lists the event types that come after the given name, or from the first one if the name is empty.
 func listTypes(ctx context.Context, s Source, after string) (out eventTypes, err error) {
 	all, err := s.EventTypes(ctx)
 	if err != nil {

@@ -24,8 +24,8 @@ type Timing struct {
 // stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand both (2025-11-25,
 // Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
 //
-// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. The field mu puts them in an order, and
-// the field over keeps them from writing after the response. The table above [DetachedFor] shows how long the call itself runs.
+// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. The field over keeps them from
+// writing after the response.
 type answer struct {
 	W       http.ResponseWriter
 	timing  Timing
@@ -58,8 +58,7 @@ func (a *answer) streamAfter(d time.Duration) {
 	}
 }
 
-// sendHeartbeat sends a heartbeat, and begins the stream if necessary. A timer calls it again whenever the stream has been
-// quiet for too long.
+// sendHeartbeat sends a heartbeat, and begins the stream if necessary.
 func (a *answer) sendHeartbeat() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -172,7 +171,6 @@ var errShutdown = &jsonrpc.Error{
 	Code: CodeUnavailable, Message: "the server is shutting down; the call may still take effect at the backend",
 }
 
-// answerShutdown answers with errShutdown unless the response was written.
 func (r *relayed) answerShutdown() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -230,8 +228,7 @@ func (r *relayed) Flush() {
 	}
 }
 
-// Fail sends the error as the response if the answer has already become a stream. It returns false if the handler must write
-// the response.
+// Fail sends the error as the response, or returns false if the handler must write the response.
 func (r *relayed) Fail(err error) bool {
 	if errors.Is(err, ErrWriting) {
 		return true
@@ -262,21 +259,17 @@ func statusOf(message json.RawMessage) int {
 //	to a backend, stateless            its context ends            [CallReserve] before the deadline      it is answered with an error
 //	to a backend, in a session         it continues                [CallReserve] before the deadline      it is answered with an error
 //
-// Streams have limits of their own; see Admission in package streams.
-//
-// In the revisions with sessions, a disconnect does not cancel a request (2025-11-25, Transports, "Sending Messages to the Server"). Only
-// Lambda sets a deadline for the request; a stand-alone server does not. While an answer is written, [sse.Writer] and [Send] move the
-// connection's write deadline forward.
+// In the revisions with sessions, a disconnect does not cancel a request (2025-11-25, Transports, "Sending Messages to the
+// Server"). Only Lambda sets a deadline for the request; a stand-alone server does not.
 
 const (
-	// DetachedFor limits how long a call in a session may run, unless it is a call to a backend. The call continues even if its
-	// client disconnects.
+	// DetachedFor limits how long a call in a session may run, unless it is a call to a backend.
 	DetachedFor = time.Minute
-	// NoticeFor limits how long the server works on a notification, a response or a DELETE of a session. The work continues even if the
-	// client disconnects, because a client that cancels a call or ends its session often closes the connection right after that message.
+	// NoticeFor limits how long the server works on a notification, a response or a DELETE of a session. A disconnect does not end
+	// the work, because a client that cancels a call or ends its session often closes the connection right after that message.
 	NoticeFor = 10 * time.Second
-	// CallReserve is the time between the end of a call to a backend and the end of the Lambda invocation. It suffices for notifying the
-	// backend that the client no longer waits (at most five seconds), for two seconds of cleaning up, and for answering the client.
+	// CallReserve is the time between the end of a call to a backend and the end of the Lambda invocation. It suffices for
+	// notifying the backend (at most five seconds), for two seconds of cleaning up, and for answering the client.
 	CallReserve = 9 * time.Second
 )
 
@@ -301,8 +294,7 @@ func DetachRequest(r *http.Request, limit time.Duration) (detached *http.Request
 }
 
 // Detach gives the call a context that ends after the given time, at the request's deadline, or when the server cuts off calls,
-// but not when the client disconnects. It has no effect on a call that is detached already. The caller calls stop when the call
-// has been served.
+// but not when the client disconnects. It has no effect on a call that is detached already.
 func (c *Call) Detach(limit time.Duration) (stop func()) {
 	if c.life.detached {
 		return func() {}
@@ -335,8 +327,8 @@ func (c *Call) ConnectionContext() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. It has no effect on other
-// calls, whose contexts end anyway. The caller must always call stop at the end of the call.
+// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. The caller must always call
+// stop.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }
@@ -345,7 +337,7 @@ func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 }
 
 // backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context
-// ends. The caller calls end after the call.
+// ends.
 func (c *Call) backendContext(cutOff func()) (ctx context.Context, end func()) {
 	ctx, deadline := c.Request.Context(), c.life.deadline
 	if c.Version.Stateless() {

@@ -58,7 +58,6 @@ type meaning struct {
 	events                  string // the name in the MCP Events extension, or empty if that has no name for it
 }
 
-// meanings has the error codes for each kind of fault.
 var meanings = map[fault.Kind]meaning{
 	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
 	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
@@ -84,8 +83,8 @@ func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// Translate returns the JSON-RPC error for an error of a handler. If err already is a JSON-RPC error, Translate returns it
-// unchanged. profile is the profile of the call; it is empty for a method outside of the MCP Events extension.
+// Translate returns the JSON-RPC error for an error of a handler. The profile is empty for a method outside of the MCP Events
+// extension.
 func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
@@ -113,7 +112,6 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	return errorOf(err, v, profile)
 }
 
-// errorOf translates a fault with the table [meanings].
 func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	kind := fault.KindOf(err)
 	m := meanings[kind]
@@ -180,9 +178,8 @@ func UnknownMethod(name string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + Clip(name)}
 }
 
-// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event type in the
-// params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling). If the caller has all these
-// scopes, allMissing returns the parameter err.
+// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event
+// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {
@@ -221,9 +218,8 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes of the event types at a URI or below it that the principal may not receive yet. If all is true,
-// the principal needs all of them. Otherwise one event type is enough, so scopesOf returns nil if the principal may already
-// receive one.
+// scopesOf returns the scopes of the event types at a URI or below it that the principal may not receive yet. Unless all is true,
+// one event type is enough, so scopesOf returns nil if the principal may already receive one.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {

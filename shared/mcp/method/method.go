@@ -1,9 +1,5 @@
-// Package method contains the parts that all methods of the MCP endpoint share: the [Call] that a method serves, the [Result]
-// or error that it returns, the HTTP response to the client, and the [Table] of methods. answer.go writes the responses and limits how
-// long a call runs.
-//
-// The packages that serve methods (streams, events and eventtools/logsource) and the endpoint in package mcp build on this
-// package.
+// Package method contains the parts that all methods of the MCP endpoint share: the [Call] that a method serves, the [Result] or
+// error that it returns, the HTTP response to the client, and the [Table] of methods.
 package method
 
 import (
@@ -32,8 +28,7 @@ type Result struct {
 	Members [][]byte
 	// Meta is the JSON, without braces, of the members that the method adds to _meta.
 	Meta []byte
-	// Cache is the caching hint that revision 2026-07-28 requires for some results, e.g. for lists. Earlier revisions have no
-	// hints, so AppendResult ignores it there. It is nil for other results.
+	// Cache is the caching hint that revision 2026-07-28 requires for some results, e.g. for lists. It is nil for other results.
 	Cache *Caching
 }
 
@@ -60,10 +55,8 @@ type Row struct {
 	// SessionBased and Stateless tell in which revisions the method exists.
 	SessionBased, Stateless bool
 	Family                  Family
-	// Session is true if the method needs a session.
-	Session bool
-	// Scope is the scope that a caller needs, or empty.
-	Scope string
+	Session                 bool   // the method needs a session
+	Scope                   string // that a caller needs, or empty
 	// Offered reports whether the method currently exists for the caller. If it is nil, the method always exists.
 	Offered func(c *Call) bool
 	Handler Handler
@@ -85,8 +78,7 @@ func (m Row) CheckCall(c *Call) error {
 	return nil
 }
 
-// Table contains the methods of the endpoint by name. A method that the server is not configured to serve is not in the table.
-// The endpoint then does not advertise the method, and answers it as unknown.
+// Table contains the methods of the endpoint by name. All other methods are unknown and are not advertised.
 type Table map[string]Row
 
 // Has reports whether the method is served.
@@ -142,8 +134,7 @@ func NotAcceptable(w http.ResponseWriter, c *Call) error {
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 
-// Call is an HTTP request to the endpoint, or one message of its batch. The endpoint fills in the fields while it checks the
-// request. [NewCall] makes a Call.
+// Call is an HTTP request to the endpoint, or one message of its batch.
 type Call struct {
 	Request   *http.Request
 	Body      []byte // of the whole HTTP request
@@ -187,8 +178,7 @@ func (c *Call) RequiredString(name string) (string, error) {
 	return value, nil
 }
 
-// maxDeclaration is the maximum size in bytes of the capabilities or the clientInfo that a client declares. Larger ones are
-// ignored.
+// maxDeclaration is the maximum size in bytes of the capabilities or the clientInfo that a client declares.
 const maxDeclaration = 16 << 10
 
 // CopyDeclaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is
@@ -242,8 +232,8 @@ func (c *Call) Arguments() (json.RawMessage, error) {
 // maxMilliseconds is about 285 years. A [time.Duration] can hold at most 292 years.
 const maxMilliseconds = 9e12
 
-// Milliseconds returns an optional member of the params that is a duration in milliseconds. It must be an integer and not
-// negative. A duration that is too long for a [time.Duration] is shortened to maxMilliseconds.
+// Milliseconds returns an optional member of the params that is a duration in milliseconds, an integer that is not negative. It
+// shortens a duration that is too long for a [time.Duration] to maxMilliseconds.
 func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {

@@ -43,8 +43,7 @@ const (
 	answerTime = time.Minute
 )
 
-// hold reserves memory for a result and its encoded form. It returns an error if the caller's unread answers would then need
-// more than the caller's share of answerBytes (see [quota.Share]). The caller calls release when the answer has been written.
+// hold is [Replies.HoldBytes] for a result and its encoded form.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -128,9 +127,8 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
-// SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and
-// 400 for any other error. It is for requests that failed before or after their method ran, and for notifications and
-// responses. NotFound and Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
+// SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and 400
+// for any other error. NotFound and Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
 func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage, err error) {
 	status := http.StatusBadRequest
 	_, refused := errors.AsType[*jsonrpc.Error](err)

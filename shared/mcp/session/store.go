@@ -1,9 +1,5 @@
 // Package session stores the clients' MCP sessions, so that any instance of the server can serve a session. Only the
 // protocol revisions up to 2025-11-25 have sessions.
-//
-// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the
-// session of a request and sends the messages of streams. Only [Store] reads and writes sessions, but package erase deletes
-// the sessions of an erased principal.
 package session
 
 import (
@@ -45,15 +41,12 @@ import (
 // The name of the partition is a hash of the session's id, so that someone who reads the store cannot learn the id and use the
 // session.
 type Store struct {
-	DB store.DB
-	// MaxURIs is the maximum number of URIs that a session may be subscribed to.
-	MaxURIs int
+	DB      store.DB
+	MaxURIs int // that a session may be subscribed to
 	// Max returns the maximum number of sessions of a principal. Nil means no limit.
-	Max func(ctx context.Context, p auth.Principal) int
-	// Broken counts items that cannot be decoded.
-	Broken *metric.Undecodable
-	// Prolong prolongs a session's subscription to a backend's URI until the given time. [Store.Load] calls it for each of
-	// these URIs when it prolongs the session. It may be nil.
+	Max    func(ctx context.Context, p auth.Principal) int
+	Broken *metric.Undecodable // counts items that cannot be decoded
+	// Prolong, unless it is nil, prolongs a session's subscription to a backend's URI until the given time.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
 	decoded bounded.Map[string, *Session]  // decoded sessions by key, because each request needs its session
@@ -71,8 +64,8 @@ type Session struct {
 	// Capabilities and Client are the capabilities and the clientInfo that the client declared, which backends receive.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is true for a session of the named-event dialect, whose path is /mcp/{workspace}. Such a session cannot be used
-	// at /mcp, and other sessions cannot be used with the dialect.
+	// Dialect is true for a session of the named-event dialect. Such a session cannot be used at /mcp, and other sessions only
+	// there.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants none.
 	Level string `json:"lv,omitempty"`
@@ -86,13 +79,11 @@ type Session struct {
 // URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the end of the event log when the client subscribed. The session's first stream begins with the events after
-	// it.
+	// After is the end of the event log when the client subscribed. The session's first stream begins with the events after it.
 	After int64 `json:"p,omitempty"`
 	// Open is true if the URI has wildcards or is a parent, e.g. event://incidents, which stands for all URIs below it.
-	Open bool `json:"o,omitempty"`
-	// Backend is the name of the backend that the resource belongs to, if any.
-	Backend string `json:"b,omitempty"`
+	Open    bool   `json:"o,omitempty"`
+	Backend string `json:"b,omitempty"` // the backend that the resource belongs to, if any
 }
 
 const (
@@ -120,8 +111,10 @@ const (
 )
 
 // Key returns the key of a session in the store and in the topic of its stream.
-func Key(id string) string {
-	h := sha256.Sum256([]byte("session\x00" + id))
+func Key(id string) string { return hash("session\x00" + id) }
+
+func hash(text string) string {
+	h := sha256.Sum256([]byte(text))
 	return base64.RawURLEncoding.EncodeToString(h[:])
 }
 
@@ -137,32 +130,27 @@ func ListKey(workspace, principal string) store.Key {
 // Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
-// listEntry returns the entry of the session in the list of its principal's sessions. The entry lives as long as the session's
-// items. The entry's version is the time at which the session was last used, in seconds since 1970. The stored time may lag
-// behind by up to usedEvery.
+// listEntry returns the entry of the session in the list of its principal's sessions. Its version is the time at which the
+// session was last used, in seconds since 1970. It may lag behind by up to usedEvery.
 func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
-	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
+	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.NeedsUntil()}
 }
 
-// itemsExpire returns the expiry of the items that outlive the session, e.g. the items with its URIs (see [Store]).
-func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
+// NeedsUntil returns when the items with the session's URIs may expire, and records that other packages keep for the session,
+// e.g. its subscriptions at backends. They outlive the session by [TTL]; see [Store].
+func (s *Session) NeedsUntil() time.Time { return s.expires.Add(TTL) }
 
-// NeedsUntil returns when records that other packages keep for the session may expire, e.g. its subscriptions at backends.
-// Like the session's URIs, they outlive the session by [TTL].
-func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
-
-// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A session
-// of the named-event dialect lives for [TTL] from the start, because its client may send no further request while it reads the
-// session's stream.
+// Create creates a session. It expires after firstTTL unless [Store.Load] prolongs it. A session of the named-event dialect lives
+// for [TTL] from the start, because its client may send no further request while it reads the session's stream.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
 	sess.ID = base64.RawURLEncoding.EncodeToString(id)
 	sess.Key = Key(sess.ID)
 	life := firstTTL
-	if sess.Dialect { // possibly only its stream uses it
+	if sess.Dialect {
 		life = TTL
 	}
 	sess.expires = time.Now().Add(life)
@@ -177,8 +165,8 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	return &sess, nil
 }
 
-// FindSurplus returns the session that must end before the principal may begin another one. It is the session that has been unused for the
-// longest time. FindSurplus returns nil if the principal has fewer sessions than [Store.Max].
+// FindSurplus returns the session that must end before the principal may begin another one: the one that has been unused for the
+// longest time. It returns nil if the principal has fewer sessions than [Store.Max].
 func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, error) {
 	if s.Max == nil || p.Anonymous {
 		return nil, nil
@@ -250,7 +238,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 		if !it.Expires.Before(prolonged.expires) {
 			continue // the item outlives the prolonged session, so the next touch can prolong it
 		}
-		it.Expires = prolonged.itemsExpire()
+		it.Expires = prolonged.NeedsUntil()
 		// The condition Exists keeps this write from restoring a URI that another request has just unsubscribed.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
@@ -261,14 +249,14 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			if u.Backend == "" {
 				continue
 			}
-			if err := s.Prolong(ctx, sess, u, prolonged.itemsExpire()); err != nil {
+			if err := s.Prolong(ctx, sess, u, prolonged.NeedsUntil()); err != nil {
 				return err
 			}
 		}
 	}
 	// This write extends the life of the item with the count, and corrects the count if it differs from the number of stored URIs.
 	err = s.DB.Write(ctx, store.Put(store.Item{
-		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.itemsExpire(),
+		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.NeedsUntil(),
 	}))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "prolong the session")
@@ -293,8 +281,8 @@ func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) (replaced *
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
 	count := store.Add(itemKey(sess.Key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.MaxURIs)})
-	count.Item.Expires = sess.itemsExpire()
-	item := store.Item{Key: key, Value: value, Expires: sess.itemsExpire()}
+	count.Item.Expires = sess.NeedsUntil()
+	item := store.Item{Key: key, Value: value, Expires: sess.NeedsUntil()}
 	live := store.Check(itemKey(sess.Key, sortSession), store.Exists())
 	for range 5 {
 		err = s.DB.Write(ctx, live, store.Put(item, store.Absent()), count)
@@ -355,7 +343,6 @@ func (s *Store) ListSubscriptions(ctx context.Context, key string) ([]URI, error
 	return s.decodeURIs(ctx, items), nil
 }
 
-// decodeURIs decodes URIs, and leaves out items that cannot be decoded.
 func (s *Store) decodeURIs(ctx context.Context, items []store.Item) []URI {
 	out := make([]URI, 0, len(items))
 	for _, it := range items {
@@ -378,10 +365,7 @@ func (s *Store) uris(ctx context.Context, key string) (items []store.Item, err e
 	return items, err
 }
 
-func uriKey(sess, uri string) store.Key {
-	h := sha256.Sum256([]byte(uri))
-	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
-}
+func uriKey(sess, uri string) store.Key { return itemKey(sess, sortURI+hash(uri)) }
 
 // EarlierStreams tells a session's new stream about the session's earlier streams.
 type EarlierStreams struct {
@@ -397,7 +381,7 @@ type EarlierStreams struct {
 // TakeOver makes a stream the newest of its session. connection identifies the stream.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (EarlierStreams, error) {
 	for range 5 {
-		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
+		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.NeedsUntil()}
 		items, err := s.DB.Get(ctx, item.Key, itemKey(sess.Key, sortQuiet))
 		if err != nil {
 			return EarlierStreams{}, fault.Wrap(fault.Unavailable, err, "read the session's stream")
@@ -427,7 +411,7 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 // RecordStreamBegun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if
 // a newer stream has taken over, which records its own beginning.
 func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection string) error {
-	item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
+	item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.NeedsUntil()}
 	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(pendingVersion(connection))))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -435,12 +419,11 @@ func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// RecordQuietEnd records the cursor at which a stream has ended. Callers use it for a stream that has sent no event id,
-// because its client has no id from which to resume. The session's next stream then begins at this cursor (see
-// [Store.TakeOver]).
+// RecordQuietEnd records the cursor at which a stream has ended that has sent no event id, so that the session's next stream
+// begins there (see [Store.TakeOver]).
 func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, cursor string) error {
 	err := s.DB.Write(ctx, store.Put(store.Item{
-		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.itemsExpire(),
+		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.NeedsUntil(),
 	}))
 	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
@@ -470,8 +453,8 @@ func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection s
 // cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
-// decode returns the session in a stored item. It returns nil for a nil item, and for an item that it cannot decode.
-// Callers treat nil as an unknown session, so that the client begins a new one.
+// decode returns nil for a nil item, and for an item that it cannot decode. Callers treat nil as an unknown session, so that the
+// client begins a new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
 	if item == nil {
 		return nil
@@ -492,8 +475,8 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return &sess
 }
 
-// Change changes the stored session with the function alter. If another request wrote the session at the same time, Change tries
-// again, up to five times.
+// Change changes the stored session with the function alter. After a conflict with another request it tries again, up to five
+// times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		it, err := store.One(ctx, s.DB, itemKey(sess.Key, sortSession), "read the session")
@@ -537,7 +520,7 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	return s.decodeURIs(ctx, items), fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "end the session")
 }
 
-// LimitReached returns the error for a request that would exceed a limit, given the limit's name and its value most.
+// LimitReached returns the error for a request that would exceed a limit.
 func LimitReached(name string, most int) error {
 	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
 		AtLimit(name, float64(most))
@@ -550,19 +533,15 @@ func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawM
 	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms
 		text = "s" + value
 	}
-	h := sha256.Sum256([]byte(text))
-	err = s.DB.Write(ctx, store.Put(store.Item{
-		Key:     itemKey(sess.Key, sortUsed+base64.RawURLEncoding.EncodeToString(h[:])),
-		Expires: time.Now().Add(TTL),
-	}, store.Absent()))
+	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(sess.Key, sortUsed+hash(text)), Expires: time.Now().Add(TTL)}, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
 	}
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// RecordStreamOpen records that the session's newest stream is open. The parameter until says when the record expires. The
-// stream must have ended by then. lease identifies the record for [Store.RecordStreamClosed].
+// RecordStreamOpen records that the session's newest stream is open, at most until the given time. The lease identifies the
+// record for [Store.RecordStreamClosed].
 func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))

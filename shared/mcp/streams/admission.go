@@ -16,9 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the number of open streams: of each principal, and of all principals and instances together. Take returns an error if no
-// further stream can be opened now. If a newer stream later takes the place of this one, Leases call the function superseded. The caller
-// calls release when the stream has ended. Package shared/events/stream/lease implements Leases.
+// Leases limit the number of open streams. Take returns an error if no further stream can be opened now. It calls superseded if a
+// newer stream later takes the place of this one. Package shared/events/stream/lease implements Leases.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
@@ -40,8 +39,7 @@ type Admission struct {
 	open    atomic.Int64
 }
 
-// NewAdmission returns an Admission for streams that may be open for maxAge. A nil leases does not limit the number of
-// streams.
+// NewAdmission returns an Admission. Nil leases do not limit the number of streams.
 func NewAdmission(maxAge, writeTimeout time.Duration, leases Leases, f method.Faults) *Admission {
 	a := &Admission{maxAge: maxAge, writeTimeout: writeTimeout, leases: leases, faults: f}
 	a.ending, a.end = context.WithCancelCause(context.Background())
@@ -125,8 +123,7 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 // that does not read does not delay the shutdown.
 const endTime = time.Second
 
-// writer begins a stream on the response, and shortens its write timeout to endTime when the endpoint closes. The caller calls
-// done after the last write.
+// writer begins a stream on the response. When the endpoint closes, the write timeout becomes endTime.
 func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
 	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
@@ -159,7 +156,6 @@ func (a *Admission) enter() (leave func(), ok bool) {
 	}, true
 }
 
-// answerFull answers a request for a stream with status 503, because no further stream can be opened now.
 func answerFull(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "5")
 	method.SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{

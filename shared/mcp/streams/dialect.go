@@ -15,8 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// dialectStream is the framing of a session's GET stream in the named-event dialect, an older transport at /mcp/{workspace}
-// whose SSE events have names (see dialect.go in package mcp).
+// dialectStream is the framing of a session's GET stream in the named-event dialect (see dialect.go in package mcp).
 type dialectStream struct {
 	basicFraming
 	stream  *Stream
@@ -36,8 +35,7 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 	return s.stream, s.recordOpen(ctx)
 }
 
-// recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it. s.release
-// removes the record.
+// recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it.
 func (s *dialectStream) recordOpen(ctx context.Context) error {
 	until, ok := ctx.Deadline() // the stream ends by then, because the deadline is at most the maximum age away
 	if !ok {
@@ -60,8 +58,8 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 	return nil
 }
 
-// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params must encode as a JSON object. If
-// retry is not 0, it tells the client how long to wait before it reconnects.
+// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". If retry is not 0, it tells the client
+// how long to wait before it reconnects.
 func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.stream.ResumeAt()), Retry: retry,
@@ -73,7 +71,6 @@ func timestamp() map[string]string {
 	return map[string]string{"timestamp": time.Now().UTC().Format(time.RFC3339)}
 }
 
-// Begin sends the lifecycle event streamOpened.
 func (s *dialectStream) Begin(ctx context.Context) error {
 	if err := s.stream.write(s.lifecycleEvent("streamOpened", timestamp(), 0)); err != nil {
 		return err
@@ -85,7 +82,6 @@ func (s *dialectStream) Begin(ctx context.Context) error {
 	return nil
 }
 
-// Heartbeat checks the caller's credentials and sends the lifecycle event ping.
 func (s *dialectStream) Heartbeat(ctx context.Context) error {
 	if err := s.stream.CheckCredentials(ctx); err != nil {
 		return err
@@ -93,7 +89,6 @@ func (s *dialectStream) Heartbeat(ctx context.Context) error {
 	return s.stream.write(s.lifecycleEvent("ping", timestamp(), 0))
 }
 
-// Deliver sends answers to POSTs, and passes all other deliveries to the sessionStream.
 func (s *dialectStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	var n ResponseNotice
 	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
@@ -105,7 +100,6 @@ func (s *dialectStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	return s.respond(ctx, n, d.Cursor)
 }
 
-// End notifies the client why the server closes the stream.
 func (s *dialectStream) End(_ *method.Call, why error) {
 	s.release() // first, so that answers become the responses of their POSTs from now on
 	reason, retry := reasonError, reconnect
@@ -118,7 +112,6 @@ func (s *dialectStream) End(_ *method.Call, why error) {
 	_ = s.stream.write(s.lifecycleEvent("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
 
-// respond sends an answer to one of the session's POSTs.
 func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor string) error {
 	text, err := OpenResponse(s.session.sess.ID, n.Response)
 	if err != nil { // skip only this answer
@@ -162,7 +155,6 @@ func OpenResponse(session string, sealed []byte) ([]byte, error) {
 	return responseCipher(session).Open(nil, nil, sealed, nil)
 }
 
-// The names of the SSE events in the named-event dialect: responses, notifications, and events about the connection.
 const (
 	eventResponse     = "response"
 	eventNotification = "notification"

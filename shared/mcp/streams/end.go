@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 )
 
-// The reasons why the server ends a stream.
 var (
 	errAge        = errors.New("mcp: the stream reached its maximum age")
 	errExpired    = errors.New("mcp: the caller's token has expired")
@@ -29,7 +28,6 @@ type ending struct {
 	reason, closing string
 }
 
-// endings lists the causes for which streams end.
 var endings = []ending{
 	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // write timeout; must precede ErrWriting, because a write timeout matches both
 	{stream.ErrSlow, "slow_reader", "tooSlow"},
@@ -75,7 +73,6 @@ func endReason(r *http.Request, why error) string {
 	return reasonError
 }
 
-// finish logs why the stream ended, and notifies a client that still reads.
 func (s *Stream) finish(c *method.Call, why error) {
 	s.logEnd(c.Request, why)
 	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // otherwise the client has closed the stream
@@ -83,7 +80,6 @@ func (s *Stream) finish(c *method.Call, why error) {
 	}
 }
 
-// logEnd logs and counts the end of the stream.
 func (s *Stream) logEnd(r *http.Request, why error) {
 	reason := endReason(r, why)
 	s.Streams.Faults.Metrics.StreamEnded(reason)
@@ -103,5 +99,4 @@ func (s *Stream) logEnd(r *http.Request, why error) {
 // was removed or has changed incompatibly.
 type Ended struct{ Reason error }
 
-// Error implements error.
 func (e *Ended) Error() string { return "mcp: the subscription ends: " + e.Reason.Error() }

@@ -36,7 +36,6 @@ type listenFraming struct {
 	honored filter // the part of the client's filter that the server honors
 }
 
-// Begin sends the honored part of the filter, and tells the client whether events after its cursor are missing.
 func (l *listenFraming) Begin(context.Context) error {
 	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(l.honored)...), ""
 	if l.stream.Feed.Truncated {
@@ -45,7 +44,6 @@ func (l *listenFraming) Begin(context.Context) error {
 	return l.stream.Send(spec.NoteAcknowledged, text(members), text(meta), l.stream.ResumeAt())
 }
 
-// Deliver checks the caller's credentials if a check is due, and passes an event or notice of the feed on to the client.
 func (l *listenFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	if err := l.stream.verify(ctx, d); err != nil {
 		return err
@@ -53,16 +51,13 @@ func (l *listenFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 	return l.stream.notify(ctx, d)
 }
 
-// Heartbeat checks the caller's credentials and sends an SSE comment.
 func (l *listenFraming) Heartbeat(ctx context.Context) error { return l.stream.sendComment(ctx) }
 
-// End sends the result of the request.
 func (l *listenFraming) End(c *method.Call, _ error) { l.stream.Complete(c, l.stream.ResumeAt()) }
 
 // Listen serves subscriptions/listen.
 func (st *Streams) Listen() method.Handler { return Streaming{Streams: st, Open: st.openListen} }
 
-// openListen opens the stream of a subscriptions/listen, with a feed for the honored part of its filter.
 func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, error) {
 	asked, err := readFilter(c)
 	if err != nil {
@@ -97,14 +92,12 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, err
 	return s, nil
 }
 
-// Complete answers the request of a stream with its result, which ends the stream. The result contains the cursor, unless the cursor is
-// empty.
+// Complete answers the request of a stream with its result, which ends the stream. The cursor may be empty.
 func (s *Stream) Complete(c *method.Call, cursor string) {
 	text := s.Streams.Replies.AppendResult(nil, c, method.Result{Meta: s.appendIDs(nil, cursor)})
 	_ = s.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
-// readFilter returns the notifications that a subscriptions/listen asks for.
 func readFilter(c *method.Call) (f filter, err error) {
 	raw := c.Param("notifications")
 	if len(raw) == 0 || raw[0] != '{' {
@@ -133,8 +126,7 @@ func readFilter(c *method.Call) (f filter, err error) {
 	return f, nil
 }
 
-// readCursor returns the cursor after which the stream of a subscriptions/listen begins. It is empty if the stream begins with
-// new events.
+// readCursor returns the cursor after which the stream begins, or "" if it begins with new events.
 func readCursor(c *method.Call) (string, error) {
 	raw := jsonrpc.Member(c.Meta, spec.MetaCursor)
 	if raw == nil {
@@ -147,8 +139,7 @@ func readCursor(c *method.Call) (string, error) {
 	return cursor, nil
 }
 
-// setUpFilter sets up the part of the filter that the server supports and the caller may receive, and returns it. It leaves out URIs that
-// are unknown or forbidden.
+// setUpFilter sets up and returns the part of the filter that the server supports and the caller may receive.
 func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) {
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
@@ -197,8 +188,7 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	return out, nil
 }
 
-// watchTasks begins to receive the states of the tasks that a listen names, until the stream ends. It returns the ids of the
-// tasks whose states the client will receive.
+// watchTasks receives the states of tasks until the stream ends. It returns the ids of those that send notifications.
 func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !s.Streams.Backends.Any(ctx) {
 		return nil, nil

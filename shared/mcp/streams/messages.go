@@ -20,8 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends a delivery to the client, in the form that all streams except events/stream share. For a notice, which is a
-// message in the event log about something other than an event, it sends the matching notification.
+// notify sends a delivery to the client, in the form that all streams except events/stream share.
 func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -50,7 +49,6 @@ func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// wantsNotification reports whether the client asked for notifications with the method note, which report a changed list.
 func (s *Stream) wantsNotification(note string) bool {
 	switch note {
 	case spec.NoteResourcesChange:
@@ -67,8 +65,7 @@ func (s *Stream) wantsNotification(note string) bool {
 	return false
 }
 
-// sendEach sends a notification for each item. cursor is the position after the delivery that caused the notifications. Only
-// the last notification carries this cursor. The others carry the position before the delivery, so that a client that is
+// sendEach sends a notification for each item. Only the last one carries the cursor after the delivery, so that a client that is
 // disconnected in between gets the delivery again.
 func (s *Stream) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
 	for i, item := range items {
@@ -83,7 +80,6 @@ func (s *Stream) sendEach(items []string, cursor string, send func(item, cursor 
 	return nil
 }
 
-// sendChanges sends each of the given notifications that the client asked for.
 func (s *Stream) sendChanges(cursor string, notes ...string) error {
 	asked := slices.DeleteFunc(notes, func(note string) bool { return !s.wantsNotification(note) })
 	return s.sendEach(asked, cursor, func(note, at string) error { return s.Send(note, nil, nil, at) })
@@ -130,14 +126,12 @@ func (s *Stream) sendLost(d stream.Delivery) error {
 	return s.sendEach(uris, d.Cursor, s.sendGapOf)
 }
 
-// sendGapOf notifies the client that events of a URI are missing.
 func (s *Stream) sendGapOf(uri, cursor string) error {
 	return s.Send(spec.NoteUpdated, func(b []byte) []byte {
 		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
 	}, text(metaTruncated), cursor)
 }
 
-// sendState notifies the client that the state of a webhook subscription has changed.
 func (s *Stream) sendState(d stream.Delivery) error {
 	for _, t := range s.targets {
 		if t.topic != d.Topic {
@@ -210,8 +204,8 @@ func (s *Stream) Send(name string, members, meta func([]byte) []byte, cursor str
 	return s.write(*wire)
 }
 
-// appendIDs appends the members of _meta that every message of a subscriptions/listen or an events/stream carries: the id of
-// the subscription and the cursor. For an events/stream the cursor is empty, because its messages have it in params.
+// appendIDs appends the id of the subscription and the cursor as members of _meta. For an events/stream the cursor is empty,
+// because its messages have it in params.
 func (s *Stream) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
 	b = append(b, s.subscriptionID...)
@@ -222,7 +216,6 @@ func (s *Stream) appendIDs(b []byte, cursor string) []byte {
 	return jsonrpc.AppendString(b, cursor)
 }
 
-// backendTopics returns the topics of all backends whose notifications the stream may receive.
 func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
 	for _, name := range s.Streams.Backends.Backends(ctx, s.Caller.Principal) {
 		topics = append(topics, stream.TopicBackend(name))
@@ -232,8 +225,7 @@ func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends handles a change of the configured backends. It lets the feed follow the topics of the current backends,
-// and notifies the client that the lists have changed.
+// sendOtherBackends handles a change of the configured backends.
 func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := s.Streams.Feeds.Log.Position()
 	for _, topic := range s.backendTopics(ctx) {
@@ -242,7 +234,6 @@ func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
 	return s.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
-// sendBackend sends a backend's notification if the client asked for it and the principal may still use the backend.
 func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	backends, name := s.Streams.Backends, strings.TrimPrefix(d.Topic, topicBackends)
 	if !slices.Contains(backends.Backends(ctx, s.Caller.Principal), name) {
@@ -262,8 +253,8 @@ func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
-// subscribedAt reports whether the stream is subscribed to the resource, or to one above it such as its folder, at the backend
-// that has the topic.
+// subscribedAt reports whether the stream is subscribed at the topic's backend to the resource, or to one above it such as its
+// folder.
 func (s *Stream) subscribedAt(topic, uri string) bool {
 	for _, t := range s.targets {
 		if t.Backend != "" && stream.TopicBackend(t.Backend) == topic && api.Covers(t.URI, uri) {
@@ -313,7 +304,6 @@ func reservedMeta(name string) bool {
 // logger is the value of the member "logger" in log messages that this server itself sends to clients.
 const logger = "mcp-events"
 
-// sendLog sends a log message to the client if level is at least as severe as the level that the client asked for.
 func (s *Stream) sendLog(level, message, uri string) error {
 	if s.interests.level == "" || !spec.SevereAs(level, s.interests.level) {
 		return nil
@@ -328,8 +318,7 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes to the stream's targets at their backends until the given time. holder identifies the stream.
-// The returned function ends the subscriptions.
+// subscribeBackends subscribes to the stream's targets at their backends. The parameter holder identifies the stream.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
@@ -386,7 +375,6 @@ func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, con
 
 var topicConversations = stream.TopicConversation("")
 
-// sendContext sends the context of a conversation message that the principal sent as a notification.
 func (s *Stream) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n ContextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || s.Streams.Conversation == nil {

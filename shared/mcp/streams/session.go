@@ -86,8 +86,8 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.stream, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session. A subscriptions/listen chooses the lists whose changes it wants to
-// know. A session cannot choose, so its stream notifies the client of changes of all lists.
+// newSessionStream returns the stream of a session. A session, unlike a subscriptions/listen, cannot choose the lists of whose
+// changes it is notified, so the stream reports all.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	s := &sessionStream{position: last}
@@ -100,7 +100,6 @@ func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) 
 	return s
 }
 
-// setSession makes the stream use the session's current settings: which notifications and log messages the client wants.
 func (s *sessionStream) setSession(sess *session.Session) {
 	s.sess = sess
 	wants := &s.stream.interests
@@ -108,7 +107,6 @@ func (s *sessionStream) setSession(sess *session.Session) {
 	wants.payloads, wants.level = sess.Payloads, sess.Level
 }
 
-// Deliver passes an event or notice of the feed on to the client, or applies a change that another request made to the session.
 func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	if err := s.stream.verify(ctx, d); err != nil {
 		return err
@@ -126,7 +124,6 @@ func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 	return s.stream.notify(ctx, d)
 }
 
-// Heartbeat checks the caller's credentials and sends an SSE comment.
 func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.sendComment(ctx) }
 
 // open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, a
@@ -209,17 +206,15 @@ func (s *sessionStream) recordQuietEnd(ctx context.Context) {
 	})
 }
 
-// subscribed is a target of a session, and the position of the event log when the client subscribed to it.
 type subscribed struct {
 	Target
-	after int64
+	after int64 // the position of the event log when the client subscribed
 }
 
 func compareAfter(a, b *subscribed) int { return cmp.Compare(a.after, b.after) }
 
-// subscriptions reads the session's subscriptions. The map uris has all their URIs. The map fresh has the targets of the URIs that the
-// stream does not have yet or that another backend serves now. It leaves out targets that are no longer in the catalog or that the caller
-// may no longer read.
+// subscriptions reads the session's subscriptions. The map uris has all their URIs, and the map fresh has the targets that the
+// stream does not have yet or that another backend serves now. It leaves out targets that are unknown or forbidden now.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]*subscribed, err error) {
 	stored, err := s.stream.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
@@ -252,8 +247,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	return uris, fresh, nil
 }
 
-// add adds a target to the feed. If the feed already follows the target's topic, it keeps the position from which it reads
-// the topic.
+// add adds a target to the feed, which keeps its position if it already follows the target's topic.
 func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 	switch {
 	case t.topic != "":
@@ -289,7 +283,6 @@ func (s *sessionStream) Begin(ctx context.Context) error {
 	return nil
 }
 
-// recordBegun records in the store that the client has received the beginning of the stream.
 func (s *sessionStream) recordBegun(ctx context.Context) {
 	if s.begun {
 		return
@@ -300,8 +293,8 @@ func (s *sessionStream) recordBegun(ctx context.Context) {
 }
 
 // sendGap notifies the client that all of its resources may have changed, if the event log no longer has all events since the
-// client's cursor. These notifications carry the position before the gap, because the feed has not read anything yet. So a
-// client that is disconnected in between gets the notifications again.
+// client's cursor. The notifications carry the position before the gap, so that a client that is disconnected in between gets
+// them again.
 func (s *sessionStream) sendGap() error {
 	if !s.stream.Feed.Truncated {
 		return nil
@@ -318,16 +311,15 @@ func (s *sessionStream) sendGap() error {
 	return s.stream.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// End sends an event whose id lets the client resume the stream on a new connection. End sends no event in revisions before
-// 2025-11-25, which do not have such events, or if the session has ended or has a newer stream.
+// End sends an event whose id lets the client resume the stream. Revisions before 2025-11-25 do not have such events.
 func (s *sessionStream) End(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.stream.write(sse.Append(nil, sse.Event{ID: s.position.next(s.stream.ResumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 
-// refresh reads the session again and applies the changes of other requests. It adds and drops subscriptions, and returns
-// errTaken if the session has ended or has a newer stream.
+// refresh applies the changes that other requests made to the session. It returns errTaken if the session has ended or has a
+// newer stream.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
 	sess, err := s.stream.Streams.Sessions.ReloadForStream(ctx, s.sess, s.connection)
@@ -391,8 +383,7 @@ func (s *sessionStream) drop(t Target) {
 	}
 }
 
-// LastEvent returns the position in the header Last-Event-ID, at which the client's previous connection ended. Without the
-// header, it returns the zero position.
+// LastEvent returns the position in the header Last-Event-ID, or the zero position without the header.
 func LastEvent(c *method.Call) (Position, error) {
 	last := c.Request.Header.Get(spec.HeaderLastEvent)
 	if c.Session == nil || last == "" {

@@ -54,14 +54,12 @@ type Options struct {
 	// when no message was sent for [method.Timing.Heartbeat].
 	MaxBeat time.Duration
 	// Gather makes the stream write all messages that are ready together, because a write takes longer than everything else that a
-	// stream does for a message. It is for framings whose Deliver does not wait, e.g. for the store.
+	// stream does for a message. It is for framings whose Deliver does not wait.
 	Gather bool
 }
 
-// Framing defines the messages of a kind of stream. There is a framing for subscriptions/listen, for events/stream, for the streams of
-// sessions, and for the stream of the named-event dialect. All of them share the loop in [Stream.run].
+// Framing defines the messages of a kind of stream, for example of subscriptions/listen.
 type Framing interface {
-	// Begin sends the first messages.
 	Begin(ctx context.Context) error
 	// Deliver sends an event, or handles a notice, that the feed has read.
 	Deliver(ctx context.Context, d stream.Delivery) error
@@ -89,12 +87,11 @@ func (st *Streams) New(c *method.Call, o Options) *Stream {
 
 // interests are the changes and messages, other than events, of which a stream notifies its client.
 type interests struct {
-	resources, events, tools, prompts bool // changes of lists
-	roots                             bool // changes of roots that a backend reports, see package relay
-	contexts                          bool // contexts of conversation messages that were sent outside of sessions
-	payloads                          bool // repeat payloads in _meta
-	// level is the lowest severity of log messages that the client asked for. It is empty if the client did not ask for any.
-	level string
+	resources, events, tools, prompts bool   // changes of lists
+	roots                             bool   // changes of roots that a backend reports, see package relay
+	contexts                          bool   // contexts of conversation messages that were sent outside of sessions
+	payloads                          bool   // repeat payloads in _meta
+	level                             string // the lowest severity of log messages that the client asked for, or empty
 }
 
 // run sends deliveries and heartbeats until the stream ends, and returns the cause. Its stack must be small while it waits,
@@ -135,7 +132,6 @@ func (s *Stream) run(ctx context.Context) error {
 	}
 }
 
-// untilHeartbeat returns the time until the next heartbeat must be sent.
 func (s *Stream) untilHeartbeat() time.Duration {
 	due := s.wrote.Add(s.Streams.Timing.Heartbeat)
 	if latest := s.beaten.Add(s.MaxBeat); s.MaxBeat > 0 && latest.Before(due) {
@@ -144,8 +140,7 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered limits the size of the gathered messages in bytes. If they have that many bytes, the stream writes them immediately, without
-// waiting for the end of [Stream.sendPending].
+// maxGathered is the size in bytes of gathered messages from which the stream writes them immediately.
 const maxGathered = 16 << 10
 
 // sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
@@ -209,7 +204,6 @@ func (s *Stream) write(b []byte) error {
 	return s.flush()
 }
 
-// flush writes the gathered messages.
 func (s *Stream) flush() error {
 	if s.gathered == nil {
 		return nil
@@ -220,7 +214,6 @@ func (s *Stream) flush() error {
 	return s.writeNow(*all)
 }
 
-// putBuffer returns a buffer to the pool unless it is large.
 func putBuffer(b *[]byte) {
 	if cap(*b) <= 1<<20 {
 		method.Buffers.Put(b)
@@ -283,7 +276,6 @@ func (s *Stream) resolveAgain(ctx context.Context) error {
 	return nil
 }
 
-// extraTopics returns the topics that the stream follows in addition to the topics of its targets.
 func (s *Stream) extraTopics(ctx context.Context) []string {
 	var out []string
 	lists := s.interests.resources || s.interests.tools || s.interests.prompts
@@ -334,8 +326,7 @@ func (s *Stream) CheckCredentials(ctx context.Context) error {
 }
 
 // Recheck authenticates an admitted caller again with the headers of its request, and returns the current principal. If the
-// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the previous
-// principal, before, without an error.
+// authenticator is unavailable, it returns the previous principal, before, without an error.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {
@@ -349,8 +340,7 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 	return now, nil
 }
 
-// sendComment checks the caller's credentials and sends an SSE comment. Streams without a heartbeat message of their own use it
-// as heartbeat.
+// sendComment checks the caller's credentials and sends an SSE comment as a heartbeat.
 func (s *Stream) sendComment(ctx context.Context) error {
 	if err := s.CheckCredentials(ctx); err != nil {
 		return err

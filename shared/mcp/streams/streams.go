@@ -91,8 +91,7 @@ func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context
 	return nil
 }
 
-// start begins the stream on the response. It drops the request's body, which must not live as long as the stream. Only the id is still
-// needed.
+// start begins the stream on the response. It drops the request's body, which must not live as long as the stream.
 func (s *Stream) start(response http.ResponseWriter, c *method.Call) {
 	s.subscriptionID = bytes.Clone(c.Msg.ID)
 	c.Msg, c.Meta, c.Body = jsonrpc.Message{ID: s.subscriptionID}, nil, nil
@@ -109,7 +108,6 @@ func (s *Stream) Open(ctx context.Context, r stream.Request) (err error) {
 	return err
 }
 
-// close releases the resources of the stream in the reverse order of their creation.
 func (s *Stream) close() {
 	for _, end := range slices.Backward(s.ends) {
 		end()
@@ -142,10 +140,8 @@ type Target struct {
 	// URI is the canonical form of the URI, and asked is the URI as the client sent it.
 	URI, asked string
 	Patterns   []match.Pattern
-	// topic is the topic of a webhook subscription's changes. It is empty unless the URI begins with subscription://.
-	topic string
-	// Backend is the name of the backend that serves the URI, or empty if this server does. The stream follows the backend's
-	// notifications.
+	topic      string // of a webhook subscription's changes; empty unless the URI begins with subscription://
+	// Backend is the name of the backend that serves the URI, or empty if this server does.
 	Backend string
 	// lost is true while the catalog has no event type for the URI, or the caller may not receive its events.
 	lost bool
@@ -161,7 +157,6 @@ func (t Target) CountOpen() (n int) {
 	return n
 }
 
-// addTo adds the target to the request for a feed.
 func (t Target) addTo(r *stream.Request) {
 	r.Patterns = append(r.Patterns, t.Patterns...)
 	if t.topic != "" {

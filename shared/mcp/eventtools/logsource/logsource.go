@@ -24,7 +24,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// tools are the event tools of an endpoint.
 type tools struct {
 	streams *streams.Streams
 	names   []string
@@ -40,16 +39,12 @@ func New(st *streams.Streams) events.Tools {
 	return h
 }
 
-// Instructions implements [events.Tools].
 func (h *tools) Instructions() string { return eventtools.Instructions }
 
-// ListEntries implements [events.Tools].
 func (h *tools) ListEntries() [][]byte { return h.listed }
 
-// Has implements [events.Tools].
 func (h *tools) Has(name string) bool { return slices.Contains(h.names, name) }
 
-// Call implements [events.Tools].
 func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error) {
 	tool, err := c.RequiredString("name")
 	if err != nil {
@@ -76,8 +71,8 @@ func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{}, err
 }
 
-// isCorrectable reports whether a model can avoid an error with other arguments. The result of the tool then has the error's
-// text. A missing scope is not correctable, because the client has to request it, not the model.
+// isCorrectable reports whether a model can avoid an error with other arguments. A missing scope is not correctable, because the
+// client has to request it, not the model.
 func isCorrectable(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
@@ -94,7 +89,6 @@ type source struct {
 	call *method.Call
 }
 
-// EventTypes implements [eventtools.Source].
 func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, err error) {
 	cat, err := h.streams.Catalogs.CatalogOf(ctx, h.call.Principal)
 	if err != nil {
@@ -108,8 +102,6 @@ func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, nil
 }
 
-// Subscribe implements [eventtools.Source]. It returns a handle with which a model reads the events that are published from now
-// on.
 func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	s, err := h.find(ctx, h.call.Principal, name, arguments)
 	if err != nil {
@@ -125,14 +117,13 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return handle{s.Entry.Name, s.Arguments, page.Cursor}.String(), nil
 }
 
-// Unsubscribe implements [eventtools.Source]. It only checks the handle, because the server does not store the subscription.
+// Unsubscribe only checks the handle, because the server does not store the subscription.
 func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, error) {
 	_, err := parseHandle(subscription)
 	return err == nil, err
 }
 
-// find returns the selection for an event type and arguments in the current catalog. An event type that the caller may not see
-// is unknown, because it is not listed either.
+// find treats an event type that the caller may not see as unknown, because it is not listed either.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
 	cat, err := h.streams.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
@@ -159,7 +150,6 @@ const (
 	maxHandleArguments = 2 << 10
 )
 
-// String returns the text that a model holds. [parseHandle] reads it.
 func (h handle) String() string {
 	arguments := ""
 	if string(h.arguments) != "{}" {
@@ -199,7 +189,6 @@ type reading struct {
 	query  eventtools.Query
 }
 
-// Read implements [eventtools.Source]. It returns the events after the cursor of the handle.
 func (h *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Events, error) {
 	r, err := h.poll(ctx, q)
 	if err == nil && r.out.Empty() && q.Wait > 0 {
@@ -212,7 +201,6 @@ func (h *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	return r.out, nil
 }
 
-// poll reads the events that the event log has now after the cursor of the handle in q.
 func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error) {
 	at, err := parseHandle(q.Subscription)
 	if err != nil {
@@ -249,7 +237,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
 }
 
-// wait waits for new events, after poll has found no event in the event log. Until wait returns, the call counts as an open stream.
+// wait waits for new events. Until it returns, the call counts as an open stream.
 func (h *source) wait(r *reading) error {
 	c := h.call
 	ctx, leave := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
@@ -309,7 +297,6 @@ func (h *source) await(ctx context.Context, r *reading) error {
 	}
 }
 
-// drain adds the events that a feed has now, until the result is full.
 func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error {
 	for {
 		d, ok, err := feed.Poll(ctx)
@@ -336,8 +323,7 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 	}
 }
 
-// recheck checks the subscription against the caller's current credentials and the current catalog. It reports whether it added
-// partitions to the feed.
+// recheck checks the subscription against the caller's current credentials and catalog. It reports whether it changed the feed.
 func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (changed bool, err error) {
 	now, err := streams.Recheck(ctx, h.streams.Auth, h.call.Request.Header, h.call.Principal)
 	if err != nil {
@@ -350,9 +336,8 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 	return h.follow(ctx, feed, r, s)
 }
 
-// follow replaces the selection of a waiting call with s. The events of ordered and unordered types go to different partitions
-// of the event log. So if the event type has become ordered or unordered, follow adds the partitions to which its events go now
-// to the feed, and returns true.
+// follow replaces the selection of a waiting call with s. If the event type has become ordered or unordered, follow adds the
+// partitions of the event log to which its events go now to the feed, and returns true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.PositionAfterChange(s.Pattern)); err != nil {
