@@ -674,3 +674,38 @@ func TestListChangeWithinACall(t *testing.T) {
 		}
 	})
 }
+
+// GWN-07: list changes that a backend reports too fast within calls are combined for each kind of list, and the last one still takes effect.
+func TestManyListChangesWithinACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g, l := follow(t, func(s *scripted) {
+			s.call = func(x *turn) {
+				for range 60 {
+					x.notify("notifications/tools/list_changed", `{}`)
+				}
+				s.list(oneTool("t", "last"))
+				x.notify("notifications/tools/list_changed", `{}`)
+				x.notify("notifications/prompts/list_changed", `{}`)
+				x.result(`{}`)
+			}
+		})
+		s.list(oneTool("t"))
+		sees(t, g, of(ann), "t")
+		x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
+		expect.Contains(t, "the response", x.next(t).text, `"result"`)
+		expect.OK(t, x.end(t))
+		synctest.Wait()
+		prompts := 0
+		for range len(l) {
+			if strings.Contains(<-l, "prompts") {
+				prompts++
+			}
+		}
+		expect.Equal(t, "announced changes of prompts", prompts, 1)
+		time.Sleep(2 * time.Second)
+		sees(t, g, of(ann), "t", "last")
+		l.has(t, "r default b notifications/tools/list_changed")
+		time.Sleep(time.Hour)
+		expect.Len(t, "further announcements", l, 0)
+	})
+}

@@ -48,10 +48,10 @@ type Backend struct {
 	// one listen request can name many resources.
 	noStream *refresh.Value[bool]
 	changed  chan struct{} // receives after the subscriptions at the backend may have changed
-	// The channel reported receives the methods of the list changes that the backend has reported within calls. The limiter reports drops
-	// changes that arrive too fast.
+	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
+	// rates, by method; it is never modified.
 	reported chan string
-	reports  *rate.Limiter
+	reports  map[string]*reportRate
 
 	view    *View // with the operator's credentials
 	callers callers
@@ -70,7 +70,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 	server := sha256.Sum256([]byte(c.URL))
 	b := &Backend{
 		Backend: c, options: o, serverID: c.Name + "#" + base64.RawURLEncoding.EncodeToString(server[:12]), changed: make(chan struct{}, 1),
-		reported: make(chan string, len(api.Kinds)), reports: rate.NewLimiter(reportRate, reportBurst),
+		reported: make(chan string, len(api.Kinds)*reportBurst), reports: map[string]*reportRate{},
 		tokens:          exchanges{kept: bounded.NewMap[subject, exchanged](maxExchanged)},
 		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logExchange: rate.Sometimes{Interval: metric.LogEvery},
 		logList: map[api.Kind]*rate.Sometimes{},
@@ -79,6 +79,9 @@ func newBackend(o *Options, c api.Backend) *Backend {
 			api.Resources: rules.NewForURIs(c.Resources), api.Templates: rules.NewForURIs(c.Resources),
 			api.Extensions: rules.New(c.Extensions),
 		},
+	}
+	for _, kind := range api.Kinds {
+		b.reports[kind.ChangedMethod()] = &reportRate{limit: rate.NewLimiter(1, reportBurst)}
 	}
 	for _, kind := range append([]api.Kind{api.Events}, api.Kinds...) {
 		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}

@@ -7,7 +7,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -224,21 +227,40 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
+// reportRate limits how often a backend may report within calls that lists have changed: once per second, with bursts of up to reportBurst.
+type reportRate struct {
+	limit   *rate.Limiter
+	waiting atomic.Bool // a report will be handled later, and stands for all reports until then
+}
+
 const (
-	// reportRate is how many list changes per second a backend may report within calls, and reportBurst is how many in one instant.
-	reportRate, reportBurst = 1, 50
+	reportBurst = 50
 	// reportTime limits the writes to the store for one report.
 	reportTime = 2 * time.Second
 )
 
-// ReportListChange handles a notification within a call that lists have changed, given its method. It changes the list version, and lets
-// the relay announce the change: immediately if the relay runs in this process, and otherwise when it next looks for [api.LeftOut]. It
-// ignores notifications beyond a rate, because callers get the changed list after Options.ListTTL anyway.
+// ReportListChange handles a notification within a call that lists have changed, given its method. It combines notifications beyond the
+// [reportRate] into one, which it handles later.
 func (b *Backend) ReportListChange(ctx context.Context, method string) {
-	if !b.reports.Allow() {
+	r := b.reports[method]
+	if r.waiting.Swap(true) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTime) // the call's client may disconnect meanwhile
+	handle := func() {
+		r.waiting.Store(false)
+		b.handleListChange(context.WithoutCancel(ctx), method) // the call's client may disconnect meanwhile
+	}
+	if delay := r.limit.Reserve().Delay(); delay > 0 {
+		time.AfterFunc(delay, handle)
+		return
+	}
+	handle()
+}
+
+// handleListChange changes the list version, and lets the relay announce the change: immediately if the relay runs in this process, and
+// otherwise when it next looks for [api.LeftOut].
+func (b *Backend) handleListChange(ctx context.Context, method string) {
+	ctx, cancel := context.WithTimeout(ctx, reportTime)
 	defer cancel()
 	err := b.ChangeListVersion(ctx, method)
 	for _, kind := range api.Kinds {
