@@ -709,3 +709,43 @@ func TestManyListChangesWithinACall(t *testing.T) {
 		expect.Len(t, "further announcements", l, 0)
 	})
 }
+
+// overtaken is a store in which another instance acts between the relay's fetch of the tools and its write of their hash.
+type overtaken struct {
+	store.DB
+	act func()
+}
+
+func (o *overtaken) Write(ctx context.Context, ops ...store.Op) error {
+	if act := o.act; ops[0].Item.Sort == "list#tools" && act != nil {
+		o.act = nil
+		act()
+	}
+	return o.DB.Write(ctx, ops...)
+}
+
+// GWN-07: a list change that another instance reports while the relay compares the lists is announced.
+func TestListChangeDuringAComparison(t *testing.T) {
+	for name, known := range map[string]bool{"the first comparison": false, "a later one": true} {
+		bubble(t, name, func(t *testing.T) {
+			s, db, l := newScripted(t), memory(t), newLog()
+			s.call = func(x *turn) {
+				s.list(oneTool("t", "added"))
+				x.notify("notifications/tools/list_changed", `{}`)
+				x.result(`{}`)
+			}
+			if known {
+				relaying(t, "earlier", gatewayOver(t, db, at("b", s)), l, inProduction)()
+				s.list(oneTool("t", "other"))
+			}
+			l.forget()
+			other := gatewayOver(t, db, at("b", s))
+			g := gatewayOver(t, &overtaken{db, func() { mustCall(t, other, sessionBased("s1"), "t") }}, at("b", s))
+			relaying(t, "r", g, l, inProduction)
+			time.Sleep(10 * time.Second)
+			l.forget()
+			expect.Equal(t, "announced changes of tools", l.count("tools/list_changed", time.Hour), 1)
+			sees(t, g, of(ann), "t", "added")
+		})
+	}
+}

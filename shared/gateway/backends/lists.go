@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -136,7 +137,8 @@ func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 
 // writeLeftOut makes the relay announce a list as changed when it next compares the lists, see [api.LeftOut].
 func (b *Backend) writeLeftOut(ctx context.Context, kind api.Kind) error {
-	return b.options.DB.Write(ctx, store.Put(store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut)}))
+	mark := store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut), Version: mathrand.Int64()}
+	return b.options.DB.Write(ctx, store.Put(mark))
 }
 
 // ListHashKey returns the key under which the relay stores the hash of a list.

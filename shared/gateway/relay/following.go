@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -259,7 +260,7 @@ func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
 		if kind.ChangedMethod() == method {
-			ops = append(ops, store.Put(store.Item{Key: f.ListHashKey(kind), Value: unsettled}))
+			ops = append(ops, store.Put(store.Item{Key: f.ListHashKey(kind), Value: unsettled, Version: mathrand.Int64()}))
 		}
 	}
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")

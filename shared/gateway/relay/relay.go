@@ -24,6 +24,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	mathrand "math/rand/v2"
 	"slices"
@@ -66,7 +67,7 @@ type Backend interface {
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
 	// ListHashKey returns the key under which the relay stores the hash of a list. If a client got the list without the backend's
-	// entries, the gateway stores [api.LeftOut] there instead.
+	// entries, the gateway stores [api.LeftOut] there instead. Each write gives the item another version.
 	ListHashKey(kind api.Kind) store.Key
 	// SetNoStream records until the given time that the backend has no notification stream; the zero time removes the record.
 	SetNoStream(ctx context.Context, until time.Time) error
@@ -226,6 +227,11 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 	f.Outdate()
 	notified := map[string]bool{}
 	for _, kind := range api.Kinds {
+		key := f.ListHashKey(kind)
+		was, err := store.One(ctx, r.DB, key, "read how a backend's list was")
+		if err != nil {
+			return err
+		}
 		entries, err := f.List(ctx, kind)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -243,11 +249,6 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 			h.Write([]byte{'\n'})
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
-		key := f.ListHashKey(kind)
-		was, err := store.One(ctx, r.DB, key, "read how a backend's list was")
-		if err != nil {
-			return err
-		}
 		if was != nil && bytes.Equal(was.Value, sum) {
 			delete(f.unread, kind)
 			continue
@@ -262,7 +263,15 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 				return err
 			}
 		}
-		if err := r.DB.Write(ctx, store.Put(store.Item{Key: key, Value: sum})); err != nil {
+		unchanged := store.Absent()
+		if was != nil {
+			unchanged = store.VersionIs(was.Version)
+		}
+		err = r.DB.Write(ctx, store.Put(store.Item{Key: key, Value: sum, Version: mathrand.Int64()}, unchanged))
+		if errors.Is(err, store.ErrConflict) {
+			continue // the list may have changed meanwhile, and the mark of that makes the relay compare it again
+		}
+		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "keep how a backend's list is")
 		}
 		delete(f.unread, kind)
