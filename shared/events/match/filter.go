@@ -231,7 +231,8 @@ func valueOf(payload json.RawMessage) any {
 	return jsonrpc.Value(payload)
 }
 
-// Redact returns the payload without the members at the pointers.
+// Redact returns the payload without the members at the pointers. It replaces an element of a list with null, so that the other elements keep
+// their places.
 func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
 	if len(pointers) == 0 {
 		return payload, nil
@@ -244,8 +245,13 @@ func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error)
 		}
 		last := len(path) - 1
 		parent, _ := path[:last].ValueIn(doc)
-		if m, ok := parent.(map[string]any); ok {
-			delete(m, path[last])
+		switch parent := parent.(type) {
+		case map[string]any:
+			delete(parent, path[last])
+		case []any:
+			if i, err := strconv.Atoi(path[last]); err == nil && i >= 0 && i < len(parent) {
+				parent[i] = nil
+			}
 		}
 	}
 	return json.Marshal(doc)

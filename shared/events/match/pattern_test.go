@@ -151,6 +151,19 @@ func TestFilters(t *testing.T) {
 	}
 }
 
+func TestRedact(t *testing.T) {
+	const payload = `{"a":{"b":1,"c":2},"list":["x",{"mail":"m","name":"n"},"y"]}`
+	for pointers, want := range map[string]string{
+		"/a/b":                       `{"a":{"c":2},"list":["x",{"mail":"m","name":"n"},"y"]}`,
+		"/a/x /x/a /list/3 /list/-1": payload,
+		"/list/1/mail":               `{"a":{"b":1,"c":2},"list":["x",{"name":"n"},"y"]}`,
+		"/list/0 /list/2 /a":         `{"list":[null,{"mail":"m","name":"n"},null]}`,
+	} {
+		got := expect.Value(Redact(json.RawMessage(payload), strings.Fields(pointers)))(t)
+		expect.Equal(t, "EVX-03 the payload without "+pointers, string(got), want)
+	}
+}
+
 // GWN-20: with an event type of the operator that has an open first segment, a caller cannot select the events of a backend, for which it
 // may lack the scopes.
 func TestVariablesDoNotReachBackends(t *testing.T) {
