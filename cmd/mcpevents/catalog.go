@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -93,23 +94,34 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	return nil
 }
 
-// declares reports whether a schema declares the member at a JSON pointer. It returns true if the answer needs more than the properties of
-// the schema, for example if the schema has a $ref.
+// declares reports whether a schema declares the member at a JSON pointer. It returns true if the answer needs more than the types, properties
+// and items of the schema, for example if the schema has a $ref.
 func declares(schema json.RawMessage, pointer string) bool {
 	path, _ := jsonpointer.Parse(pointer) // the catalog is valid
 	for _, name := range path {
 		var s map[string]json.RawMessage
-		var properties map[string]json.RawMessage
-		if json.Unmarshal(schema, &s) != nil || json.Unmarshal(s["properties"], &properties) != nil {
+		if json.Unmarshal(schema, &s) != nil {
 			return true
 		}
-		for _, other := range []string{"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "additionalProperties"} {
+		for _, other := range []string{"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "additionalProperties", "prefixItems"} {
 			if s[other] != nil && string(s[other]) != "false" {
 				return true
 			}
 		}
-		if schema = properties[name]; schema == nil {
+		types := string(s["type"])
+		_, err := strconv.Atoi(name)
+		var properties map[string]json.RawMessage
+		switch {
+		case types != "" && !strings.Contains(types, `"object"`) && (err != nil || !strings.Contains(types, `"array"`)):
+			return false // a text has no members, and those of a list are numbers
+		case strings.Contains(types, `"array"`) && err == nil:
+			schema = s["items"]
+		case json.Unmarshal(s["properties"], &properties) != nil:
+			return true
+		case properties[name] == nil:
 			return false
+		default:
+			schema = properties[name]
 		}
 	}
 	return true

@@ -24,8 +24,13 @@ func TestCatalogCheckFindsMisspelledMembersOfThePayload(t *testing.T) {
 		"    filters: {town: %s}\n    redact: [%s]\n"
 	out := check("wrong.yaml", fmt.Sprintf(declared, "", "/to/town", "/txt"))
 	expect.Contains(t, "the output", out, "a.b: payloadSchema does not declare /to/town, ", "a.b: payloadSchema does not declare /txt, ")
+	const lists = "events:\n  - name: a.b\n    uri: event://a/b\n    payloadSchema: {type: object, properties: {users: {type: [array, 'null'], items: {type: object, properties: {mail: {type: string}}}}, text: {type: string}}}\n" +
+		"    filters: {mail: %s}\n    redact: [%s]\n"
+	out = check("lists.yaml", fmt.Sprintf(lists, "/users/mail", "/users/*/mail, /text/size, /users/0/name"))
+	expect.Contains(t, "the output for lists", out, "declare /users/mail, ", "declare /users/*/mail, ", "declare /text/size, ", "declare /users/0/name, ")
 	for name, text := range map[string]string{
 		"right.yaml": fmt.Sprintf(declared, "", "/to/city", "/text"),
+		"items.yaml": fmt.Sprintf(lists, "/users/0/mail", "/users, /users/0"),
 		"open.yaml":  fmt.Sprintf(declared, ", allOf: [{properties: {txt: {type: string}}}]", "/text/0", "/txt"),
 		"none.yaml":  "events:\n  - name: a.b\n    uri: event://a/b\n    redact: [/text]\n",
 	} {
