@@ -1,9 +1,7 @@
 // Package awsx creates the SDK configuration that all AWS clients of a process share.
 //
-// Lambda passes the region, credentials and endpoints in environment variables, so this package reads no files and no metadata service, and
-// links none of the SDK's packages for single sign-on. This makes a function's first request 3 ms faster (7 instead of 10) and its archive
-// 0.7 MB smaller (3.3 instead of 3.9). The command line runs on people's machines and uses awsx/profile instead. Only main packages and the
-// code that wires them call [Load].
+// Lambda passes the region, credentials and endpoints in environment variables, so this package reads no files and no metadata service.
+// This makes a function's first request 3 ms faster and its archive 0.7 MB smaller. The command line uses awsx/profile instead.
 package awsx
 
 import (
@@ -95,7 +93,6 @@ func load(getenv func(string) string) (aws.Config, error) {
 	return cfg, nil
 }
 
-// serviceEndpoints provides the SDK with the base URL of each service.
 type serviceEndpoints struct{ getenv func(string) string }
 
 // GetServiceBaseEndpoint returns the base URL of a service. The SDK looks for this method in the sources of its configuration.
@@ -112,9 +109,8 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may
-// help: the service did not answer, the service failed, or the SDK itself would retry. A request that the service rejects is
-// [fault.Internal], because we check input before it reaches a client.
+// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may help. A request
+// that the service rejects is [fault.Internal], because we check input before it reaches a client.
 func KindOf(err error) fault.Kind {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return fault.KindOf(err)
@@ -136,9 +132,8 @@ func KindOf(err error) fault.Kind {
 
 const (
 	connectTimeout = 3 * time.Second
-	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then repeats the request on
-	// another connection. Two attempts of 8 s fit into the 18 s that a call of fanout may take. DynamoDB, SQS, KMS and SSM
-	// usually answer within milliseconds.
+	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then uses another connection. Two attempts
+	// of 8 s fit into the 18 s that a call of fanout may take.
 	requestLimit = 8 * time.Second
 	// receiveWait and invokeWait are added to requestLimit for requests that the service holds open: until messages arrive, or until the
 	// invoked function returns.
@@ -152,12 +147,10 @@ const (
 // NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
 // request waits at the service, see [longestWait].
 //
-// It also works around a race in the SDK. When the response's header arrives, the SDK closes the request's body, and the body's
-// WriteTo then returns [io.EOF] as an error. If the response took only microseconds, net/http may still be checking whether the
-// body has ended. It then takes the error for a broken body and drops the connection with the response, so the SDK repeats the
-// request. With a local emulator and the race detector this happened to 9 of 3,000 requests. If the request was a receive, its
-// messages stay invisible until their visibility timeout. Our wrapper has no WriteTo, so net/http calls Read, and a closed body
-// just ends.
+// It also works around a race in the SDK, which closes the request's body when the response's header arrives. The body's WriteTo then
+// returns [io.EOF] as an error. If net/http still sends the body, it drops the connection with the response, and the SDK repeats the
+// request. If the request was a receive, its messages stay invisible until their visibility timeout. Our wrapper has no WriteTo, so
+// net/http calls Read, and a closed body just ends.
 func NewHTTPClient(limit time.Duration) aws.HTTPClient {
 	return client{limit: limit, HTTPClient: awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).
@@ -184,7 +177,6 @@ func (c client) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// longestWait returns how long a request may wait at the service before it is answered.
 func longestWait(req *http.Request) time.Duration {
 	switch {
 	case strings.HasSuffix(req.Header.Get("X-Amz-Target"), ".ReceiveMessage"):

@@ -6,8 +6,7 @@ import "sync"
 // Map is a map of limited size. It may be used concurrently, and the zero value holds up to [DefaultBound] entries.
 //
 // Map approximates a least-recently-used cache with two generations. When the young generation holds half of the limit, it
-// becomes the old one, and the entries of the previous old one are dropped. A hit in the old generation moves the entry to the
-// young one. Compared to a cache with a linked list, this needs no pointers, and most hits take only a read lock.
+// becomes the old one, and the entries of the previous old one are dropped. A hit moves an entry to the young generation.
 type Map[K comparable, V any] struct {
 	half int
 
@@ -38,8 +37,8 @@ func (m *Map[K, V]) Get(k K) (V, bool) {
 	return v, ok
 }
 
-// promote moves an entry of the old generation to the young one and returns its value. It looks the key up again, because a
-// newer value may have been put since Get released the read lock.
+// promote moves an entry to the young generation. It looks the key up again, because a newer value may have been put since Get released
+// the read lock.
 func (m *Map[K, V]) promote(k K) (V, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

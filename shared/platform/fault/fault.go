@@ -22,21 +22,16 @@ type Kind uint8
 const (
 	// Internal is a failure of this program. The error's text stays in the log.
 	Internal Kind = iota
-	// Invalid is input that cannot be accepted as it is.
 	Invalid
 	// NotFound is a reference to something that does not exist for this caller.
 	NotFound
-	// Forbidden is a request that the caller may not make.
 	Forbidden
-	// Unauthenticated is a request without valid credentials.
 	Unauthenticated
-	// Exhausted is a limit or quota that was reached.
 	Exhausted
 	// Unavailable is a dependency that failed or did not answer. A retry may help.
 	Unavailable
 	// Conflict is a write that was refused because its condition did not hold.
 	Conflict
-	// TooLarge is input larger than a limit.
 	TooLarge
 	// Unprocessable is well-formed input that does not match a schema.
 	Unprocessable
@@ -51,8 +46,7 @@ var names = [...]string{
 
 func (k Kind) String() string { return names[k] }
 
-// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works. The public packages export kinds as error values
-// without exporting this package.
+// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works and the public packages can export kinds.
 func (k Kind) Error() string { return names[k] }
 
 // Error is an error with a kind and, where it helps the caller, typed data.
@@ -151,9 +145,8 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public returns the text of err that a caller may see. If err is [Internal] or [Unavailable] with a cause, that is a fixed
-// text, because the messages of such errors describe internal steps. Otherwise Public joins the messages of all [Error]s in the
-// chain, up to the first [Internal] one.
+// Public returns the text of err that a caller may see. For an [Internal] error, and for an [Unavailable] one with a cause, that is a fixed
+// text, because the messages of such errors describe internal steps.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	switch {
@@ -206,7 +199,7 @@ func PrintData(w io.Writer, data any, shown string) {
 		return
 	}
 	if faults[0].Line != nil {
-		return // the faults of a file, which shown lists already
+		return
 	}
 	for _, f := range faults {
 		if f.Pointer == nil || f.Message == nil {

@@ -11,12 +11,11 @@ import (
 // MaxLength is the longest pointer in bytes.
 const MaxLength = 1024
 
-// MaxDepth is the deepest nesting of arrays and objects that this project accepts in JSON-RPC messages, payloads, event
-// patterns, mappings and values of YAML files. Decoders are recursive, so deeper input could exhaust the stack.
+// MaxDepth is the deepest nesting of arrays and objects that this project accepts in JSON and YAML. Decoders are recursive, so deeper input
+// could exhaust the stack.
 const MaxDepth = 64
 
-// Pointer is the path from a document to a value in it: names of members and indices of elements. The empty pointer refers to the
-// whole document.
+// Pointer is the path from a document to a value in it. The empty pointer refers to the whole document.
 type Pointer []string
 
 var (

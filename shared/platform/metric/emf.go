@@ -23,16 +23,12 @@ const (
 	EMFEvery = 10 * time.Second
 	// maxValues is the maximum number of values that the embedded metric format allows for a metric in one line.
 	maxValues = 100
-	// dimensionStack is the name of the dimension that every metric has. Its value distinguishes the deployments of an account.
-	dimensionStack = "stack"
 )
 
 // EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process between
-// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation. Create it
-// with [NewEMF].
+// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation.
 //
-// The format has no buckets, so EMF writes a histogram as a list of values. Each measurement appears as the middle of its bucket. So the
-// number of values is exact, and each value is wrong by at most half the bucket's width.
+// The format has no buckets, so each measurement of a histogram appears as the middle of its bucket.
 type EMF struct {
 	// Export, if set, also receives the metrics of each write.
 	Export func(context.Context, *metricdata.ResourceMetrics)
@@ -147,8 +143,8 @@ func attributesOf(set attribute.Set) string {
 	return strings.Join(values, ",")
 }
 
-// estimateValues returns an estimate of each value that a histogram has counted. A histogram knows only the bucket of a value, so the
-// estimate is the middle of the bucket, limited to the range between the smallest and the largest value.
+// estimateValues returns the middle of its bucket for each value that a histogram has counted, limited to the range between the
+// smallest and the largest value.
 func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	least, _ := p.Min.Value()
 	most, _ := p.Max.Value()
@@ -175,14 +171,13 @@ type emfLine struct {
 }
 
 // next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an
-// attribute, the line also declares the dimension "stack" alone, so that CloudWatch adds up a total over all values of the
-// attribute. An alarm can be set on that total.
+// attribute, the line also declares the dimension "stack" alone, so that an alarm can be set on the total.
 func (l *emfLine) next(stack string, now time.Time) slog.Attr {
-	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
-	members := []any{slog.String(dimensionStack, stack)}
+	about := metrics{Namespace: Namespace, Dimensions: [][]string{{"stack"}}}
+	members := []any{slog.String("stack", stack)}
 	if l.by != "" {
 		names, values := strings.Split(l.by, ","), strings.SplitN(l.value, ",", 1+strings.Count(l.by, ","))
-		about.Dimensions = append(about.Dimensions, append([]string{dimensionStack}, names...))
+		about.Dimensions = append(about.Dimensions, append([]string{"stack"}, names...))
 		for i, name := range names {
 			members = append(members, slog.String(name, values[i]))
 		}

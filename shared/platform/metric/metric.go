@@ -38,9 +38,8 @@ type metrics struct {
 type emfMetric struct{ Name, Unit string }
 
 // Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch adds
-// n to the metric, split by the dimensions. The dimensions must have few different values, because CloudWatch bills each
-// combination of values as a metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top
-// level of a line.
+// n to the metric, split by the dimensions, which must have few different values, because CloudWatch bills each combination as a
+// metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top level of a line.
 func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	by := make([]string, len(dimensions))
 	for i, d := range dimensions {
@@ -81,8 +80,7 @@ type Definition struct {
 	Unit string
 	// By is the attribute by which the metric is split, or empty. A histogram may have several, sorted and separated by commas. Attributes
 	// must have few different values.
-	By string
-	// Help describes the metric in one sentence.
+	By   string
 	Help string
 }
 
@@ -155,7 +153,7 @@ var Table = []Definition{
 const Success = "success"
 
 // lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server
-// delivers that fast. They end with a day. Retries can take three days, so a last bucket counts all longer times.
+// delivers that fast. A last bucket counts longer times.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -195,8 +193,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics if there is no such row. That would be a mistake in this
-// package, because all names are constants of this package.
+// definition returns the row of a metric in [Table]. It panics if there is none, which would be a mistake in this package.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -209,9 +206,8 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt to deliver an event. The parameter took is the duration of the POST, and lag is the time from publishing
-// to the end of the POST. If first is true, the lag counts as the lag of a first attempt. The category is the kind of failure, or
-// empty after a success.
+// Attempt records an attempt to deliver an event. took is the duration of the POST, and lag is the time from publishing to the end of the
+// POST. The category is the kind of failure, or empty after a success.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -314,8 +310,7 @@ type Reading struct {
 	Value float64
 }
 
-// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently. If it fails,
-// the exporter leaves the metric out.
+// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently.
 func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) error {
 	if s == nil {
 		return nil
@@ -347,9 +342,8 @@ func One(value float64) []Reading { return []Reading{{Value: value}} }
 // LogEvery is the default of [Tally.Every].
 const LogEvery = 10 * time.Second
 
-// Tally counts occurrences that may be very frequent, and logs them in few lines. It counts each combination of dimension values
-// separately: the first occurrence is logged immediately, and further ones are logged as a count, at most once per Every. Name, Text and
-// Log must be set. A Tally may be used concurrently.
+// Tally counts occurrences that may be very frequent. It logs the first occurrence with each combination of dimension values immediately,
+// and further ones as a count, at most once per Every. Name, Text and Log must be set. A Tally may be used concurrently.
 type Tally struct {
 	// Name is the name of the metric. Text is the message of the log lines.
 	Name, Text string

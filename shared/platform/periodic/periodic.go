@@ -1,6 +1,5 @@
 // Package periodic runs jobs at regular intervals, for example to send due retries or to remove expired subscriptions. Jobs run
-// concurrently, each with its own time limit, so a slow job does not delay the others. [Sleep], [Clock], [Earlier] and [Later]
-// help jobs to wait, to use a test's clock and to compare times.
+// concurrently, each with its own time limit, so a slow job does not delay the others.
 package periodic
 
 import (
@@ -109,7 +108,6 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 	return nil
 }
 
-// run calls Run and returns a panic as an error, because a panic would end the process with all other jobs.
 func (j Job) run(ctx context.Context) (done int, err error) {
 	defer fault.Recovered(&err)
 	return j.Run(ctx)

@@ -11,11 +11,9 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// interval is the time between two updates of a bar.
 const interval = 100 * time.Millisecond
 
-// Count shows a progress bar until the returned function stop is called. It regularly calls the function done, which returns how many
-// of the total items are done.
+// Count shows a progress bar until stop is called. The function done returns how many of the total items are done.
 func Count(w io.Writer, label string, total int64, done func() int64) (stop func()) {
 	if w == nil {
 		return func() {}

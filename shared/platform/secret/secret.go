@@ -1,5 +1,4 @@
-// Package secret defines [Value], a setting that is either plain text or a reference to a secret. Package config accepts only
-// references for settings that are secrets, so that configuration files contain no secrets.
+// Package secret defines [Value], a setting that is either plain text or a reference to a secret.
 package secret
 
 import (
@@ -44,13 +43,11 @@ func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.e
 // IsReference reports whether the value is a reference and not plain text.
 func (v Value) IsReference() bool { return v.env != "" || v.ssm != "" }
 
-// Parameter returns the name of the parameter of SSM Parameter Store that the value refers to. ok is false for all other
-// values.
+// Parameter returns the name of the parameter of SSM Parameter Store that the value refers to.
 func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
 
-// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. It looks the variable
-// up with lookup, for example [os.LookupEnv]. It returns an error of kind [fault.Invalid] if the variable is missing or empty,
-// or if v refers to SSM.
+// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. The error is of kind
+// [fault.Invalid] if the variable is missing or empty, or if v refers to SSM.
 func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 	if v.ssm != "" {
 		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
@@ -68,8 +65,8 @@ func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 // FromEnvironment resolves a value in the environment of this process.
 func FromEnvironment(_ context.Context, v Value) (string, error) { return v.Resolve(os.LookupEnv) }
 
-// ForHeader resolves a value that is sent in an HTTP header. It rejects a text with a control character, because each request
-// with it would fail. For example, a secret that was read from a file may end with a line break.
+// ForHeader resolves a value that is sent in an HTTP header. It rejects control characters, such as the line break at the end of a secret
+// that was read from a file.
 func ForHeader(ctx context.Context, v Value, resolve func(context.Context, Value) (string, error)) (string, error) {
 	text, err := resolve(ctx, v)
 	if err == nil && !httpguts.ValidHeaderFieldValue(text) {

@@ -2,8 +2,7 @@
 // guesses what the author meant.
 //
 // [File.Fields] reads a mapping into typed variables. It rejects unknown members, duplicate keys and merge keys. Values keep their type: 5
-// and null are not text, and "5" is not a number. The members of a specific file are declared by its package, for example
-// shared/events/catalog or shared/app/config.
+// and null are not text, and "5" is not a number.
 package strictyaml
 
 import (
@@ -79,7 +78,6 @@ func Parse(name string, src []byte, limit int) (*File, *Node) {
 
 var syntaxLine = regexp.MustCompile(`^line (\d+): `)
 
-// addSyntax adds a fault for an error of the YAML parser. It takes the line from the error's text.
 func (f *File) addSyntax(err error) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 0
@@ -127,8 +125,7 @@ func (f *File) Err() error {
 	return fault.New(fault.Invalid, "%s", b.String()).With(f.faults)
 }
 
-// resolve follows aliases to the node that they refer to. It always ends, because an alias can only refer to an anchor that begins before
-// it.
+// resolve follows aliases. It always ends, because an alias can only refer to an anchor that begins before it.
 func resolve(n *Node) *Node {
 	for n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias
@@ -142,7 +139,7 @@ type Field struct {
 	read func(n *Node, what string)
 }
 
-// Func declares a member that a function reads. The function receives the member's name for messages as the argument what.
+// Func declares a member that a function reads. The argument what is the member's name for messages.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
 // Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
@@ -150,9 +147,8 @@ func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
 	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
 }
 
-// Fields reads the declared members of a mapping and returns the names of the members in the mapping, or nil if the node is
-// not a mapping. It reads them in the order of their declaration, so a field can use the values of the fields declared before
-// it. All other members are faults.
+// Fields reads the declared members of a mapping in the order of their declaration, so a field can use the values of earlier fields. It
+// returns the names of the members in the mapping, or nil if the node is not a mapping. All other members are faults.
 //
 // In messages, say(name) names a member and say("") names the mapping.
 func (f *File) Fields(n *Node, say func(member string) string, fields ...Field) (given map[string]bool) {
@@ -186,9 +182,8 @@ type Member struct {
 	Value *Node
 }
 
-// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for
-// each key that is a duplicate, a merge key, or of another type than text and integer. The parameter what is the name of the
-// mapping in messages, for example "event github.push".
+// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for each key that
+// is a duplicate, a merge key, or of another type than text and integer. what is the name of the mapping in messages.
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
@@ -246,8 +241,8 @@ func (f *File) Items(n *Node, what string, limit int) []*Node {
 	return out
 }
 
-// Text reads a text. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are faults,
-// because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
+// Text reads a text. Numbers, truth values and null are faults, because their text may not be what the author meant. For example, the
+// version 1.10 without quotes is the number 1.1.
 func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {
@@ -257,7 +252,7 @@ func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	return n.Value, true
 }
 
-// String returns a node's text, or "" after reporting a fault if the node is not text. Its signature fits [Var].
+// String is like [File.Text], with a signature that fits [Var].
 func (f *File) String(n *Node, what string) string {
 	s, _ := f.Text(n, what)
 	return s
@@ -325,7 +320,6 @@ func (f *File) Int(least, most int) func(n *Node, what string) int {
 	}
 }
 
-// describe returns the type of a node, for messages.
 func describe(n *Node) string {
 	n = resolve(n)
 	switch n.Kind {
@@ -358,8 +352,7 @@ func Clip(s string) string {
 }
 
 // JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
-// expands aliases within the limit, so a small file cannot grow without bound. If JSON cannot express the node, for example because
-// of a binary value, an infinity or a duplicate key, JSON adds a fault and returns nil.
+// expands aliases within the limit, so a small file cannot grow without bound. It adds a fault and returns nil if JSON cannot express the node.
 func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	w := jsonWriter{file: f, what: what, limit: limit}
 	if !w.node(n, 0) {

@@ -1,8 +1,5 @@
-// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. [Context] is a
-// position in a trace as defined by W3C Trace Context, and [Tracer] creates spans.
-//
-// The context is stored with the event, so it is available wherever the event is: in messages, the log, stored bodies, dead letters and
-// replays. Package trace/otlp exports the spans.
+// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. A [Context] is stored
+// with its event, in messages, the log, stored bodies, dead letters and replays. Package trace/otlp exports the spans.
 package trace
 
 import (
@@ -78,8 +75,7 @@ func (s Span) Set(attributes ...attribute.KeyValue) {
 	}
 }
 
-// End ends the span. The parameter failure is empty if the operation succeeded, and otherwise a category or message that operators
-// may see.
+// End ends the span. failure is empty if the operation succeeded, and otherwise a category or message that operators may see.
 func (s Span) End(failure string) {
 	if s.span == nil {
 		return
@@ -115,19 +111,19 @@ func (all Spans) End(failure string) {
 	}
 }
 
-// The names of the headers of W3C Trace Context, in lower case. CloudEvents' extension attributes, SQS message attributes and
-// members of MCP's _meta (SEP-414) have the same names.
+// The names of the headers of W3C Trace Context. CloudEvents' extension attributes, SQS message attributes and members of MCP's _meta (SEP-414)
+// have the same names.
 const (
 	Parent = "traceparent"
 	State  = "tracestate"
 )
 
 const (
-	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. If a tracestate is
-	// longer, we drop members until it fits, and first the members that are longer than largeEntry.
+	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. [shorten] drops members
+	// longer than largeEntry first.
 	maxState   = 512
 	largeEntry = 128
-	// maxRead is the maximum length of a tracestate that we parse, in bytes. Longer ones are ignored.
+	// maxRead is the maximum length of a tracestate that we parse, in bytes.
 	maxRead = 8 << 10
 	// parentSize is the length of a traceparent of version 00.
 	parentSize = 55
@@ -176,7 +172,6 @@ func (c Context) AddTo(h map[string][]string) {
 	}
 }
 
-// parseParent parses a traceparent: version, trace id, parent id and flags.
 func parseParent(s string) (c otel.SpanContextConfig, ok bool) {
 	if len(s) < parentSize || s[2] != '-' || s[35] != '-' || s[52] != '-' || !isHex(s[:2]) || !isHex(s[53:55]) || s[:2] == "ff" {
 		return c, false

@@ -28,8 +28,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// path and PathMetrics are the paths at which the collector receives spans and metrics. They are appended to the collector's
-// URL, as OpenTelemetry does with OTEL_EXPORTER_OTLP_ENDPOINT.
+// The paths are appended to the collector's URL, as OpenTelemetry does with OTEL_EXPORTER_OTLP_ENDPOINT.
 const (
 	path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
@@ -44,22 +43,18 @@ const (
 const (
 	// sendTime is the timeout of a request, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. Further spans are
-	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second
-	// later.
+	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. A batch is sent every second, and
+	// further spans are dropped.
 	queued, batch = 16_384, 2048
 )
 
 // Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" or "/v1/metrics". HTTP sends the requests; nil
-	// is a client with a timeout of 5 s.
+	// Endpoint is the collector's URL without a path. HTTP sends the requests; nil is a client with a timeout of 5 s.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the share, from 0 to 1, of this process's own traces that the exporter sends. A trace that another system
-	// started is sent if that system sampled it.
-	Ratio float64
-	// Version is the version of the product.
+	// Ratio is the share, from 0 to 1, of this process's own traces that are sent. The sampling of other systems' traces is kept.
+	Ratio   float64
 	Version string
 	Log     *slog.Logger
 }
@@ -78,15 +73,13 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	), nil
 }
 
-// productAttributes returns the attributes that name the product and its version.
 func productAttributes(o Options) []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version)}
 }
 
-// exporter implements [sdk.SpanExporter].
 type exporter struct{ *collector }
 
-// ExportSpans sends a batch of spans. If that fails, the spans are lost, and [MetricNotSent] counts the batch. It never returns an error.
+// ExportSpans sends a batch of spans. It never returns an error, but counts lost batches as [MetricNotSent].
 func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) > 0 {
 		e.export(ctx, requestOf(spans))
@@ -94,10 +87,8 @@ func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) err
 	return nil
 }
 
-// Shutdown implements [sdk.SpanExporter].
 func (exporter) Shutdown(context.Context) error { return nil }
 
-// collector sends requests to one path of the OpenTelemetry collector.
 type collector struct {
 	url     string
 	options Options
@@ -143,8 +134,7 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	return nil
 }
 
-// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) in its JSON encoding: ids in hexadecimal, 64-bit
-// numbers as strings, enumerations as numbers.
+// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) in JSON: ids in hexadecimal, 64-bit numbers as strings.
 
 type request struct {
 	ResourceSpans   []resourceData `json:"resourceSpans,omitempty"`
@@ -201,7 +191,6 @@ type value struct {
 	Double *float64 `json:"doubleValue,omitempty"`
 }
 
-// statusError is OTLP's number for STATUS_CODE_ERROR.
 const statusError = 2
 
 // requestOf returns the request that sends the spans. All spans come from one provider, so they share the resource and the
@@ -251,9 +240,8 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 	return out
 }
 
-// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack"
-// distinguishes deployments that use the same collector. The instance id is different in each process, because the collector
-// must not mix the gauges of two processes.
+// Metrics returns a function that sends the metrics of a process, for [metric.EMF]. The instance id is different in each process, because
+// the collector must not mix the gauges of two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
@@ -293,7 +281,7 @@ type point struct {
 	ExplicitBounds    []float64  `json:"explicitBounds,omitempty"`
 }
 
-// temporalities maps OpenTelemetry's temporalities to their numbers in OTLP's enumeration AggregationTemporality.
+// These are the numbers of OTLP's enumeration AggregationTemporality.
 var temporalities = map[metricdata.Temporality]int{metricdata.DeltaTemporality: 1, metricdata.CumulativeTemporality: 2}
 
 func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
