@@ -20,11 +20,10 @@ type Position struct {
 	// CatchUp limits how far back a walk starts after a long pause, for example because the server was off.
 	CatchUp time.Duration
 	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A
-	// larger value means fewer writes on an idle server. In return, each walk revisits the minutes since the last save, and a
-	// clock that was set back by less than SaveEvery may go unnoticed.
+	// larger value means fewer writes, but each walk revisits the minutes since the last save.
 	SaveEvery time.Duration
 	// Ahead, if not nil, is called before a walk if the saved position is more than [Tolerance] in the future, because the clock
-	// must have been set back then. Its parameter is that position.
+	// must have been set back then.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
@@ -40,8 +39,8 @@ const (
 	Tolerance = 5 * time.Minute
 )
 
-// Walk visits the minutes from the position up to now. It visits the latest minutes first, because their work is due now, and
-// then the others in their order. A minute that fails does not stop the walk; the next walk visits it again.
+// Walk visits the minutes from the position up to now. It visits the latest minutes first, because their work is due now. A minute that
+// fails does not stop the walk; the next walk visits it again.
 func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx context.Context, minute time.Time) error) error {
 	last := now.Truncate(time.Minute)
 	from, had, err := p.position(ctx, last)
@@ -53,8 +52,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// Start a little before the position; see lookBack. If the clock was set back, the position is in the future. Then start a little
-	// before the current minute instead, because work may still be added to the minutes before the position.
+	// If the clock was set back, the position is in the future, and work may still be added to the minutes before it.
 	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
@@ -94,8 +92,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If no minute is saved, the version is 0, and the minute is one hour before
-// the current one, which is the parameter last.
+// position returns the saved minute and the version of its item. If no minute is saved, it returns one hour before last, and version 0.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
@@ -107,8 +104,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores the new position, the parameter to, in seconds since 1970. had points to the position that this walk has read or saved last,
-// or to 0 if there was no position. save returns false if another walk has changed the stored position since.
+// save stores the minute to, in seconds since 1970. *had is the version that this walk has read or saved last. save returns false if
+// another walk has changed the position since.
 func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
 	if to == *had {
 		return true, nil

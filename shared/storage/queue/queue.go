@@ -1,9 +1,8 @@
 // Package queue carries messages, encoded as JSON, between the stages of event processing, such as publish, fanout and dispatch. A
-// handler receives them in batches, and the queue redelivers each message until the handler has accepted it.
+// stage is a [Handler], which receives batches. The queue redelivers each message until the handler has accepted it.
 //
-// A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call it,
-// with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite both pass the test suite
-// queue/queuetest. Queues do not interpret the bodies of messages.
+// On AWS an event source mapping calls the handler. In a stand-alone server the workers of a [Consumer] call it, with the same batches
+// and the same partial failures. The adapters queue/sqs and queue/sqlite both pass the test suite queue/queuetest.
 package queue
 
 import (
@@ -30,13 +29,11 @@ type Name string
 // The queues. Standard and FIFO are the types of queues in SQS. A FIFO queue keeps the order of messages within a group. On a
 // fair queue messages have groups too, and the queue shares its consumers among the groups.
 const (
-	// Inbox is the standard queue for events from senders that write to a queue instead of calling POST /events, for example
-	// Amazon EventBridge. Package publish validates these events.
+	// Inbox is the standard queue for events from senders that do not call POST /events, for example Amazon EventBridge.
 	Inbox Name = "inbox"
 	// Events is the FIFO queue that carries accepted events to fanout. An event's group is a hash of its workspace and URI.
 	Events Name = "events"
-	// Deliveries is the standard queue that carries page tasks to the dispatch stage. A page task is an event with one page of
-	// its subscribers.
+	// Deliveries is the standard queue for page tasks. A page task is an event with one page of its subscribers.
 	Deliveries Name = "deliveries"
 	// Slow is the queue of single deliveries: retries, and deliveries to slow endpoints. It is a standard queue, and fair.
 	Slow Name = "slow"
@@ -62,18 +59,17 @@ const (
 
 // Outgoing is a message to send.
 type Outgoing struct {
-	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids, so the package queue/sqs returns
-	// an error for such a body. In a JSON body, it escapes U+FFFE and U+FFFF instead.
+	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids. In a JSON body, queue/sqs escapes them.
 	Body []byte
-	// Value is the value that Body encodes, or nil. A queue whose handlers run in the same process may pass Value to the
-	// handler, which then need not decode Body. Sender and handler must not change Body or Value after the message was sent.
+	// Value is the value that Body encodes, or nil. A queue in the same process may pass Value to the handler, which then need not decode
+	// Body. Sender and handler must not change Body or Value after the message was sent.
 	Value any
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
 	// Owner says for whom the message is handled, for example for which principal. It has the same format as Group, and only messages of
-	// standard queues may have it. A queue shares its consumers among the owners first, and then among the groups of each owner. One
-	// owner gets at most three quarters of the consumers that the other owners leave free. SQS knows no owners.
+	// standard queues may have it. The owners share the consumers fairly, and one owner gets at most three quarters of the consumers that
+	// the others leave free. SQS knows no owners.
 	Owner string
 	// Dedup is a deduplication id, in the same format as Group. A FIFO queue drops a message if it accepted one with the same id in
 	// the last five minutes. Standard queues do not deduplicate.
@@ -82,7 +78,6 @@ type Outgoing struct {
 	Delay time.Duration
 }
 
-// Check returns an error if a message for the queue breaks a limit of [Outgoing]. Adapters call it.
 func Check(name Name, m *Outgoing) error {
 	switch {
 	case len(m.Body) == 0 || !utf8.Valid(m.Body):
@@ -106,18 +101,11 @@ func Check(name Name, m *Outgoing) error {
 }
 
 func validID(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) <= maxID
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+	return len(s) <= maxID && strings.Trim(s, allowed) == ""
 }
 
-// Escape replaces U+FFFE and U+FFFF by JSON escapes, because XML 1.0 forbids these characters and so SQS refuses them. The body
-// is JSON in UTF-8, where the two characters can occur only in strings.
+// Escape replaces U+FFFE and U+FFFF in JSON by escapes, because XML 1.0 forbids these characters and so SQS refuses them.
 func Escape(body []byte) []byte {
 	body = bytes.ReplaceAll(body, []byte("\uFFFE"), []byte(`\ufffe`))
 	return bytes.ReplaceAll(body, []byte("\uFFFF"), []byte(`\uffff`))
@@ -127,25 +115,21 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received is how often the message was delivered to a handler, including this time. After a crash of a stand-alone server, it
-	// may be too low, because counts that were only in memory are lost.
+	// Received is how often the message was delivered to a handler, including this time. After a crash it may be too low.
 	Received int
-	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so
-	// First may also be false for a message that no handler has received.
+	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell.
 	First bool
 	// Sent is when the queue accepted the message.
 	Sent time.Time
 	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
 	Unwritten bool
-	// From is the queue from which SQS moved the message here unchanged, because it was received too often. It is "" for other
-	// messages.
+	// From is the queue from which SQS moved the message here unchanged, because it was received too often.
 	From Name
 	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
 }
 
-// Sender puts messages on queues. Send splits the messages into batches as the queue requires, and returns when all of them
-// are durable. After an error some of them may have been sent.
+// Sender puts messages on queues. Send returns when all messages are durable. After an error some of them may have been sent.
 type Sender interface {
 	Send(ctx context.Context, q Name, msgs ...Outgoing) error
 }
@@ -155,16 +139,14 @@ type Sender interface {
 // Forward sends messages whose handlers may start before the messages are written. A handler's own writes are committed
 // together with its message or later.
 //
-// On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
-// them nevertheless. On a standard queue, a message that its handler accepts within milliseconds is never written, and Forward
-// returns when each message is durable or accepted. So the caller must be able to create the messages again until Forward
-// returns, for example from the message that caused them.
+// On a FIFO queue, Forward returns when all messages are durable. On a standard queue, it returns when each message is durable or
+// accepted, and a message that is accepted within milliseconds is never written. So the caller must be able to create the messages
+// again until Forward returns, for example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forward sends messages with [Forwarder.Forward] if the sender has it, so that handlers may start before the messages are stored, and
-// otherwise with Send.
+// Forward calls [Forwarder.Forward] if the sender has it, and otherwise Send.
 func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 	if f, ok := s.(Forwarder); ok {
 		return f.Forward(ctx, q, msgs...)
@@ -192,15 +174,13 @@ type ConsumeOptions struct {
 	// Visibility is how long the messages of a call stay in flight if its process dies; 0 means 30 s. The context of the call ends
 	// after this time, but the messages stay in flight until the handler returns.
 	Visibility time.Duration
-	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 means that it never
-	// moves. On a FIFO queue, only the first failed message of a group counts a failure, because the handler fails the others
-	// only to keep the order.
+	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. On a FIFO queue, only the
+	// first failed message of a group counts a failure, because the handler fails the others only to keep the order.
 	MaxReceives int
-	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages without a
-	// group are not limited. SQS has no such limit.
+	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. SQS has no such limit.
 	PerGroup int
 	// Bytes limits the total size of the messages that are handled concurrently; 0 means no limit. One group of a standard queue
-	// gets at most half of it. A message that is larger than the limit is handled alone. SQS has no such limit.
+	// gets at most half of it. SQS has no such limit.
 	Bytes int
 }
 
@@ -214,9 +194,9 @@ type Consumer interface {
 // pauses of [Backoff], that many failures take about ten days. SQS deletes a message after 14 days.
 const MaxReceives = 1000
 
-// Backoff returns how long a failed message waits before it is delivered again. received is how often it was received. The wait
-// is one second at first, and doubles with each receive, up to five minutes. After 500 receives, which take almost two days, it
-// is 25 minutes. All times vary randomly by up to a fifth, so that messages that failed together are not redelivered together.
+// Backoff returns how long a failed message waits before it is delivered again: one second at first, twice as long after each receive, at
+// most five minutes, and 25 minutes after 500 receives. The times vary randomly by a fifth, so that messages that failed together are
+// not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
 	if received > MaxReceives/2 {
@@ -234,30 +214,26 @@ type Depth struct {
 	Oldest                     time.Time
 }
 
-// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts. Other queues deliver such
-// messages when they are due.
+// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts.
 type Discarder interface {
 	Discard(ctx context.Context, q Name, texts ...string) error
 }
 
 // DeadLetter is the body of a message on [Dead]: a message that no handler could handle, with its queue and the reason.
 type DeadLetter struct {
-	V      int    `json:"v"`
-	Queue  Name   `json:"queue"`
-	Reason string `json:"reason"`
-	// Faults has details of the reason, for example the faults that the validation of an event found.
+	V      int             `json:"v"`
+	Queue  Name            `json:"queue"`
+	Reason string          `json:"reason"`
 	Faults json.RawMessage `json:"faults,omitempty"`
-	// Message is the id that the message had on its queue, Group is its group there, and Received is how often it was
-	// received.
+	// Message is the id that the message had on its queue.
 	Message  string `json:"message,omitempty"`
 	Group    string `json:"group,omitempty"`
 	Received int    `json:"received,omitempty"`
-	// Attributes are the message's attributes. They are left out if they would leave too little room for the body.
+	// Attributes are left out if they would leave too little room for the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
-	// Sent is when the queue accepted the message, and Dead is when it was dead-lettered.
-	Sent time.Time `json:"sent"`
-	Dead time.Time `json:"dead,omitzero"`
-	// Body is the body of the message. [DeadLetter.Content] decodes it according to Encoding, which is empty for plain text.
+	Sent       time.Time         `json:"sent"`
+	Dead       time.Time         `json:"dead,omitzero"`
+	// Body is plain text, or encoded as [DeadLetter.Content] decodes it.
 	Body     string `json:"body"`
 	Encoding string `json:"encoding,omitempty"`
 	// Truncated says that Body is only the beginning of Size bytes.
@@ -266,19 +242,17 @@ type DeadLetter struct {
 }
 
 const (
-	// deadLetterVersion is the current version of [DeadLetter]. Version 1 had no message, group, received, dead, encoding and
-	// size.
+	// Version 1 had no message, group, received, dead, encoding and size.
 	deadLetterVersion = 2
 	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"
-	// The size limits of a dead letter's reason, faults and attributes, in bytes. They leave most of [MaxBody] for the body.
+	// Size limits in bytes. They leave most of [MaxBody] for the body.
 	maxReason     = 2 << 10
 	maxFaults     = 32 << 10
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter returns the dead letter for a message, which the caller then sends to [Dead]. from is the message's queue, and faults
-// has details of the reason or is nil.
+// NewDeadLetter returns the dead letter for a message, which the caller then sends to [Dead]. faults has details of the reason or is nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
@@ -310,7 +284,6 @@ func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Tim
 	}
 }
 
-// encode returns the dead letter as JSON that SQS accepts.
 func (l DeadLetter) encode() []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -354,7 +327,7 @@ func compress(body []byte) string {
 	var b strings.Builder
 	text := base64.NewEncoder(base64.StdEncoding, &b)
 	z := gzip.NewWriter(text)
-	_, _ = z.Write(body) // into memory
+	_, _ = z.Write(body)
 	_ = z.Close()
 	_ = text.Close()
 	return b.String()

@@ -1,5 +1,5 @@
 // Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that all parts of a deployment
-// use the same ones: the Lambda functions on AWS, or the parts of a stand-alone server.
+// use the same ones.
 //
 // A changed file takes these steps, on AWS and on a stand-alone server:
 //
@@ -99,11 +99,9 @@ func (e Edit) Version() int64 {
 // Changes reports whether the edit creates the document or changes its text.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document. It compresses all texts first, so that a text that is too large prevents every
-// write, and then writes them in one transaction. Edits beyond a limit of [store.DB.Write], for example more than 25 catalogs
-// or 4 MB of compressed text, take several transactions, so an error may leave some of the edits written. The error is of kind
-// fault.TooLarge if a text does not fit into an item, and of kind fault.Conflict if another writer has changed a document since
-// the caller read Edit.Old.
+// Write writes the edits that change a document, in one transaction. Edits beyond a limit of [store.DB.Write] take several transactions, so
+// an error may leave some of the edits written. The error is of kind fault.TooLarge if a text does not fit into an item, and of kind
+// fault.Conflict if another writer has changed a document since the caller read Edit.Old.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -135,7 +133,6 @@ func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	return nil
 }
 
-// ops returns the operations of an edit that changes its document.
 func (e Edit) ops() ([]store.Op, error) {
 	packed, err := pack(e.Text)
 	if err != nil {
@@ -151,7 +148,7 @@ func (e Edit) ops() ([]store.Op, error) {
 	}, e.Also...), nil
 }
 
-// PackedSize returns how many bytes a text has in the store, where it is compressed.
+// PackedSize returns how many bytes a compressed text has in the store.
 func PackedSize(src []byte) int {
 	b := compress(src)
 	return b.Len()
@@ -194,21 +191,17 @@ func unpack(packed []byte) ([]byte, error) {
 const MaxAge = 5 * time.Second
 
 const (
-	// RecheckAfter is the age of a cached document at which one caller looks for a new version. The others use the cached
-	// document until MaxAge.
+	// RecheckAfter is the age of a cached document at which one caller looks for a new version, while the others use the document.
 	RecheckAfter = 2 * time.Second
-	// retryAfter is the pause between a failed read and the next one.
-	retryAfter = time.Second
+	retryAfter   = time.Second
 	// MaxStale is the age up to which a cached document is used while the store does not answer.
 	MaxStale = 5 * time.Minute
-	// maxHeld bounds the documents in a [Cache]. The cache also remembers that a document does not exist, and callers choose the
-	// names of workspaces, so without a bound they could fill the memory.
+	// maxHeld bounds the documents in a [Cache], because callers choose the names of workspaces, and absent documents are cached too.
 	maxHeld = 1024
 )
 
 // Cache serves parsed documents that are at most [MaxAge] old while the store answers. It polls the version of a document,
-// which is one small item, and reads the text only if the version has changed. A process that is the only user of the store
-// calls [Cache.Invalidate] after each write, so its cache need not poll. Make it with [NewCache].
+// which is one small item, and reads the text only if the version has changed.
 type Cache[T any] struct {
 	db    store.DB
 	kind  string // prefix of the documents' names
@@ -221,15 +214,13 @@ type Cache[T any] struct {
 	notified bool // Invalidate was called, so the cache learns of every write
 }
 
-// parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go
-// compiles package refresh only once for all pointer types, but again for each other type. With other types the Lambda
-// functions would become too large.
+// parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go compiles
+// package refresh only once for all pointer types, and the Lambda functions must stay small.
 type parsed[T any] struct {
 	value   T
 	version int64
 }
 
-// get returns the value and the version, which is 0 if the document does not exist.
 func (d *parsed[T]) get() (value T, version int64) {
 	if d == nil {
 		return value, 0
@@ -237,16 +228,16 @@ func (d *parsed[T]) get() (value T, version int64) {
 	return d.value, d.version
 }
 
-// NewCache makes a cache of the documents whose names begin with the prefix kind. Callers of the cache pass names without that
-// prefix. parse turns a document's text into a value. If now is nil, the cache uses time.Now. If log is nil, it uses slog.Default.
+// NewCache makes a cache of the documents whose names begin with kind. Callers pass names without that prefix. A nil now is time.Now, and
+// a nil log is slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	return &Cache[T]{
 		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[*parsed[T]]{},
 	}
 }
 
-// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write.
-// After the first call, the cache reads a document only once and keeps it until the next call of Invalidate.
+// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write. After the first
+// call, the cache does not poll.
 func (c *Cache[T]) Invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,9 +253,8 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns the latest version of a document, for decisions that must not use an older one. It reads the version from the
-// store each time, and fails with fault.Unavailable while the store does not answer. In a process that calls [Cache.Invalidate]
-// after each write, the cached version is the latest one, so Latest returns it like [Cache.Get].
+// Latest returns the latest version of a document, for decisions that must not use an older one. It fails with fault.Unavailable while the
+// store does not answer. After [Cache.Invalidate] was called, the cached version is the latest one.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {
@@ -286,7 +276,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (
 	return c.Get(ctx, name)
 }
 
-// hold returns the cached value of a document, and whether [Cache.Invalidate] tells the cache about all writes.
+// hold returns a document's entry, and whether [Cache.Invalidate] tells the cache about all writes.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -296,7 +286,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified 
 	return held, c.notified
 }
 
-// load adds a document to the cache, without reading it. The caller holds the lock.
+// load adds an entry for a document, without reading it. The caller holds the lock.
 func (c *Cache[T]) load(name string) (held *refresh.Value[*parsed[T]]) {
 	if len(c.held) >= maxHeld {
 		c.evict()
@@ -332,7 +322,7 @@ func (c *Cache[T]) evict() {
 	delete(c.held, victim)
 }
 
-// read reads the document from the store. If its version has not changed, read returns old.
+// read returns old if the version has not changed.
 func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*parsed[T], error) {
 	version, err := Version(ctx, c.db, name)
 	if _, known := old.get(); err != nil || version == known {
@@ -344,30 +334,26 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 	}
 	value, err := c.parse(stored.Text)
 	if err != nil {
-		// Not the caller's fault: the text was checked before it was stored, so another version of this program wrote it.
+		// The text was checked before it was stored, so another version of this program wrote it.
 		return nil, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
 	}
 	return &parsed[T]{value, stored.Version}, nil
 }
 
-// A change of a document is announced to clients only when every process uses the document, so that a client that asks for a
-// list after the announcement gets the new list from every instance. Until then, an item in the store records that the
-// announcement is due. The item is written in the same transaction as the document, so that a crash cannot lose the
-// announcement.
+// A change of a document is announced to clients only when every process uses the document, so that a client gets the new list from every
+// instance. Until then, an item in the store records that the announcement is due, so that a crash cannot lose it.
 
 // Kind is the kind of a changed document.
 type Kind string
 
-// The kinds of documents. Catalog is the catalog of a workspace, and Backends has the settings of the gateway's backends that
-// belong to a workspace.
+// The kinds of documents. Backends has a workspace's settings of the gateway's backends, and BackendEvents their event types.
 const (
-	Catalog  Kind = "catalog"
-	Backends Kind = "backends"
-	// BackendEvents is the kind of the documents with the event types of a workspace's backends.
+	Catalog       Kind = "catalog"
+	Backends      Kind = "backends"
 	BackendEvents Kind = "backend-events"
 )
 
-// Change is a change to announce to the clients of a workspace. Version is the version of the document.
+// Change is a change to announce to the clients of a workspace.
 type Change struct {
 	Kind      Kind
 	Workspace string
@@ -376,9 +362,8 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-// Unannounced returns the operations that record a change for [Announce]: the clients of these workspaces must be told about
-// this version of the document. The record of a later version replaces the record of an earlier one, so both versions must
-// have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
+// Unannounced returns the operations that record a change for [Announce]. The record of a later version replaces the record of an earlier
+// one, so both versions must have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
@@ -390,15 +375,14 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf returns the operations to record a change like [Unannounced], for documents whose versions may have different
-// workspaces. Each version has its own record, so that the change is announced to all of these workspaces.
+// UnannouncedOf records a change like [Unannounced], with a record for each version.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or if two processes
-// call Announce. First it waits until every process uses the documents: the parameter wait is [MaxAge], or 0 if this is the only process.
-// It does not rely on the time at which a document was stored, because the clock of the operator's machine, which writes it, may be wrong.
+// Announce announces the changes that are recorded when it is called. A change may be announced twice. First Announce waits until every
+// process uses the documents: wait is [MaxAge], or 0 if this is the only process. It does not rely on the time at which a document was
+// stored, because the clock of the operator's machine, which writes it, may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {
@@ -411,15 +395,14 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	if err := periodic.Sleep(ctx, wait); err != nil {
 		return err
 	}
-	var errs []error // a change that cannot be announced does not hold up the others
+	var errs []error
 	for _, it := range due {
 		errs = append(errs, announceOne(ctx, db, it, announce))
 	}
 	return errors.Join(errs...)
 }
 
-// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it. The
-// newer version is announced later.
+// announceOne skips a change that another announcer announced during the wait, or that a newer version has replaced.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	now, err := store.One(ctx, db, it.Key, "read a change to announce")
 	if err != nil || now == nil || now.Version != it.Version {
@@ -432,7 +415,7 @@ func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(
 		}
 	}
 	err = db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
-	if errors.Is(err, store.ErrConflict) { // a newer version will be announced later
+	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "record an announcement")

@@ -2,8 +2,7 @@
 // partition and a sort key. Reads are strongly consistent unless a query asks for less. Writes can have conditions, and several
 // can form a transaction.
 //
-// It offers only the part of DynamoDB that the system needs. The package that owns a concept (subscription, delivery, stream,
-// …) defines the items for it. The adapters store/dynamo and store/sqlite know no domain types, and both pass store/storetest.
+// It offers only the part of DynamoDB that the system needs. The adapters store/dynamo and store/sqlite both pass store/storetest.
 package store
 
 import (
@@ -11,13 +10,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Table names a group of items with one purpose, one retention and one set of permissions.
+// Table names a group of items.
 type Table string
 
 // The tables. template.yaml grants each function the actions that it needs on each table.
@@ -66,17 +66,15 @@ type Item struct {
 	Key
 	// Value is opaque to the store; nil and empty are the same.
 	Value []byte
-	// Version is a number that the writer chooses. With [VersionIs], a write fails if another writer has changed it.
+	// Version is a number that the writer chooses, see [VersionIs].
 	Version int64
 	// Counts are integers that [Add] and [Raise] change without reading the item first. Names are [A-Za-z0-9_-].
 	Counts map[string]int64
-	// Expires is when readers and conditions begin to treat the item as absent, to the second. The zero time means never. The adapter
-	// deletes the item some time later.
+	// Expires is when readers and conditions begin to treat the item as absent, to the second. The zero time means never.
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied. ErrConflict has no kind,
-// so that a caller can choose one with [fault.Wrap].
+// ErrConflict is returned by [DB.Write] when a condition does not hold. It has no kind, so that a caller can choose one with [fault.Wrap].
 var ErrConflict = errors.New("store: condition not met")
 
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
@@ -90,47 +88,41 @@ type DB interface {
 	// there may still be more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
-	// Write applies all operations or no operation. If a condition does not hold, it applies no operation and returns
-	// [ErrConflict]. There may be up to [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite]
-	// bytes in total.
+	// Write applies all operations, or none if a condition does not hold, and then returns [ErrConflict]. There may be up to
+	// [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite] bytes in total.
 	Write(ctx context.Context, ops ...Op) error
 
-	// WriteAll applies any number of unconditional puts and deletes, in any order. It is not atomic: after an error, some of
-	// them may have been applied.
+	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
 	// Stamps reports whether the store supports [AtCommit] and so numbers items in the order of their commits. Then a reader
-	// that sees an item also sees all items with smaller stamps. Only package events/log calls Stamps, and hides the difference
-	// from its callers.
+	// that sees an item also sees all items with smaller stamps.
 	Stamps() bool
 
-	// End returns the greatest stamp that the store has committed. Readers see every item with a stamp up to it, and every
-	// later stamp is greater, even if the clock is set back. It is 0 for a store without stamps.
+	// End returns the greatest committed stamp. Readers see every item with a stamp up to it, and every later stamp is greater,
+	// even if the clock is set back. It is 0 for a store without stamps.
 	End() int64
 
 	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
-	// Then callers can keep locks in memory instead of the store, and can afford more reads and writes.
+	// Then callers can keep locks in memory, and can afford more reads and writes.
 	Local() bool
 
 	Close() error
 }
 
-// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds
-// since 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps
-// and gets the last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse
-// puts at AtCommit.
+// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds since
+// 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps and gets the
+// last of them. Stores whose [DB.Stamps] is false refuse puts at AtCommit.
 const AtCommit = "\x00commit"
 
-// SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. Both then get the same stamp. They must be in
+// SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. It gets the stamp of the first. They must be in
 // different partitions.
 const SameStamp = -1
 
-// Watcher is a store that notifies readers in this process immediately of this process's writes to a partition of [Log].
+// Watcher is a store that notifies readers in this process of this process's writes to a partition of [Log].
 type Watcher interface {
-	// Watch returns a channel that receives after commits to the partition of table [Log]. It may receive once for several
-	// commits, because the writer never waits for the reader. written returns the greatest stamp of such a commit since the
-	// watch began, or 0 before the first. If a caller reads [DB.End] first and then calls written, it misses no commit up to
-	// that end. stop ends the watch.
+	// Watch returns a channel that receives after commits to the partition, perhaps once for several. written returns the greatest stamp of
+	// such a commit since the watch began. If a caller reads [DB.End] first and then calls written, it misses no commit up to that end.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -138,10 +130,10 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// The query returns items whose sort keys are greater than After and at most Until. An empty After or Until is no limit. With Reverse,
-	// the first page begins at Until. For the next page, set Before to [Page.Last].
+	// Sort keys are greater than After and at most Until. Empty means no limit. With Reverse, the first page begins at Until.
+	// For the next page, set Before to [Page.Last].
 	After, Until string
-	// If Before is not empty, the query returns only items whose sort keys are less than Before.
+	// If Before is not empty, sort keys are less than Before.
 	Before string
 	// Limit is the largest number of items of a page, 1 to 1,000; 0 means 100.
 	Limit   int
@@ -150,8 +142,8 @@ type Query struct {
 	Eventual bool
 }
 
-// Within limits the query to the times that are not before the parameter since and not after the parameter until. It is for sort keys that
-// begin with a time in microseconds since 1970, as 16 decimal digits. A zero time is no limit.
+// Within limits the query to the times from since to until, for sort keys that begin with a time in microseconds since 1970, as 16 decimal
+// digits. A zero time is no limit.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -164,8 +156,8 @@ func (q *Query) Within(since, until time.Time) {
 // Page is a part of a query's result.
 type Page struct {
 	Items []Item
-	// More reports that there may be more items in the range. Last is the sort key from which to continue: set After to it or,
-	// with Reverse, Before. It may be beyond the last item, because the page leaves out expired items.
+	// More reports that there may be more items in the range. To continue, set After to Last or, with Reverse, Before. Last may be beyond the
+	// last item, because the page leaves out expired items.
 	More bool
 	Last string
 }
@@ -194,8 +186,7 @@ func Exists() Condition { return Condition{kind: condExists} }
 // VersionIs returns the condition that the item exists and has exactly this version.
 func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
 
-// Unpack returns the parts of a condition for an adapter. kind is "absent", "exists", "version", or "" if there is no
-// condition. version is set only for "version".
+// Unpack returns the parts of a condition for an adapter. kind is "absent", "exists", "version", or "" if there is no condition.
 func (c Condition) Unpack() (kind string, version int64) {
 	switch c.kind {
 	case condAbsent:
@@ -208,10 +199,9 @@ func (c Condition) Unpack() (kind string, version int64) {
 	return "", 0
 }
 
-// OpKind says what an [Op] does.
 type OpKind uint8
 
-// The kinds of operations. Each has a function that explains it, for example [Put] for OpPut.
+// The kinds of operations.
 const (
 	OpPut OpKind = iota + 1
 	OpDelete
@@ -263,17 +253,15 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-// GroupCommitter is a store that commits the writes of many callers together, and can return from a write before its commit.
-// See [Unhurried] and [Batched].
+// GroupCommitter is a store that can return from a write before its commit. See [Unhurried] and [Batched].
 type GroupCommitter interface {
 	Unhurried() DB
 	Batched() DB
 }
 
-// Unhurried returns the store for writes for which no caller has to wait, such as records that show operators how a request ended. A
-// [GroupCommitter] returns immediately from such a write. It commits these writes in their order with the next other write, at most
-// tens of milliseconds later. If the process dies before that, they are lost. It logs errors and conflicts. Other stores write as
-// usual.
+// Unhurried returns the store for writes for which no caller has to wait. A [GroupCommitter] returns immediately from such a write, and
+// commits it with the next other write, at most tens of milliseconds later. If the process dies before that, the write is lost. Errors
+// and conflicts are only logged. Other stores write as usual.
 func Unhurried(db DB) DB {
 	if g, ok := db.(GroupCommitter); ok {
 		return g.Unhurried()
@@ -281,8 +269,7 @@ func Unhurried(db DB) DB {
 	return db
 }
 
-// Batched is like [Unhurried], but the store may hold the writes back for some tens of milliseconds, to commit many of them
-// together. It commits them before later writes to the same table.
+// Batched is like [Unhurried], but the store may hold the writes back for some tens of milliseconds, to commit many of them together.
 func Batched(db DB) DB {
 	if g, ok := db.(GroupCommitter); ok {
 		return g.Batched()
@@ -290,8 +277,7 @@ func Batched(db DB) DB {
 	return db
 }
 
-// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable and the parameter what as
-// their message, which names the attempted operation, for example "read a session".
+// One reads an item. It returns nil if there is no such item. what is the message of errors, for example "read a session".
 func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	items, err := db.Get(ctx, key)
 	if err != nil {
@@ -300,15 +286,13 @@ func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	return items[0], nil
 }
 
-// Each calls visit with the items of a partition in the order of their sort keys, page by page. It stops at an error of
-// visit and returns it unchanged. Errors of the store have the kind fault.Unavailable and the parameter what as their
-// message, which names the attempted operation, for example "read the leases".
+// Each calls visit with the items of a partition in the order of their sort keys. It stops at an error of visit and returns it
+// unchanged. what is the message of the store's errors, for example "read the leases".
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf visits the items of a query like [Each], page by page. The query must not be in reverse order, because EachOf
-// continues after the last key.
+// EachOf visits the items of a query like [Each]. The query must not be in reverse order.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)
@@ -336,8 +320,7 @@ func Scrub(ctx context.Context, db DB) error {
 	return nil
 }
 
-// The limits of keys, of the names of counts, and of queries, the same for every adapter. The limits of keys are DynamoDB's. A
-// partition key has room for an event URI with a prefix, and a sort key has room for an event URI.
+// Limits for every adapter. The limits of keys are DynamoDB's.
 const (
 	maxPartition = 2048
 	maxSort      = 1024
@@ -346,7 +329,7 @@ const (
 	defaultLimit = 100
 )
 
-// Check returns an error if the table is unknown, or if a part of the key is empty, too long or not UTF-8. Adapters call it.
+// Check returns an error if the table is unknown, or if a part of the key is empty, too long or not UTF-8.
 func (k Key) Check() error {
 	switch {
 	case !slices.Contains(tables, k.Table):
@@ -359,7 +342,7 @@ func (k Key) Check() error {
 	return nil
 }
 
-// Check returns an error if the limit or a key of the query is not allowed, and sets the default limit. Adapters call it.
+// Check returns an error if the limit or a key of the query is not allowed, and sets the default limit.
 func (q *Query) Check() error {
 	if q.Limit == 0 {
 		q.Limit = defaultLimit
@@ -375,7 +358,7 @@ func (q *Query) Check() error {
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
 }
 
-// CheckWrite returns an error if the operations break a limit of [DB.Write]. Adapters call it, and check [AtCommit] themselves.
+// CheckWrite returns an error if the operations break a limit of [DB.Write]. Adapters check [AtCommit] themselves.
 func CheckWrite(ops []Op) error {
 	if len(ops) > MaxTransaction {
 		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), MaxTransaction)
@@ -415,7 +398,7 @@ func CheckWrite(ops []Op) error {
 	return nil
 }
 
-// CheckWriteAll returns an error if an operation is not allowed in [DB.WriteAll]. Adapters call it, and check [AtCommit] themselves.
+// CheckWriteAll returns an error if an operation is not allowed in [DB.WriteAll]. Adapters check [AtCommit] themselves.
 func CheckWriteAll(ops []Op) error {
 	for i := range ops {
 		op := &ops[i]
@@ -429,7 +412,6 @@ func CheckWriteAll(ops []Op) error {
 	return nil
 }
 
-// check returns an error if the item is too large or the fields do not fit the kind of operation.
 func (op *Op) check() error {
 	if err := op.Item.Key.Check(); err != nil {
 		return err
@@ -461,12 +443,6 @@ func (op *Op) check() error {
 }
 
 func validCount(name string) bool {
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return name != "" && len(name) <= maxCountName
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+	return name != "" && len(name) <= maxCountName && strings.Trim(name, allowed) == ""
 }

@@ -105,7 +105,7 @@ var deliveryCases = []testCase{
 				select {
 				case <-all:
 				default:
-					close(all) // all calls run concurrently, so let them continue
+					close(all)
 				}
 			}
 			mu.Unlock()
@@ -230,7 +230,6 @@ var fifoCases = []testCase{
 			return failed, nil
 		}
 		b.send(queue.Events, ordered("a", "a1"), ordered("a", "a2"), ordered("b", "b1"), ordered("a", "a3"), ordered("b", "b2"), ordered("a", "a4"))
-		// The visibility timeout is long enough to handle all other messages before the failed one is redelivered.
 		b.consume(queue.Events, queue.ConsumeOptions{Visibility: max(b.Grain(), fifoPause), Concurrency: 2}, handler)
 		b.send(queue.Events, ordered("a", "a5"), ordered("b", "b3"))
 		b.wait(r, "all messages", func() bool { return r.distinct() == 8 })

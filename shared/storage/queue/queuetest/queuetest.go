@@ -1,8 +1,5 @@
-// Package queuetest is the suite that every adapter of [queue.Sender] and [queue.Consumer] passes.
-//
-// An adapter's test calls [Run] with a function that opens empty queues under all names of [queue.Names]. Cases run in
-// parallel, each with its own queues, so that waiting for a delay or a visibility timeout costs the suite little. For queues
-// in this process, [RunInBubbles] runs the cases in synctest bubbles, where waiting costs nothing.
+// Package queuetest is the suite that every adapter of [queue.Sender] and [queue.Consumer] passes. Cases run in parallel, each with its own
+// queues, so that waiting for a delay or a visibility timeout costs the suite little.
 package queuetest
 
 import (
@@ -27,12 +24,11 @@ type Backend interface {
 	queue.Sender
 	queue.Consumer
 	// Grain is the shortest visibility timeout of the backend, for example one second on SQS. On a busy machine, the queue may
-	// redeliver a message because the handler or the deletion takes longer than that.
+	// redeliver a message sooner than the handler accepts it.
 	Grain() time.Duration
 }
 
-// Run tests the queues that open returns against the contract of package queue. Run calls open once for each case. open returns
-// empty queues that no other case uses, and closes them with t.Cleanup.
+// Run tests the queues that open returns. open is called once for each case, and closes the queues with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
@@ -70,16 +66,13 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// deadline is how long a case waits for messages, or for a consumer to end, before it fails.
 const deadline = 30 * time.Second
 
-// bench is a test with the backend under test.
 type bench struct {
 	*testing.T
 	Backend
 }
 
-// send sends messages and fails the test on an error.
 func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	b.Helper()
 	expect.OK(b, b.Send(b.Context(), q, msgs...), "send to", q)
@@ -104,7 +97,6 @@ func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler
 	})
 }
 
-// text returns a message with only a body.
 func text(body string) queue.Outgoing { return queue.Outgoing{Body: []byte(body)} }
 
 // ordered returns a message for a FIFO queue. Its deduplication id is its body.
@@ -141,7 +133,6 @@ func (r *record) add(batch ...queue.Message) {
 	}
 }
 
-// accept accepts all messages. It is a [queue.Handler].
 func (r *record) accept(_ context.Context, batch []queue.Message) ([]string, error) {
 	r.add(batch...)
 	return nil, nil
@@ -157,8 +148,7 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals returns the bodies that dead-lettered messages had on their own queue. SQS moves messages unchanged; other queues
-// send a [queue.DeadLetter].
+// originals returns the bodies that dead-lettered messages had on their own queue. SQS moves messages unchanged.
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {
@@ -176,14 +166,12 @@ func (r *record) all() []queue.Message {
 	return append([]queue.Message(nil), r.seen...)
 }
 
-// largest returns the size of the largest batch.
 func (r *record) largest() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Max(r.batches)
 }
 
-// count returns how often a body was received.
 func (r *record) count(body string) (n int) {
 	for _, seen := range r.bodies() {
 		if seen == body {
@@ -193,7 +181,6 @@ func (r *record) count(body string) (n int) {
 	return n
 }
 
-// distinct returns the number of different bodies received.
 func (r *record) distinct() int {
 	set := map[string]bool{}
 	for _, body := range r.bodies() {
@@ -202,8 +189,7 @@ func (r *record) distinct() int {
 	return len(set)
 }
 
-// wait calls holds after each new batch in the record until holds returns true. It fails the test after [deadline]. Only one goroutine
-// may wait for a record.
+// wait waits until holds returns true. Only one goroutine may wait for a record.
 func (b *bench) wait(r *record, what string, holds func() bool) {
 	b.Helper()
 	timeout := time.NewTimer(deadline)
@@ -336,8 +322,7 @@ var failureCases = []testCase{
 	}},
 }
 
-// fifoPause is the visibility timeout of the case in which the messages of other groups must be handled before a failed
-// message is redelivered.
+// fifoPause is long enough to handle the messages of other groups before a failed message is redelivered.
 const fifoPause = 3 * time.Second
 
 func (b *bench) checkRefused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {

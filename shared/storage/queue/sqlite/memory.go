@@ -10,14 +10,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// memoryQueue is one queue: the window of messages that are in memory, the workers that wait for messages, and the results of
-// handlers that are not written yet.
+// memoryQueue is one queue: the messages in memory, the idle workers, and the results of handlers that are not written yet.
 type memoryQueue struct {
 	q    *Queues
 	name queue.Name
 	sql  statements
 
-	lastID atomic.Int64 // of the last message sent or forwarded
+	lastID atomic.Int64
 	// inherited is the largest id of a message that the previous process left in the file. Any message up to this id may have
 	// crashed that process, so workers count the receive in the file before they handle the message. Otherwise, a message that
 	// crashes every process would never become a dead letter.
@@ -27,7 +26,7 @@ type memoryQueue struct {
 
 	mu       sync.Mutex // not held during SQL
 	window   window
-	waiting  []chan struct{} // the channels of idle workers; the last one is woken first
+	waiting  []chan struct{}
 	backoffs backoffHeap
 	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
@@ -39,7 +38,6 @@ type memoryQueue struct {
 	wakeAt time.Time     // when the pump wakes by itself; zero while it works
 }
 
-// statements is the SQL of one queue.
 type statements struct {
 	table, insert                  string
 	remove, removeRange, fail      string
@@ -49,7 +47,7 @@ type statements struct {
 
 func newMemoryQueue(q *Queues, name queue.Name) *memoryQueue {
 	t := "queue_" + string(name)
-	const columns = "id, grp, received, sent, body" // as readMessages reads them
+	const columns = "id, grp, received, sent, body"
 	mq := &memoryQueue{
 		q: q, name: name, wake: make(chan struct{}, 1),
 		window: window{
@@ -110,8 +108,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window.
-// Delayed rows stay in the file, so publish gets only their number (delayed), and when the first of them is due (due).
+// publish makes new rows available after their commit. msgs are in the order of their ids. Delayed rows stay in the file; due is when the
+// first of them is due.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -131,8 +129,8 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.wakeWorker()
 }
 
-// wakeWorker wakes one idle worker if a message is ready. When that worker has taken its batch, it wakes the next worker if
-// more messages are ready. So batches fill before more workers run.
+// wakeWorker wakes one idle worker if a message is ready. That worker wakes the next one when it has taken its batch. So batches fill
+// before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.window.ready.available() {
 		mq.waiting[n-1] <- struct{}{}
@@ -160,7 +158,6 @@ func (mq *memoryQueue) wakePump(at time.Time) {
 	}
 }
 
-// message is a message that is, or was, in memory.
 type message struct {
 	id       int64
 	group    string // see [groupOf]
@@ -171,7 +168,7 @@ type message struct {
 	tried    bool // a handler of this process has received it, even if that does not count in received
 	handled  int  // size of its body while a handler has the message, see [ready.take]
 
-	place      place // changed by [window.move] only
+	place      place
 	row        row
 	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }
@@ -180,23 +177,20 @@ type message struct {
 type place uint8
 
 const (
-	// placeFile is the place of a message that is only in the file and can be delivered.
+	// placeFile: only in the file, and can be delivered.
 	placeFile place = iota
-	// placeDelayed is the place of a message that is not due yet. It is also only in the file.
+	// placeDelayed: only in the file, and not due yet.
 	placeDelayed
-	// placeReady is the place of a message that is in memory and can be delivered, in the order of its group.
+	// placeReady: in memory, and can be delivered in the order of its group.
 	placeReady
-	// placeInFlight is the place of a message that a handler has.
 	placeInFlight
-	// placeBlocked is the place of a failed message at the front of its group in a FIFO queue. The group waits until the back-off of its
-	// first message ends.
+	// placeBlocked: a failed message at the front of its group in a FIFO queue. The group waits until the back-off of the message ends.
 	placeBlocked
-	// placeBackOff is the place of a failed message of a standard queue until its back-off ends. The message stays in memory, but
-	// does not count against the maximum number and size of the window's messages, so that failing messages do not keep others
-	// out of memory.
+	// placeBackOff: a failed message of a standard queue until its back-off ends. The message stays in memory, but does not count against
+	// the window's limits, so that failing messages do not keep others out of memory.
 	placeBackOff
-	// placeAccepted is the place of messages that were accepted, or dropped because their sender got an error. placeDead is the
-	// place of messages that became dead letters. All of them have left the queue, but may still have rows.
+	// placeAccepted: accepted, or dropped because the sender got an error. Like dead letters, accepted messages have left the queue, but may
+	// still have rows.
 	placeAccepted
 	placeDead
 	places
@@ -229,7 +223,6 @@ type backoff struct {
 	count int
 }
 
-// backoffHeap is a heap (see container/heap) whose first entry is the back-off that ends first.
 type backoffHeap []backoff
 
 func (h backoffHeap) Len() int           { return len(h) }

@@ -14,11 +14,10 @@ import (
 )
 
 const (
-	// maxSleep is the longest sleep of the pump while the queue is idle. It is also how often old deduplication ids are removed
-	// from the file.
+	// maxSleep is the longest sleep of the pump, and how often old deduplication ids are removed from the file.
 	maxSleep = time.Minute
 	// maxUntilDue is the longest time until a delayed row is due: the maximum delay and a minute for small corrections of the
-	// clock. If a row seems to be due even later, the clock was set back after it was written, so the row counts as due.
+	// clock. If a row seems to be due later, the clock was set back after it was written, so the row counts as due.
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
@@ -47,8 +46,7 @@ func (mq *memoryQueue) pump() {
 	}
 }
 
-// sleep waits for the given time, or until the pump is woken because there is something to do. It returns false when the queue
-// is closed.
+// sleep waits for the given time, or until the pump is woken. It returns false when the queue is closed.
 //
 // It uses no timer for a time of 0, because in a bubble of testing/synctest two timers that are due when they are set break the
 // race detector (golang.org/issue/78156).
@@ -66,7 +64,7 @@ func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	return true
 }
 
-// nextPause returns how long the pump may sleep. failed says that its last round failed and must be repeated soon.
+// nextPause returns how long the pump may sleep. failed says that its last round must be repeated soon.
 func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -96,8 +94,7 @@ func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	return next.Sub(now)
 }
 
-// endBackoffs makes failed messages ready again when their back-off has ended. It also repeats a failed write of handler results,
-// one second after the failure.
+// endBackoffs makes failed messages ready again when their back-off has ended. It also repeats failed writes of handler results.
 func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -122,8 +119,7 @@ func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.wakeWorker()
 }
 
-// untilDue returns how long it is until a delayed row is due. The parameter due is in milliseconds since 1970. If that is more than
-// [maxUntilDue] from now, the clock was set back, and the result is 0.
+// untilDue returns how long it is until a delayed row is due, see [maxUntilDue]. The parameter due is in milliseconds since 1970.
 func (mq *memoryQueue) untilDue(due int64) time.Duration {
 	wait := time.UnixMilli(due).Sub(mq.q.engine.Now())
 	if wait > maxUntilDue {
@@ -148,7 +144,6 @@ func (mq *memoryQueue) endDelays() error {
 	}
 }
 
-// endingDelays is an [engine.Job] that turns delayed rows that are due into rows without a delay.
 type endingDelays struct {
 	queue *memoryQueue
 	room  int
@@ -206,7 +201,6 @@ func (e *endingDelays) Done(err error) {
 	mq.wakeWorker()
 }
 
-// readAhead reads rows from the file into the window while there is room for them.
 func (mq *memoryQueue) readAhead() error {
 	for {
 		mq.mu.Lock()
@@ -233,8 +227,7 @@ func (mq *memoryQueue) readAhead() error {
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
 // The context of a call does not end with ctx, so that a running call can finish. It ends after the visibility timeout, or when
-// the queues are closed. The messages of the call stay in flight until it returns. As on Lambda, a panic of h and an unknown id
-// in its result fail the whole batch.
+// the queues are closed. As on Lambda, a panic of h and an unknown id in its result fail the whole batch.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -271,7 +264,7 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-// work takes and handles batches until ctx ends or the queues are closed; calls is the parent of the handlers' contexts.
+// work takes and handles batches; calls is the parent of the handlers' contexts.
 func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *queue.ConsumeOptions) {
 	for ctx.Err() == nil && mq.q.open.Err() == nil {
 		b, woken := mq.take(opts)
@@ -292,21 +285,18 @@ func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *q
 	}
 }
 
-// batch is the messages of one call of a handler.
 type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count must then
-	// be written before the handler gets the message.
+	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited].
 	counted bool
-	// exhausted is set for a batch with a single message that was already received as often as allowed. The handler does not
-	// get it. This happens if processes ended before the handler returned.
+	// exhausted is set for a batch with a single message that was already received as often as allowed, because processes ended before the
+	// handler returned. The handler does not get the message.
 	exhausted bool
 }
 
-// take returns the next batch for a worker. If no message can be delivered, it instead returns a channel that receives when one may
-// be ready.
+// take returns the next batch for a worker, or else a channel that receives when a message may be ready.
 func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -325,7 +315,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			continue
 		}
 		if b.exhausted = mq.exhausted(m, opts); b.exhausted {
-			b.msgs = append(b.msgs, m) // alone, because it was received before
+			b.msgs = append(b.msgs, m)
 			continue
 		}
 		m.received++
@@ -346,8 +336,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 	return b, nil
 }
 
-// stopWaiting removes the channel that [memoryQueue.take] returned, because its worker ends. If the channel has already received, it
-// wakes another worker, so that a message does not wait.
+// stopWaiting removes the channel that [memoryQueue.take] returned. If the channel has already received, it wakes another worker.
 func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -355,19 +344,17 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 		mq.waiting = slices.Delete(mq.waiting, i, i+1)
 		return
 	}
-	mq.wakeWorker() // this worker was woken but takes no message, so wake another one
+	mq.wakeWorker()
 }
 
-// always returns true for every message. It is the result of [memoryQueue.handle] for a batch that failed as a whole. The next
-// function, never, is the result for a batch that succeeded as a whole.
+// always is the result of [memoryQueue.handle] for a batch that failed as a whole, and never for one that succeeded as a whole.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }
 
 func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
-// handle calls h with the batch and returns a function that reports whether a message of the batch failed. limit is the
-// visibility timeout.
+// handle calls h with the batch and returns a function that reports whether a message failed. limit is the visibility timeout.
 func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
 	switch {
 	case len(b.msgs) == 0:

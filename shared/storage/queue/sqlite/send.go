@@ -22,7 +22,6 @@ const (
 	maxSendBytes = 4 << 20
 )
 
-// Send writes the messages in their order. Many messages take several transactions.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -49,8 +48,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// send writes messages in one transaction. If one of them has the deduplication id of a message that is being forwarded, send
-// first waits until that message is written or has failed.
+// send writes messages in one transaction. It first waits for the end of a forwarding with the same deduplication id.
 func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	for {
 		s := &sending{queue: mq, msgs: msgs}
@@ -66,7 +64,6 @@ func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	}
 }
 
-// sending is an [engine.Job] that writes messages of one Send.
 type sending struct {
 	queue *memoryQueue
 	msgs  []queue.Outgoing
@@ -76,8 +73,7 @@ type sending struct {
 	due     int64 // when the first of the delayed messages is due
 	at      time.Time
 	fresh   []digest // deduplication ids that the queue has not accepted before
-	// repeated is another job, which forwards a message with the same deduplication id as one of msgs. If it is set, the sending job has
-	// written nothing, and [memoryQueue.send] waits for repeated before it tries again.
+	// repeated is a job that forwards a message with the same deduplication id. If it is set, this job has written nothing.
 	repeated *forwarding
 }
 
@@ -124,7 +120,6 @@ func (s *sending) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done makes the messages available to workers after their commit.
 func (s *sending) Done(err error) {
 	if err != nil {
 		return
@@ -136,19 +131,17 @@ func (s *sending) Done(err error) {
 }
 
 const (
-	// dedupWindow is how long a queue remembers a deduplication id, and drops further messages with it. It is five minutes as
-	// in SQS.
+	// dedupWindow is how long a queue drops further messages with a deduplication id. It is five minutes as in SQS.
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is how long a [generation] collects ids before the next one begins. Old ids are removed a whole generation at
-	// a time.
+	// dedupSpan is the time that a [generation] covers. Old ids are removed a whole generation at a time.
 	dedupSpan = dedupWindow / 2
 	// maxDedup bounds the deduplication ids in memory, at about 50 bytes each. If there are more, the oldest [generation] is dropped
 	// early.
 	maxDedup = 1 << 22
 	// dedupStep limits how many rows with old deduplication ids one job deletes, because other writes wait for the job.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all ids. If the clock is set
-	// back by less, for example by 20 s, the queue remembers ids for that much longer than dedupWindow.
+	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all ids. After a smaller step the queue
+	// remembers ids for that much longer.
 	dedupStepBack = time.Minute
 )
 
@@ -161,8 +154,7 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup remembers the deduplication ids of the last five minutes, in memory and in the file. The file has one row for each send
-// with ids.
+// dedup remembers the deduplication ids of the last five minutes, in memory and in the file, with one row for each send.
 type dedup struct {
 	table   string
 	insert  string
@@ -171,10 +163,9 @@ type dedup struct {
 	mu          sync.Mutex
 	generations []generation // oldest first
 	latest      int64        // the latest time of an id, in seconds since 1970
-	// pending are the ids that jobs have claimed in the engine's latest transaction. The field attempt is the number of that transaction.
-	pending map[digest]bool
-	attempt int64
-	// forwarding are the ids of messages that are being forwarded, with the job that writes them.
+	// pending are the ids that jobs have claimed in transaction number attempt, the engine's latest.
+	pending    map[digest]bool
+	attempt    int64
 	forwarding map[digest]*forwarding
 }
 
@@ -191,7 +182,7 @@ func newDedup(table string) *dedup {
 	}
 }
 
-// setUp reads the ids of the last five minutes. The id of a row is the time at which it was written, in microseconds.
+// setUp reads the ids of the last five minutes. The id of a row is its time in microseconds.
 func (d *dedup) setUp(tx *engine.Tx) error {
 	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
 		return err
@@ -216,10 +207,8 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim returns the messages of a send without repetitions, that is, without messages whose deduplication ids the queue has
-// accepted within [dedupWindow]. It marks the ids of the returned messages as pending, so that another message with the same id in
-// this transaction is a repetition too. If one of the ids belongs to a message that is being forwarded (see [forwarding]), claim
-// returns no messages, but the job that writes the forwarded one.
+// claim returns the messages of a send without repetitions, and marks their deduplication ids as pending, so that another message with the
+// same id in this transaction is a repetition too. If one of the ids is being forwarded, claim returns only the job that writes it.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -252,7 +241,7 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 }
 
 // rewind makes each id count for at most five minutes from now, if the clock was set back. Otherwise the queue would remember an
-// id until the clock has caught up, and would drop a new message with this id.
+// id until the clock has caught up.
 func (d *dedup) rewind(now time.Time) {
 	if d.latest <= now.Add(dedupStepBack).Unix() {
 		return
@@ -269,7 +258,6 @@ func (d *dedup) rewind(now time.Time) {
 	d.latest = now.Unix()
 }
 
-// accepted reports whether the queue accepted the id in the last five minutes.
 func (d *dedup) accepted(id digest, now time.Time) bool {
 	d.rewind(now)
 	oldest := now.Add(-dedupWindow).Unix()
@@ -281,8 +269,8 @@ func (d *dedup) accepted(id digest, now time.Time) bool {
 	return false
 }
 
-// reserve records the deduplication ids of the messages that f forwards, so that a send with one of these ids waits for f. If
-// the queue already has one of the ids, the new message may be a repetition. Then reserve records no id and returns false.
+// reserve records the deduplication ids of the messages that f forwards, so that a send with one of these ids waits for f. It returns
+// false if the queue already has one of the ids.
 func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -301,8 +289,7 @@ func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) boo
 	return true
 }
 
-// settle ends the reservation of f's deduplication ids when f has been committed or has failed. If f was committed, the queue
-// remembers the ids as accepted. Otherwise they are free again.
+// settle ends the reservation of f's deduplication ids. If f was committed, the queue remembers the ids as accepted.
 func (d *dedup) settle(f *forwarding, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -319,7 +306,6 @@ func (d *dedup) release(f *forwarding) {
 	f.ids = nil
 }
 
-// write stores the deduplication ids of a send in the send's transaction.
 func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 	digests := make([]byte, 0, len(ids)*len(digest{}))
 	for _, id := range ids {
@@ -333,7 +319,6 @@ func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 	return s.Int(1, d.lastRow).Blob(2, digests).Exec()
 }
 
-// add remembers the deduplication ids of a committed send. at is the time of the commit.
 func (d *dedup) add(ids []digest, at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -364,10 +349,9 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 	d.latest = max(d.latest, at.Unix())
 }
 
-// forgetting is an [engine.Job] that deletes up to [dedupStep] rows of deduplication ids that are older than [dedupWindow]. It also
-// deletes rows that are more than [dedupStepBack] in the future, because the clock was set back after they were written. The id of
-// a row is its time and must be greater than all earlier ids, so every new row would be in the future too. After a restart, the
-// queue would remember the ids in these rows for longer than dedupWindow.
+// forgetting is an [engine.Job] that deletes up to [dedupStep] rows that are older than [dedupWindow]. It also deletes rows that are more
+// than [dedupStepBack] in the future, because the clock was set back. The id of a row is its time and must be greater than all earlier
+// ids, so every new row would be in the future too.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay
@@ -393,8 +377,7 @@ func (f *forgetting) Done(err error) {
 	}
 }
 
-// forget deletes the rows with deduplication ids that the queue need not remember any more. It also calls [dedup.rewind], because
-// the clock may have been set back while no messages were sent.
+// forget deletes old deduplication ids. It also calls [dedup.rewind], because the clock may have been set back while no messages were sent.
 func (d *dedup) forget(e *engine.Engine) error {
 	d.mu.Lock()
 	d.rewind(e.Now())
@@ -407,8 +390,8 @@ func (d *dedup) forget(e *engine.Engine) error {
 	}
 }
 
-// forwardWithin is how long a forwarded message may be without a row in the file. If its handler accepts it within this time,
-// and before any other commit, the message never gets a row.
+// forwardWithin is how long a forwarded message may be without a row in the file. If its handler accepts it before the next commit, it
+// never gets a row.
 const forwardWithin = 10 * time.Millisecond
 
 // forwardEventWithin replaces forwardWithin on a FIFO queue. It is shorter because the sender always waits for the row.
@@ -417,16 +400,16 @@ const forwardEventWithin = time.Millisecond
 // forwarding is an [engine.Job] that writes messages to the file. A handler may receive the messages before they are written.
 // On a standard queue, the sender waits until each message has a row or is accepted:
 //
-//	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
-//	    └─▶ job: a row for each message that is not accepted yet
+// Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //
-// On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
-// can take the messages. So the handler's writes are committed with the job or later, and the handler gets their outcome after
-// [forwarding.Done].
+//	└─▶ job: a row for each message that is not accepted yet
+//
+// On a FIFO queue, the sender waits for the job, which is submitted before a worker can take the messages. So the handler's writes are
+// committed with the job or later.
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message
-	ids   []digest // deduplication ids
+	ids   []digest
 	at    time.Time
 	open  atomic.Int64 // how many messages the sender still waits for; on a FIFO queue, plus one for the job
 	err   error
@@ -436,10 +419,8 @@ type forwarding struct {
 var _ queue.Forwarder = (*Queues)(nil)
 
 // Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if memory has no room for the messages, or if
-// earlier messages are still only in the file.
-//
-// On a FIFO queue it also calls Send in two other cases: if the messages would have to wait for a worker or for earlier
-// messages of their group, and if a message may be a repetition.
+// earlier messages are still only in the file. On a FIFO queue it also calls Send if the messages would have to wait for a worker or for
+// their group, or if a message may be a repetition.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -474,8 +455,7 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward submits a job that writes the messages, and makes the messages ready before the job has run. The parameter size is the total
-// length of their bodies. forward returns nil if the caller must call Send instead.
+// forward makes the messages ready and submits a job that writes them. It returns nil if the caller must call Send instead.
 func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -520,8 +500,7 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	return f, nil
 }
 
-// closeOne records that the sender no longer has to wait for a message, or for the job of a FIFO queue. The last of these calls
-// releases the sender.
+// closeOne records that the sender no longer has to wait for a message, or for the job of a FIFO queue.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)
@@ -565,8 +544,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done releases the sender, with the error if there is one. Messages that could not be written are still handled, and are
-// handled again when the sender repeats them. A FIFO queue drops them instead, unless a handler already has them and succeeds.
+// Done releases the sender. Messages that could not be written are still handled, and are handled again when the sender repeats them. A
+// FIFO queue drops them instead, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {

@@ -14,11 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// retryAfter is the time between two attempts to read or write after an error.
 const retryAfter = time.Second
 
-// settle decides what happens to each message of a handled batch: it is accepted, becomes a dead letter, or waits for its
-// back-off and is delivered again.
+// settle accepts each message of a handled batch, dead-letters it, or lets it wait for its back-off.
 func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -44,8 +42,8 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups does the work of settle for a FIFO queue. It puts the failed messages of a group back at its front. Only the first of them
-// counts a receive, because the handler fails the others only to keep the order.
+// settleGroups puts the failed messages of a FIFO group back at its front. Only the first of them counts a receive, because the handler
+// fails the others only to keep the order.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {
 		back  []*message
@@ -99,7 +97,7 @@ func (mq *memoryQueue) accept(m *message) {
 	switch m.row {
 	case rowAwaited:
 		m.forwarding.closeOne()
-		delete(mq.window.early, m.id) // there will be no row
+		delete(mq.window.early, m.id)
 		return
 	case rowWriting:
 		m.forwarding.closeOne()
@@ -107,7 +105,7 @@ func (mq *memoryQueue) accept(m *message) {
 	mq.settled.accepted = append(mq.settled.accepted, m.id)
 }
 
-// fail counts a failure of a message. It returns true if the message is to be delivered again, and otherwise dead-letters it.
+// fail counts a failure. It returns true if the message is to be delivered again, and otherwise dead-letters it.
 func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
 	if mq.exhausted(m, opts) {
 		mq.settled.dead = append(mq.settled.dead, m)
@@ -119,8 +117,7 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 	return true
 }
 
-// exhausted reports whether a message was received as often as opts allow. For the queue of dead letters, it always returns false,
-// because a dead letter cannot be dead-lettered again.
+// exhausted reports whether a message was received as often as opts allow. A dead letter cannot be dead-lettered again.
 func (mq *memoryQueue) exhausted(m *message, opts *queue.ConsumeOptions) bool {
 	return opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
 }
@@ -130,15 +127,13 @@ func (mq *memoryQueue) backOff(b backoff) {
 	mq.wakePump(b.until)
 }
 
-// handlerResults holds the results of handlers that are not written to the database yet.
 type handlerResults struct {
-	accepted []int64    // rows to delete
-	dead     []*message // to be dead-lettered
+	accepted []int64
+	dead     []*message
 	receives []receiveCount
 }
 
-// receiveCount is how often a message was received. It is written to the message's row after a failure. For a message that an
-// earlier process left in the file, it is written before the handler gets the message.
+// receiveCount is how often a message was received. It is written to the message's row after a failure.
 type receiveCount struct {
 	id       int64
 	received int
@@ -146,7 +141,6 @@ type receiveCount struct {
 
 func (r *handlerResults) empty() bool { return len(r.accepted)+len(r.dead)+len(r.receives) == 0 }
 
-// append moves all results of other to r.
 func (r *handlerResults) append(other *handlerResults) {
 	r.accepted = append(r.accepted, other.accepted...)
 	r.dead = append(r.dead, other.dead...)
@@ -156,23 +150,21 @@ func (r *handlerResults) append(other *handlerResults) {
 }
 
 // submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before the next
-// commit only means that the next process delivers the messages again. The failure of a message is then not counted. A message
-// that ends every process still becomes a dead letter; see [memoryQueue.inherited].
+// commit only means that the next process delivers the messages again.
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
 	}
-	// The engine refuses the job after Close. The results are then not written, so the next process delivers the messages again.
+	// After Close the engine refuses the job, so the next process delivers the messages again.
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the results in mq.settled, and everything that was submitted before them, immediately.
+// flush writes the results in mq.settled immediately.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling is an [engine.Job] that writes the handler results of a queue, including results that arrive until the job is
-// applied. Apply moves the results to the field taken, and puts the messages that it adds to the dead-letter queue into the field dead.
+// settling is an [engine.Job] that writes the handler results of a queue, including results that arrive until the job is applied.
 type settling struct {
 	queue *memoryQueue
 	taken handlerResults
@@ -201,7 +193,7 @@ func (s *settling) Apply(tx *engine.Tx) error {
 	return s.deadLetter(tx)
 }
 
-// delete deletes the rows of accepted messages, with one statement for each run of consecutive ids.
+// delete deletes the rows of accepted messages, with one statement for consecutive ids.
 func (s *settling) delete(tx *engine.Tx) error {
 	ids := s.taken.accepted
 	slices.Sort(ids)
@@ -230,7 +222,6 @@ func (s *settling) delete(tx *engine.Tx) error {
 	return nil
 }
 
-// deadLetter moves the messages that have failed too often to the dead-letter queue.
 func (s *settling) deadLetter(tx *engine.Tx) error {
 	s.dead = s.dead[:0]
 	dead := s.queue.q.queues[queue.Dead]
@@ -271,7 +262,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done makes new dead letters available after the commit. If the results could not be written, it keeps them for another attempt.
+// If the results could not be written, Done keeps them for another attempt.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {
@@ -291,15 +282,13 @@ func (s *settling) Done(err error) {
 	mq.wakePump(mq.resubmitAt)
 }
 
-// Limits of one step of [Queues.Discard]: how many rows it reads, and how many it deletes. Between two steps, other reads and
-// writes can run.
+// Limits of one step of [Queues.Discard]. Between two steps, other reads and writes can run.
 const (
 	discardRows    = 2000
 	discardDeletes = 500
 )
 
-// Discard implements [queue.Discarder]. It searches the delayed rows on a connection for reading, so that other writes wait
-// only while it deletes.
+// Discard implements [queue.Discarder]. It searches on a connection for reading, so that writes wait only while it deletes.
 func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -325,8 +314,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// findDelayed reads up to [discardRows] delayed rows with ids greater than the parameter after. It returns the ids of the rows whose body
-// matches, and in the result last the id of the last row that it has read. The result more says that there may be further rows after that.
+// findDelayed returns the ids of delayed rows whose body matches, among up to [discardRows] rows after the id after. last is the id of the
+// last row that it has read, and more says that there may be further rows.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s, err := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	if err != nil {
@@ -347,8 +336,8 @@ func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]b
 	}
 }
 
-// containsAny returns a function that reports whether a body contains one of the texts. The function looks for the common
-// prefix of the texts first, e.g. sub_ if they are ids of subscriptions, so its time hardly depends on the number of texts.
+// containsAny returns a function that reports whether a body contains one of the texts. It looks for their common prefix first, e.g. sub_,
+// so its time hardly depends on the number of texts.
 func containsAny(texts []string) func(body []byte) bool {
 	byLength := map[int]map[string]bool{}
 	prefix := []byte(nil)

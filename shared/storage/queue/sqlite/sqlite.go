@@ -31,7 +31,7 @@ import (
 
 // Options are the settings of [Queues]. The zero value has the defaults.
 type Options struct {
-	// Log gets failed reads, writes and calls of handlers; nil means [slog.Default].
+	// Log defaults to [slog.Default].
 	Log *slog.Logger
 	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 means 65,536.
 	MaxReady int
@@ -41,7 +41,7 @@ type Options struct {
 	DeadLettered func(q queue.Name, n int)
 }
 
-// Queues holds the queues of one file. Close it before the file, because Close writes the last results of handlers.
+// Queues holds the queues of one file. Close it before the file.
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
@@ -50,7 +50,7 @@ type Queues struct {
 	open    context.Context // ends at Close
 	end     context.CancelFunc
 	once    sync.Once
-	running sync.WaitGroup // pumps
+	running sync.WaitGroup
 
 	mu        sync.Mutex
 	consumers map[chan struct{}]bool // a channel per consumer, which is closed when the consumer has ended
@@ -61,7 +61,6 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
-// Open opens the queues in the file of e.
 func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -86,7 +85,7 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	return q, nil
 }
 
-// setup is an [engine.Job] that creates the tables and reads the state that the last process left.
+// setup creates the tables and reads the state that the last process left.
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {
@@ -107,7 +106,6 @@ func (q *Queues) findQueue(name queue.Name) (*memoryQueue, error) {
 	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
-// Depth returns how many messages a queue has, and when the oldest of them was sent.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -126,10 +124,10 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
 }
 
-// closeTime is how long Close waits for handlers whose context it has ended.
+// closeTime is how long Close waits for handlers.
 const closeTime = 5 * time.Second
 
-// Close ends the contexts of running calls and waits up to [closeTime] for their handlers. Then it writes their results. The
+// Close ends the contexts of running calls, waits up to [closeTime] for their handlers, and writes their results. The
 // result of a handler that returns later is lost, and the next process delivers its messages again.
 func (q *Queues) Close() error {
 	var err error
@@ -148,7 +146,6 @@ func (q *Queues) Close() error {
 	return fault.Wrap(engine.Kind(err), err, "close the queues")
 }
 
-// registerConsumer registers a consumer, so that Close waits for it. It returns an error after Close.
 func (q *Queues) registerConsumer() (unregister func(), err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

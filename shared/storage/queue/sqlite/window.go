@@ -9,32 +9,29 @@ import (
 )
 
 const (
-	// fetchRows and fetchBytes limit how many messages, and how many bytes of their bodies, one read of the file brings into
-	// memory.
+	// fetchRows and fetchBytes limit how much one read of the file brings into memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
 	// spillShare limits the ready messages of one group to an eighth (1/spillShare) of the free room in memory, so that they do not
 	// keep other groups out; see [window.groupLimit].
 	spillShare = 8
-	// spillIDs limits the range of ids in which one read searches for the rows of a spilled group (see [spill]). Without this limit
-	// a read could take long, because most rows in the range may belong to other groups.
+	// spillIDs limits the range of ids in which one read searches for the rows of a spilled group, because most rows in the range may belong
+	// to other groups.
 	spillIDs = 20_000
 )
 
 // window holds the messages of a queue that are in memory and knows which rows of the file are not.
 //
-// It moves over the rows in the order of their ids. The rows up to the id loaded are, or were, in memory. The rows after
-// loaded, up to the id newest, arrived while memory had no room, and [window.nextFetch] says when to read them. Three kinds of
-// rows need more than these two ids:
+// The rows up to the id loaded are, or were, in memory. The rows after loaded, up to the id newest, arrived while memory had no room, and
+// [window.nextFetch] says when to read them. Three kinds of rows need more than these two ids:
 //
 //   - Delayed rows are not in the window. They become ordinary rows when they are due.
 //   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded.
 //     When the window comes to these early rows, it skips them.
-//   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it in
-//     the file. So a group may use an eighth of the free room in one half of the memory. With n such groups, n/(n+8) of this
-//     half is full, for example 8/16 of it with eight groups. So there is always room for the first messages of another group.
-//     The remaining rows of a large group are spilled, that is, left in the file: the window moves past them, and reads them
-//     when few messages of the group are left in memory.
+//   - A group with many messages must not fill the memory, because all other groups would then wait for it. So a group may use an
+//     eighth of the free room in one half of the memory. With n such groups, n/(n+8) of this half is full, so there is always
+//     room for another group. The remaining rows of a large group are spilled: they stay in the file until few messages of the
+//     group are left in memory.
 type window struct {
 	maxMessages, maxBytes int
 
@@ -47,20 +44,18 @@ type window struct {
 	spills         map[string]*spill
 }
 
-// spill describes a group of which some rows were left in the file, because the group had used its share of the memory. As long
-// as there are such rows, new messages of the group stay in the file too, so that they do not overtake the spilled ones.
+// spill describes a group of which some rows were left in the file. As long as there are such rows, new messages of the group stay in the
+// file too, so that they do not overtake the spilled ones.
 type spill struct {
 	group string
-	// The field from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early ones
-	// (see [window]).
+	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early ones.
 	from  int64
 	early map[int64]bool
-	// late has the ids of spilled rows that are less than the field from. These rows were still delayed when the rows around them
-	// were read, and have become due since.
+	// late has the ids of spilled rows before from. These rows were delayed when the rows around them were read.
 	late []int64
 }
 
-// move changes the place of a message (see [place]) and updates the window's counts.
+// move changes the place of a message and updates the window's counts.
 func (w *window) move(m *message, to place) {
 	w.counts[m.place]--
 	w.counts[to]++
@@ -76,7 +71,7 @@ func (w *window) move(m *message, to place) {
 	m.place = to
 }
 
-// depth counts the messages by place. A failed message that waits for its back-off counts as in flight.
+// A failed message that waits for its back-off counts as in flight.
 func (w *window) depth() queue.Depth {
 	n := &w.counts
 	return queue.Depth{
@@ -86,8 +81,7 @@ func (w *window) depth() queue.Depth {
 	}
 }
 
-// dropBody frees the body of a message if the bodies in memory exceed maxBytes and the message has a row in the file. The worker
-// that takes the message later reads the body from that row.
+// dropBody frees the body of a message if the bodies in memory exceed maxBytes. The next worker reads the body from the row.
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
@@ -95,16 +89,15 @@ func (w *window) dropBody(m *message) {
 	}
 }
 
-// fits reports whether memory has room for this many more messages, whose bodies have this many bytes in total.
+// fits reports whether memory has room for more messages, whose bodies have this many bytes in total.
 func (w *window) fits(messages, bytes int) bool {
 	return messages <= w.free() && w.bytes+bytes <= w.maxBytes
 }
 
-// free returns how many more messages memory has room for.
 func (w *window) free() int { return w.maxMessages - w.messages }
 
-// hasRoom reports whether memory has enough room to read rows from the file. Usually half of it must be free. If no message in
-// memory is ready, room for one message is enough, because workers would otherwise have no work.
+// hasRoom reports whether to read rows from the file. Usually half of the memory must be free. If no message in memory is ready, room for
+// one message is enough, because workers would otherwise have no work.
 func (w *window) hasRoom() bool {
 	if w.ready.count == 0 {
 		return w.free() > 0
@@ -112,8 +105,7 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// groupLimit returns how many ready messages one group may have, and how many bytes in their bodies. It is an eighth of the room
-// that is left in half of the memory; see [window].
+// groupLimit limits the ready messages of one group, and the bytes in their bodies; see [window].
 func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
@@ -121,14 +113,12 @@ func (w *window) groupLimit() (messages, bytes int) {
 // complete reports whether the window has moved past all rows of the file. Then only spilled and delayed rows are not in memory.
 func (w *window) complete() bool { return w.loaded == w.newest }
 
-// add makes a message ready, so that a worker can take it.
 func (w *window) add(m *message) {
 	w.move(m, placeReady)
 	w.ready.add(m)
 }
 
-// append adds the message of a new row if the window has come to all earlier rows and has room. Otherwise the row waits in the
-// file.
+// append adds the message of a new row if the window has come to all earlier rows and has room.
 func (w *window) append(m *message) {
 	room := w.complete() && w.fits(1, 1)
 	w.newest = max(w.newest, m.id)
@@ -143,8 +133,7 @@ func (w *window) append(m *message) {
 	}
 }
 
-// addDue makes a delayed message ready when it is due, or leaves it in the file if its group must spill. The window may or may not
-// have moved past the message's row.
+// addDue makes a delayed message ready when it is due. The window may or may not have moved past its row.
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
 		w.spill(m, w.loaded+1) // the rows up to loaded may be in memory
@@ -162,8 +151,7 @@ func (w *window) addEarly(m *message) {
 	w.add(m)
 }
 
-// pass moves the window past the row of a message that is in memory, so that no fetch reads it. It does so only if the window
-// has come to all earlier rows.
+// pass moves the window past the row of a message that is in memory, if the window has come to all earlier rows.
 func (w *window) pass(m *message) {
 	if w.complete() {
 		w.newest = max(w.newest, m.id)
@@ -172,9 +160,8 @@ func (w *window) pass(m *message) {
 	}
 }
 
-// mustSpill reports whether a new message of the group must stay in the file, because earlier messages of the group were
-// spilled, or because its ready messages have reached [window.groupLimit]. The limit does not apply to a group without ready
-// messages, so that each group can have at least one message in memory. Messages without a group are never spilled.
+// mustSpill reports whether a new message of the group must stay in the file. Each group can have at least one message in memory, and
+// messages without a group are never spilled.
 func (w *window) mustSpill(group string) bool {
 	if w.spills[group] != nil {
 		return true
@@ -187,8 +174,7 @@ func (w *window) mustSpill(group string) bool {
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
-// spill leaves a message in the file. If it is the first spilled message of its group, later reads of the group's rows begin with the id in
-// the parameter from.
+// spill leaves a message in the file. If it is the first of its group, later reads of the group begin with the id from.
 func (w *window) spill(m *message, from int64) {
 	sp := w.spills[m.group]
 	if sp == nil {
@@ -209,7 +195,6 @@ func (w *window) spill(m *message, from int64) {
 	w.move(m, placeFile)
 }
 
-// fetch says which rows to read from the file next: the rows after the window, or some spilled rows of a group.
 type fetch struct {
 	spill       *spill // nil: the rows after the window
 	from, to    int64
@@ -217,8 +202,7 @@ type fetch struct {
 	rows, bytes int
 }
 
-// nextFetch returns the rows to read from the file next. It returns false if memory has no room, if there are no more rows, or if
-// the groups with spilled rows still have enough messages in memory.
+// nextFetch returns the rows to read next. It returns false if memory has no room or no rows are needed.
 func (w *window) nextFetch() (f fetch, ok bool) {
 	if w.complete() && len(w.spills) == 0 || !w.hasRoom() {
 		return fetch{}, false
@@ -244,7 +228,7 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 	return fetch{}, false
 }
 
-// read reads the rows of a fetch. It leaves out rows that an operator has deleted with SQL.
+// Rows that an operator has deleted with SQL are left out.
 func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	if f.spill == nil {
 		s, err := c.Stmt(sql.after)
@@ -275,8 +259,7 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages from the rows of s until there are no more rows, or until their bodies have at least as many bytes as the
-// parameter most says.
+// readMessages reads messages from the rows of s until their bodies have at least as many bytes as most says.
 func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < most; {
@@ -293,7 +276,6 @@ func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	return msgs, nil
 }
 
-// finish adds the messages that a fetch has read to the window. It spills a message if its group already has too many in memory.
 func (w *window) finish(f *fetch, msgs []*message) {
 	if f.spill != nil {
 		w.finishSpill(f, msgs)
@@ -341,7 +323,7 @@ func (w *window) finishSpill(f *fetch, msgs []*message) {
 	}
 }
 
-// deque is a double-ended queue in a ring buffer, so that adding at either end is cheap at any length.
+// deque is a double-ended queue in a ring buffer.
 type deque[T any] struct {
 	items []T // its length is 0 or a power of two
 	head  int
@@ -367,7 +349,6 @@ func (d *deque[T]) pop() (v T) {
 	return v
 }
 
-// pushFront adds vs, in their order, before all other values.
 func (d *deque[T]) pushFront(vs ...T) {
 	d.reserve(len(vs))
 	d.head = (d.head - len(vs)) & (len(d.items) - 1)
@@ -392,8 +373,7 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// groupOf returns the name of a message's group in this package. It includes the owner, because each owner's messages wait in a
-// group of their own.
+// groupOf returns the name of a message's group in this package. Each owner's messages wait in a group of their own.
 func groupOf(m *queue.Outgoing) string {
 	if m.Owner == "" {
 		return m.Group
@@ -401,14 +381,13 @@ func groupOf(m *queue.Outgoing) string {
 	return m.Group + "/" + m.Owner
 }
 
-// splitGroup returns the group and the owner from which [groupOf] made the name.
 func splitGroup(name string) (group, owner string) {
 	group, owner, _ = strings.Cut(name, "/")
 	return group, owner
 }
 
-// group holds the ready messages of one group, in their order. A group with ready messages is in its owner's ring, and so gets its
-// turn, unless it is locked or has reached its limit (see [limit]).
+// group holds the ready messages of one group. A group with ready messages is in its owner's ring, unless it is locked or has reached
+// its limit.
 type group struct {
 	name   string // see [groupOf]
 	owner  *owner
@@ -425,15 +404,14 @@ func (g *group) pop() *message {
 	return m
 }
 
-// owner has the groups of one owner; see [queue.Outgoing.Owner].
 type owner struct {
 	groups int           // the number of all its groups
 	busy   int           // messages in handlers
 	ring   deque[*group] // groups with messages that can be delivered
 }
 
-// limit counts the messages that handlers have of the groups that differ only in their owner, such as g/ann and g/bob. They have one
-// limit, because [queue.ConsumeOptions] limits all messages with the same [queue.Outgoing.Group] together.
+// limit counts the messages that handlers have of groups that differ only in their owner, such as g/ann and g/bob. They have one limit,
+// because [queue.ConsumeOptions] limits all messages with the same [queue.Outgoing.Group] together.
 type limit struct {
 	groups  int           // their number
 	busy    int           // messages in handlers
@@ -441,8 +419,8 @@ type limit struct {
 	bounded deque[*group] // groups of a standard queue that wait because handlers have too many of their messages or bytes
 }
 
-// ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner. A FIFO queue keeps
-// the order within a group. On a standard queue, an owner or a group with many messages does not delay the others.
+// ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner, so that one with many
+// messages does not delay the others. A FIFO queue keeps the order within a group.
 type ready struct {
 	fifo    bool
 	groups  map[string]*group
@@ -482,7 +460,6 @@ func getOrAdd[V any](m map[string]*V, key string) *V {
 	return m[key]
 }
 
-// forget removes a group without messages.
 func (r *ready) forget(g *group) {
 	delete(r.groups, g.name)
 	base, of := splitGroup(g.name)
@@ -504,7 +481,7 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// enqueue puts a group at the end of its owner's ring, so that its turn comes after the turns of the owner's other groups.
+// enqueue puts a group at the end of its owner's ring.
 func (r *ready) enqueue(g *group) {
 	g.owner.ring.push(g)
 	if g.owner.ring.len() == 1 {
@@ -512,8 +489,7 @@ func (r *ready) enqueue(g *group) {
 	}
 }
 
-// dequeue ends the turn of the group that [ready.next] has returned: it removes the group from its owner's ring, and puts the owner
-// at the end of the ring of owners if it has other groups in its ring.
+// dequeue ends the turn of the group that [ready.next] has returned.
 func (r *ready) dequeue() {
 	o := r.ring.pop()
 	o.ring.pop()
@@ -525,9 +501,8 @@ func (r *ready) dequeue() {
 // available reports whether [ready.take] may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil if no group may have a turn. The parameter handlers is how many messages all handlers
-// together can have, here called places. An owner gets at most three quarters of the places that the other owners leave free, so that a
-// single owner with slow messages does not take all places. Groups without an owner do not have this limit.
+// next returns the group whose turn it is, or nil. handlers is how many messages all handlers together can have, here called places. An
+// owner gets at most three quarters of the places that the other owners leave free, so that slow messages of one owner do not take all.
 func (r *ready) next(handlers int) *group {
 	for range r.ring.len() {
 		o := r.ring.first()
@@ -541,10 +516,9 @@ func (r *ready) next(handlers int) *group {
 
 // take removes up to opts.Batch messages for a handler. The handler has them until [ready.release].
 //
-// On a FIFO queue, take locks the groups of these messages until [ready.unlock]. On a standard queue, handlers have at most opts.PerGroup
-// messages of a group at a time. On both, the bodies of all messages that handlers have at a time are limited to opts.Bytes, of which one
-// group of a standard queue gets at most half. In both options, 0 means no limit. Groups that differ only in their owner share these
-// limits.
+// On a FIFO queue, take locks the groups of these messages until [ready.unlock]. On a standard queue, opts.PerGroup limits the messages
+// of a group that handlers have at a time, and one group gets at most half of opts.Bytes. Groups that differ only in their owner share
+// these limits.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
@@ -587,7 +561,7 @@ func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
 	return batch
 }
 
-// pushFront puts messages back at the front of the group with this name. On a FIFO queue the group stays locked.
+// pushFront puts messages back at the front of their group. On a FIFO queue the group stays locked.
 func (r *ready) pushFront(name string, msgs ...*message) {
 	if len(msgs) == 0 {
 		return
@@ -604,7 +578,6 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	}
 }
 
-// handle removes the first message of a group and records that a handler has it.
 func (r *ready) handle(g *group) *message {
 	m := g.pop()
 	m.handled = len(m.body)
@@ -617,8 +590,7 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release records that a message has left its handler. On a standard queue, a group that had to wait for this because of a limit gets
-// its turn again.
+// release records that a message has left its handler. A group that had to wait for this because of a limit gets its turn again.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	g.limit.handled -= m.handled
@@ -639,7 +611,6 @@ func (r *ready) release(m *message) {
 	}
 }
 
-// unlock ends the lock of a FIFO queue's group, so that workers can take its messages again.
 func (r *ready) unlock(name string) {
 	g := r.groups[name]
 	if g == nil {

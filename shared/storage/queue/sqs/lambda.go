@@ -21,15 +21,14 @@ import (
 // ReportBatchItemFailures.
 //
 // The function makes failed messages visible after [queue.Backoff], because otherwise they would stay invisible for the
-// queue's visibility timeout. It needs the permission sqs:ChangeMessageVisibility for that. A panic of h fails the batch,
-// but not the process, which may be handling other batches.
+// queue's visibility timeout. A panic of h fails the batch, but not the process, which may be handling other batches.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := messages(event)
 		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
-			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
+			// Lambda counts this as an error of the function.
 			return response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
@@ -39,7 +38,6 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 	}
 }
 
-// messages converts the records of a Lambda event to messages, in their order.
 func messages(event events.SQSEvent) []queue.Message {
 	batch := make([]queue.Message, len(event.Records))
 	for i, r := range event.Records {
@@ -51,8 +49,7 @@ func messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// response returns a response that lists the failed messages. An empty list is written as [], because some emulators treat null
-// as an error. AWS accepts both.
+// response writes an empty list as [], because some emulators treat null as an error.
 func response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {
@@ -61,7 +58,7 @@ func response(failed []string) events.SQSEventResponse {
 	return r
 }
 
-// Names of SQS system attributes, which are the same in a Lambda event and in the API.
+// Names of SQS system attributes.
 const (
 	attrReceived = "ApproximateReceiveCount"
 	attrSent     = "SentTimestamp"
@@ -94,9 +91,8 @@ func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// listFailed returns the ids of all failed messages of a batch. failed has the ids that the handler reported. On a FIFO queue
-// the later messages of the same group have failed too, because they would overtake the failed message. An id that is not in
-// the batch fails the whole batch, as on AWS.
+// listFailed returns the ids of all failed messages of a batch. On a FIFO queue the later messages of the same group have failed too,
+// because they would overtake the failed one. An id that is not in the batch fails the whole batch, as on AWS.
 func listFailed(batch []queue.Message, failed []string, fifo bool) []string {
 	reported := make(map[string]bool, len(failed))
 	for _, id := range failed {
@@ -129,8 +125,7 @@ func listIDs(batch []queue.Message) []string {
 }
 
 const (
-	// backOffTime is the time limit of the requests that tell SQS when to deliver the failed messages again. A function ends its batch early
-	// enough to have this time left.
+	// backOffTime limits the requests of [Queues.backOff]. A function ends its batch early enough to have this time left.
 	backOffTime = 1500 * time.Millisecond
 	// canceledBackOff is the shortest back-off of a batch whose context has ended. The batch's last writes may still take
 	// effect, and the next attempt should find them.
@@ -138,10 +133,8 @@ const (
 )
 
 // backOff makes the failed records of an event visible after their back-off. If SQS returns an error, they are redelivered
-// after their visibility timeout.
-//
-// On a FIFO queue an invisible message blocks its whole group. So the failed messages of a group become visible together,
-// after the back-off of the first.
+// after their visibility timeout. On a FIFO queue an invisible message blocks its whole group, so the failed messages of a group become
+// visible together.
 func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
 	if len(failed) == 0 {
 		return
@@ -189,21 +182,19 @@ func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []que
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
 const (
-	// drainVisibility is how long a message that [Queues.Drain] has received stays invisible, in seconds. If its handler
-	// fails, SQS delivers the message again after that time.
+	// drainVisibility is how long a message that [Queues.Drain] has received stays invisible, in seconds.
 	drainVisibility = 30
 	// finishTime bounds the requests to SQS that continue after the context of [Queues.Drain] has ended.
 	finishTime = 10 * time.Second
 )
 
 // Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
-// returns their number. The queue may be a standard queue or a dead-letter queue.
+// returns their number.
 //
-// Drain uses short polls, which may miss a message. The next call then finds it. A failed message does not hold up the others.
-// But after a batch in which every message fails, Drain stops, because h may depend on something that is down.
+// Drain uses short polls, which may miss a message. The next call then finds it. After a batch in which every message fails, Drain stops,
+// because h may depend on something that is down.
 //
-// The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the parameter from,
-// which may be "".
+// If SQS does not report from which queue it moved a message, the message's From is the parameter from.
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
 	rejected := 0
 	for {
@@ -238,7 +229,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 	}
 }
 
-// rejectedError returns the error of a [Queues.Drain] whose handler rejected n messages, or nil if n is 0.
+// rejectedError returns the error for n messages that the handler of [Queues.Drain] rejected, or nil.
 func rejectedError(n int) error {
 	if n == 0 {
 		return nil

@@ -1,7 +1,4 @@
-// Package sqs carries messages over Amazon SQS. [Queues.Send] sends them, and [Queues.Lambda] calls a handler with the
-// batches of an event source mapping.
-//
-// The test suite queue/queuetest defines the behavior.
+// Package sqs carries messages over Amazon SQS. The test suite queue/queuetest defines the behavior.
 package sqs
 
 import (
@@ -33,7 +30,7 @@ const (
 	maxBytes   = 256 << 10
 )
 
-// Queues has the queues of the system in SQS. It is safe for concurrent use.
+// Queues is safe for concurrent use.
 type Queues struct {
 	client *sqs.Client
 	urls   map[queue.Name]string
@@ -42,8 +39,7 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that the function url returns. log gets a warning when the back-off of a failed message
-// cannot be set.
+// New returns the queues at the URLs that the function url returns.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -70,31 +66,26 @@ func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	return "", false
 }
 
-// failure adds a message and a [fault.Kind] to an error of SQS.
 func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
-// pause waits for a random time before another try. The limit of that time is 50 ms at first, and doubles with each try up to
-// 3.2 s.
+// pause waits for a random time of at most 50 ms. The maximum doubles with each try up to 3.2 s.
 func pause(ctx context.Context, try int) error {
 	return periodic.Sleep(ctx, mathrand.N(50*time.Millisecond<<min(try, 6)))
 }
 
 const (
-	// maxTries is how many times an entry of a batch request is sent if SQS keeps rejecting it. If a whole request fails, the SDK
-	// repeats it.
+	// maxTries limits how often an entry of a batch request is sent. The SDK repeats requests that fail as a whole.
 	maxTries = 6
 	// maxParallel limits the concurrent requests of one Send.
 	maxParallel = 8
 )
 
-// Send sends one message with SendMessage and several with SendMessageBatch, in as few requests as possible. It repeats
-// entries that SQS rejects for a temporary reason. It applies [queue.Escape] to JSON bodies; other bodies with characters
-// that SQS refuses are invalid.
+// Send sends messages in as few requests as possible, and repeats entries that SQS rejects for a temporary reason.
 //
-// On a FIFO queue the batches are sent one after the other. If SQS rejects one entry for a temporary reason and accepts a
-// later one of the same group, the first one arrives after it. SQS has no way to prevent that for batches.
+// If SQS rejects one entry of a FIFO queue for a temporary reason and accepts a later one of the same group, the first one arrives after
+// it. SQS has no way to prevent that for batches.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	url, err := q.url(name)
 	if err != nil {
@@ -113,7 +104,6 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// entry checks a message and returns it as an entry of a SendMessageBatch request.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	if hasForbidden(msg.Body) {
 		if !json.Valid(msg.Body) { // JSON has no control characters, so Escape removes all that SQS refuses
@@ -132,8 +122,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
-	// On a FIFO queue, SQS requires a deduplication id. A message without one gets a random id. If the SDK repeats the request, it sends
-	// the same id again, so SQS drops the repetition.
+	// On a FIFO queue, SQS requires a deduplication id. If the SDK repeats the request, it sends the same random id again.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())
@@ -149,7 +138,7 @@ func hasForbidden(body []byte) bool {
 	})
 }
 
-// splitBatches splits entries, in their order, into batches that fit into a request.
+// splitBatches splits entries into batches that fit into a request.
 func splitBatches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
 	start, size := 0, 0
 	for i, e := range entries {
@@ -166,7 +155,6 @@ func splitBatches(entries []types.SendMessageBatchRequestEntry) (all [][]types.S
 	return all
 }
 
-// sendAll sends the batches, one after the other if inOrder is set, and otherwise concurrently.
 func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMessageBatchRequestEntry, inOrder bool) error {
 	if inOrder || len(all) == 1 {
 		for _, batch := range all {
@@ -206,7 +194,7 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 	})
 }
 
-// retryEntries makes a batch request and repeats it with the entries that SQS rejects.
+// retryEntries repeats a batch request with the entries that SQS rejects.
 func retryEntries[E any](
 	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
 ) error {
@@ -230,8 +218,7 @@ func retryEntries[E any](
 	return nil
 }
 
-// selectRetries returns the entries that SQS rejected for a temporary reason, in their order. If SQS says that an entry itself is
-// wrong, selectRetries returns an error.
+// selectRetries returns the entries that SQS rejected for a temporary reason, in their order.
 func selectRetries[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
 	again := map[string]bool{}
 	for _, f := range failed {

@@ -1,5 +1,4 @@
-// Package settingstest has a [Store] for the tests of documents. Tests can make its reads fail. The store has only the methods
-// that shared/storage/settings needs.
+// Package settingstest has a [Store] for the tests of documents, with only the methods that shared/storage/settings needs.
 package settingstest
 
 import (

@@ -10,15 +10,15 @@ import (
 const (
 	// every is the time between two checks of the files.
 	every = time.Second
-	// settle is how long the files must stay unchanged before a change is reported, because editors and cp write in several steps.
+	// settle is how long the files must stay unchanged, because editors and cp write in several steps.
 	settle = 150 * time.Millisecond
 )
 
 // Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable or
 // unreadable. The watch ends with ctx. Call Files before you read the files, so that you miss no change.
 //
-// It looks at the files once a second and follows links, because file-system notifications for the directory of a path would
-// miss some changes: to a file behind a link, to a replaced directory, and to the ..data link of a Kubernetes ConfigMap.
+// It polls, because file-system notifications for the directory of a path would miss changes to a file behind a link, to a replaced
+// directory, and to the ..data link of a Kubernetes ConfigMap.
 func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	before := look(paths)
@@ -47,7 +47,6 @@ func Files(ctx context.Context, paths []string) <-chan struct{} {
 	return changed
 }
 
-// waitUntilSettled waits until the files stay the same for a moment, and returns their state.
 func waitUntilSettled(ctx context.Context, paths []string, state []os.FileInfo) []os.FileInfo {
 	pause := time.NewTimer(settle)
 	defer pause.Stop()
@@ -77,8 +76,7 @@ func look(paths []string) []os.FileInfo {
 	return state
 }
 
-// isReadable reports whether the file can be opened. The file's mode alone cannot tell, because the owner, the group and
-// access control lists matter too.
+// isReadable opens the file, because the owner, the group and access control lists matter as well as the mode.
 func isReadable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
 		return true // opening a pipe waits for its writer
@@ -90,8 +88,6 @@ func isReadable(path string, info os.FileInfo) bool {
 	return err == nil
 }
 
-// equal reports whether two states are the same. They differ if a file was written, replaced or removed, or became readable or
-// unreadable, in between.
 func equal(a, b []os.FileInfo) bool {
 	for i := range a {
 		switch x, y := a[i], b[i]; {

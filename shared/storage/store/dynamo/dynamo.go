@@ -10,20 +10,16 @@
 //	z   B   compressed value, instead of d
 //	t   B   mark of the last conditional write, see below
 //
-// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time, and
-// treats an expired item as absent.
+// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time.
 //
 // # A lost answer is no conflict
 //
 // The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
 // fails because of our own write. Transactions avoid that with a ClientRequestToken. A single conditional put or addition
-// carries a random mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, the
-// first request has succeeded. An addition is applied twice only if another writer has added to the same item in between. That
-// must not happen to a decrement, so it needs a transaction (see [lowersCount]). A delete leaves no mark. If a conditional
-// delete is repeated after a lost answer and finds no item, it counts as a success, although another writer may have deleted
-// the item. Callers to whom that matters delete in a transaction.
-//
-// Package store describes where domain types belong, and store/storetest tests the contract.
+// carries a random mark in attribute t instead. If its condition fails on an item with its own mark, the first request has
+// succeeded. An addition is applied twice only if another writer has added to the same item in between. That must not happen to
+// a decrement, so it needs a transaction (see [lowersCount]). If a conditional delete is repeated after a lost answer and finds
+// no item, it counts as a success, although another writer may have deleted the item.
 package dynamo
 
 import (
@@ -54,8 +50,7 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, with the keys pk and
-// sk and with TTL on exp, as in template.yaml.
+// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, as in template.yaml.
 func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
@@ -120,8 +115,8 @@ func (db *DB) getOne(ctx context.Context, key store.Key, found map[store.Key]*st
 	return err
 }
 
-// getMany reads with BatchGetItem the items whose keys are in the map found, and adds them to this map. It repeats the request for keys that
-// DynamoDB left unprocessed, because the response reached 16 MB or the table was throttled.
+// getMany reads the items whose keys are in found. It repeats the request for keys that DynamoDB left unprocessed, because the response
+// reached 16 MB or the table was throttled.
 func (db *DB) getMany(ctx context.Context, found map[store.Key]*store.Item) error {
 	tables := map[string]store.Table{}
 	request := map[string]types.KeysAndAttributes{}
@@ -223,8 +218,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 // maxSort is the size of the largest sort key in bytes. DynamoDB also refuses larger keys in conditions.
 const maxSort = 1024
 
-// sortRange is a range of sort keys, in a form that DynamoDB accepts: one comparison, or one BETWEEN whose bounds are both
-// inclusive.
+// sortRange is a range of sort keys as one comparison, or as one BETWEEN, which includes both bounds.
 type sortRange struct {
 	low   string // empty is unbounded
 	above bool   // low is exclusive
@@ -239,7 +233,7 @@ func rangeOf(q store.Query) sortRange {
 	case len(q.After) == maxSort: // DynamoDB would refuse the next key, because it is too long
 		r.low, r.above = q.After, true
 	case q.After != "":
-		r.low = q.After + "\x00" // the next key after After
+		r.low = q.After + "\x00"
 	}
 	switch {
 	case q.Before != "" && (q.Until == "" || q.Before <= q.Until):
@@ -251,8 +245,7 @@ func rangeOf(q store.Query) sortRange {
 	return r
 }
 
-// countExcluded returns how many items the request may return although the range excludes them, because BETWEEN includes both
-// bounds.
+// countExcluded returns how many items the request may return although the range excludes them.
 func (r sortRange) countExcluded() (n int) {
 	if r.low == "" || r.high == "" {
 		return 0
@@ -266,8 +259,6 @@ func (r sortRange) countExcluded() (n int) {
 	return n
 }
 
-// excludes reports whether this sort key is an excluded bound of the range. DynamoDB returns such an item, because BETWEEN includes
-// both bounds.
 func (r sortRange) excludes(sort string) bool {
 	return r.above && sort == r.low || r.open && sort == r.high
 }
@@ -294,18 +285,17 @@ func (db *DB) expired(item *store.Item) bool {
 	return !item.Expires.IsZero() && db.now().Unix() >= item.Expires.Unix()
 }
 
-// Pauses before retries that the SDK does not make: after conflicts between transactions, and for the unprocessed part of a
-// batch.
+// Pauses before retries that the SDK does not make.
 const (
 	maxPauses  = 10
 	firstPause = 10 * time.Millisecond
 	longPause  = 640 * time.Millisecond
 )
 
-// errBusy is returned when DynamoDB still refuses a part of a call after ten retries.
+// errBusy is returned after maxPauses retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
-// pause chooses the random pauses between retries. Their bound doubles with each retry.
+// pause waits between retries for a random time, whose bound doubles with each retry.
 type pause struct {
 	count int
 	bound time.Duration
@@ -313,10 +303,10 @@ type pause struct {
 
 func newPause() *pause { return &pause{bound: firstPause} }
 
-// reset makes the next pause as short as the first one. Call it when DynamoDB has processed a part of a batch.
+// reset makes the next pause as short as the first one, because DynamoDB has processed a part of a batch.
 func (p *pause) reset() { *p = *newPause() }
 
-// wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.
+// wait returns an error if ctx has ended or after ten pauses, which take about two seconds.
 func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
@@ -326,7 +316,7 @@ func (p *pause) wait(ctx context.Context) error {
 	return periodic.Sleep(ctx, d)
 }
 
-// isConflict reports whether a write failed because of a concurrent transaction or throttling, so that a retry may succeed.
+// isConflict reports whether a write failed because of a concurrent transaction or throttling.
 func isConflict(err error) bool {
 	if _, ok := errors.AsType[*types.TransactionConflictException](err); ok {
 		return true
@@ -337,11 +327,9 @@ func isConflict(err error) bool {
 	})
 }
 
-// temporary lists the temporary reasons for which DynamoDB cancels a transaction.
 var temporary = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure wraps an error for the callers of the package. It leaves [store.ErrConflict] without a kind, because only the caller knows what
-// the condition means.
+// failure leaves [store.ErrConflict] without a kind, because only the caller knows what the condition means.
 func failure(err error, format string, args ...any) error {
 	if errors.Is(err, store.ErrConflict) {
 		return err
@@ -353,8 +341,7 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts is a middleware that sees each request of a call, including the SDK's retries, and records whether the answer to one
-// was lost.
+// attempts is a middleware that records whether the answer to a request was lost. It sees the SDK's retries.
 type attempts struct {
 	lost bool // after a failed request that DynamoDB may have applied
 }

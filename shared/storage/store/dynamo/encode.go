@@ -18,7 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// attributes are the attributes of an item in DynamoDB.
 type attributes = map[string]types.AttributeValue
 
 func number(n int64) types.AttributeValue {
@@ -32,7 +31,7 @@ func keyOf(key store.Key) attributes {
 	}
 }
 
-// encode returns the attributes of an item. mark is nil or the random mark that identifies this write; see the package comment.
+// encode returns the attributes of an item. mark is nil or identifies this write; see the package comment.
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
@@ -53,7 +52,6 @@ func encode(item store.Item, mark []byte) attributes {
 	return attrs
 }
 
-// decode returns the item with the given attributes.
 func decode(table store.Table, attrs attributes) (*store.Item, error) {
 	item := &store.Item{Key: store.Key{Table: table}}
 	for name, attr := range attrs {
@@ -83,7 +81,6 @@ func decode(table store.Table, attrs attributes) (*store.Item, error) {
 	return item, nil
 }
 
-// setNumber sets the version, the expiry or a count of item from a numeric attribute.
 func setNumber(item *store.Item, name, text string) error {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -103,13 +100,13 @@ func setNumber(item *store.Item, name, text string) error {
 	return nil
 }
 
-// expression collects the attribute names and values for which a DynamoDB expression has placeholders, such as #n0 and :v0.
+// expression collects the names and values for placeholders such as #n0 and :v0.
 type expression struct {
 	names  map[string]string
 	values attributes
 }
 
-// name returns a placeholder for an attribute name, because names may be reserved words or contain special characters.
+// name returns a placeholder, because attribute names may be reserved words or contain special characters.
 func (e *expression) name(attribute string) string {
 	for ref, known := range e.names {
 		if known == attribute {
@@ -144,7 +141,6 @@ func (e *expression) dead(now time.Time) string {
 	return e.name("exp") + " <= " + e.value(number(now.Unix()))
 }
 
-// condition returns the expression for a [store.Condition]. It is empty if there is no condition.
 func (e *expression) condition(c store.Condition, now time.Time) string {
 	switch kind, version := c.Unpack(); kind {
 	case "absent":
@@ -175,14 +171,12 @@ func holds(c store.Condition, item *store.Item) bool {
 	return true
 }
 
-// markIsNot returns a condition that holds unless the last write of the item has this mark.
 func (e *expression) markIsNot(mark []byte) string {
 	t := e.name("t")
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum returns the update expression that adds the counts of item to the stored ones. The expression also sets the expiry and the
-// mark of this write, if there are any.
+// sum returns the update expression that adds the counts of item to the stored ones, and sets the expiry and the mark.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -198,8 +192,7 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// assign returns the SET clause for the expiry of item and the mark of this write. It is empty if there is nothing to set. If
-// counts is true, the clause also sets the counts; otherwise the caller adds them.
+// assign returns the SET clause for the expiry of item and the mark of this write and, if counts is true, the counts.
 func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
 	if counts {
@@ -216,7 +209,7 @@ func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	return strings.Join(set, ", ")
 }
 
-// isBelow returns a condition that holds if the stored count is absent or smaller than the one in counts, which has a single entry.
+// isBelow returns a condition that holds if the stored count is absent or smaller than the single one in counts.
 func (e *expression) isBelow(counts map[string]int64) string {
 	for name, n := range counts {
 		ref := e.name("c_" + name)
@@ -228,11 +221,11 @@ func (e *expression) isBelow(counts map[string]int64) string {
 // within returns conditions that hold if every stored count stays within its limit when the given counts are added.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		// Use big.Int, because the difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
+		// The difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
 		room := new(big.Int).Sub(big.NewInt(limits[name]), big.NewInt(counts[name]))
 		ref := e.name("c_" + name)
 		below := ref + " <= " + e.value(&types.AttributeValueMemberN{Value: room.String()})
-		if room.Sign() >= 0 { // an absent count is 0
+		if room.Sign() >= 0 {
 			below = "(attribute_not_exists(" + ref + ") OR " + below + ")"
 		}
 		conditions = append(conditions, below)
@@ -240,7 +233,6 @@ func (e *expression) within(counts, limits map[string]int64) (conditions []strin
 	return conditions
 }
 
-// fits reports whether the counts of an absent item would be within the limits after an addition.
 func fits(counts, limits map[string]int64) bool {
 	for name, limit := range limits {
 		if counts[name] > limit {
@@ -262,8 +254,8 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
-// deflate compresses a value. It returns nil if that does not save a billing unit. Most values fit into one unit anyway, and encrypted
-// values do not shrink. The event log's values do shrink, and their bytes are most of the cost of an event.
+// deflate compresses a value. It returns nil if that does not save a billing unit. The event log's values do shrink, and their bytes are
+// most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil
@@ -274,7 +266,7 @@ func deflate(value []byte) []byte {
 	defer deflaters.Put(w)
 	w.Reset(&out)
 	if _, err := w.Write(value); err != nil {
-		return nil // cannot happen: a buffer accepts every write
+		return nil
 	}
 	if err := w.Close(); err != nil || len(value)-out.Len() < unit {
 		return nil
@@ -282,7 +274,6 @@ func deflate(value []byte) []byte {
 	return out.Bytes()
 }
 
-// inflate decompresses the result of deflate.
 func inflate(packed []byte) ([]byte, error) {
 	r := flate.NewReader(bytes.NewReader(packed))
 	value, err := io.ReadAll(io.LimitReader(r, store.MaxItem+1))

@@ -16,8 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Write makes one request for one operation, at half the price of a transaction, and one TransactWriteItems for several
-// operations. A transaction has at most 4 MB.
+// Write makes one request for one operation, at half the price of a transaction, and one TransactWriteItems for several.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if err := store.CheckWrite(ops); err != nil {
 		return err
@@ -44,7 +43,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	// All tries share the random mark of this write and the record of lost answers, because DynamoDB may have applied any of them.
+	// All tries share these, because DynamoDB may have applied any of them.
 	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {
@@ -72,11 +71,8 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	}
 }
 
-// lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
-//
-// An item keeps only the random mark of its last addition. If the answer to a request is lost, and another writer adds to the
-// item before the SDK repeats the request, the operation is applied twice. For example, events would not reach a subscription
-// whose counts are too low, but counts that are too high only cost an extra read.
+// lowersCount reports whether an operation decrements a count. Such an operation needs a transaction, because an addition may be applied
+// twice. Events would not reach a subscription whose counts are too low, but counts that are too high only cost an extra read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -86,15 +82,13 @@ func lowersCount(op store.Op) bool {
 	return false
 }
 
-// newMark returns a random mark. When the SDK repeats a request, the mark shows whether DynamoDB applied the first one.
 func newMark() []byte {
 	mark := make([]byte, 8)
 	rand.Read(mark) // never fails
 	return mark
 }
 
-// checkRefusal reports whether err means that a condition failed, and returns the attributes of the stored item. They are
-// empty if the item does not exist.
+// checkRefusal reports whether a condition failed, and returns the stored item, which is empty if it does not exist.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -108,8 +102,7 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-// put writes an item. markOf returns a random mark that is stored with the item. Only a conditional write needs it: after a lost answer, the
-// mark shows that this write has already succeeded.
+// put writes an item. Only a conditional write needs a mark.
 func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
@@ -151,7 +144,7 @@ func (db *DB) delete(ctx context.Context, op store.Op, tries *attempts) error {
 	return err
 }
 
-// add adds to the counts of an item, which may be absent. It replaces an expired item.
+// add adds to the counts of an item. It replaces an expired item.
 func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	pause := newPause()
 	for {
@@ -180,8 +173,7 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	}
 }
 
-// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case. It needs no random mark,
-// because repeating it is harmless.
+// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case.
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
@@ -206,7 +198,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	}
 }
 
-// extend sets only the expiry of an item, after an OpRaise has found that the stored count is already high enough.
+// extend sets only the expiry of an item, because the stored count is already high enough.
 func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil
@@ -261,7 +253,7 @@ func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }
 
-// check tests the condition of an OpCheck with a read, which is cheaper than a transaction with one check.
+// check uses a read, which is cheaper than a transaction with one check.
 func (db *DB) check(ctx context.Context, op store.Op) error {
 	found := map[store.Key]*store.Item{}
 	if err := db.getOne(ctx, op.Item.Key, found); err != nil {
@@ -273,11 +265,9 @@ func (db *DB) check(ctx context.Context, op store.Op) error {
 	return nil
 }
 
-// maxBatch is the most operations of one BatchWriteItem.
 const maxBatch = 25
 
-// WriteAll makes a BatchWriteItem request for every 25 operations. If there are several operations on an item, it applies
-// the last one.
+// WriteAll implements [store.DB]. If there are several operations on an item, it applies the last one.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	type request struct {
 		table string
@@ -317,7 +307,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return nil
 }
 
-// writeBatch makes a BatchWriteItem request, and repeats it with the operations that DynamoDB left unprocessed.
+// writeBatch repeats the request with the operations that DynamoDB left unprocessed.
 func (db *DB) writeBatch(ctx context.Context, batch map[string][]types.WriteRequest) error {
 	pause := newPause()
 	for {
@@ -355,7 +345,7 @@ func refuseStamps(ops []store.Op) error {
 const conditionFailed = "ConditionalCheckFailed"
 
 // transact applies ops with TransactWriteItems. A lost answer is harmless, because the SDK sends the same ClientRequestToken
-// with its retries. transact itself retries only after DynamoDB has refused the transaction, so each retry is a new call.
+// with its retries.
 func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	expired := make([]bool, len(ops)) // by operation: its counts replace an expired item
 	pause := newPause()
@@ -379,8 +369,7 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired, which
-// tells for each addition whether the stored item has expired.
+// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired.
 func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, expired []bool) error {
 	again := false
 	for i, reason := range canceled.CancellationReasons {
@@ -409,8 +398,7 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 	return canceled
 }
 
-// part returns op as an item of a DynamoDB transaction. If expired is true, the stored item has expired, and an addition overwrites it
-// instead of adding to it.
+// part returns op as an item of a transaction. If expired is true, an addition overwrites the stored item.
 func (db *DB) part(op store.Op, expired bool) types.TransactWriteItem {
 	e := &expression{}
 	table := aws.String(db.names[op.Item.Table])

@@ -8,11 +8,9 @@
 //	exp   seconds since 1970, 0 is never
 //	val   value
 //
-// We measured tables that are clustered by their key (WITHOUT ROWID). With items of several hundred bytes at scattered keys
-// they need twice the CPU, because every put splits and rewrites pages of a few items each.
+// Tables that are clustered by their key (WITHOUT ROWID) need twice the CPU, because every put splits and rewrites pages of a few items each.
 //
-// Package engine owns the file and its one writer, which the queues of queue/sqlite share. The writer sets the stamps of
-// [store.AtCommit], and notifies watchers of the log after each commit.
+// Package engine owns the file and its one writer, which the queues of queue/sqlite share.
 package sqlite
 
 import (
@@ -62,7 +60,6 @@ var (
 // schemaVersion is the version of the tables' layout. Open refuses a file with a later version.
 const schemaVersion = 1
 
-// statements is the SQL of one table.
 type statements struct {
 	get, asc, desc             string
 	state, put, delete, counts string
@@ -112,7 +109,6 @@ func Open(path string, opts Options) (*DB, error) {
 	return db, nil
 }
 
-// setup is an [engine.Job] that creates the tables and reads the stored limit of the [stamps].
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {
@@ -152,8 +148,7 @@ func (db *DB) Stamps() bool { return true }
 // Local reports true, because the process owns the file.
 func (db *DB) Local() bool { return true }
 
-// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, because the file has
-// only a limit for stamps (see [stamps]).
+// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, see [stamps].
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
 // Close ends the sweeps, commits the waiting writes and closes the file.
@@ -310,8 +305,8 @@ func upper(q store.Query) string {
 	return bound
 }
 
-// Count returns the number of a table's items in a range of partitions. The parameter from is inclusive, and before is exclusive.
-// Count reads only the index. DynamoDB could not do that, so Count is not part of [store.DB].
+// Count returns the number of a table's items whose partitions are at least from and less than before. DynamoDB could not do that, so
+// Count is not part of [store.DB].
 func (db *DB) Count(ctx context.Context, table store.Table, from, before string) (n int64, err error) {
 	err = db.engine.Read(ctx, func(c *engine.Conn) error {
 		s, err := c.Stmt(tables[table].count)
@@ -328,8 +323,8 @@ func (db *DB) Count(ctx context.Context, table store.Table, from, before string)
 	return n, fault.Wrap(engine.Kind(err), err, "count items of %s", table)
 }
 
-// Contains reports whether the value of any item contains the text. That includes expired items that are not removed yet. It
-// reads the whole file, so it is for commands that run while no server runs.
+// Contains reports whether the value of any item contains the text. It reads the whole file, so it is for commands that run while no server
+// runs.
 func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error) {
 	err = db.engine.Snapshot(ctx, func(c *engine.Conn) error {
 		for _, table := range store.Tables() {
@@ -351,30 +346,26 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 	return found, fault.Wrap(engine.Kind(err), err, "search the database")
 }
 
-// memo caches items and pages until the next commit that may change them. Every event causes two reads of
-// [store.Subscriptions], which changes much less often. Every request of a session reads the session's item, and a call to a
-// backend also reads the item of the client's session with that backend.
+// memo caches items and pages until the next commit that may change them. Every event causes two reads of [store.Subscriptions], which
+// changes much less often, and every request of a session reads the session's item.
 //
-// Each cached value belongs to a counter of commits, which it shares with other values. The value is current as long as the
-// counter has not changed. The writer raises the counter before it reports a write as done, so the caller of the write never
-// reads the state from before it. A value is cached with the counter from before its read, so it is not used if a commit has
-// changed the item during or after the read.
+// A cached value is current as long as its counter of commits has not changed. The writer raises the counter before it reports a write as
+// done, so the caller of the write never reads the state from before it. A value is cached with the counter from before its read, so it
+// is not used if a commit has changed the item during or after the read.
 type memo struct {
 	subscriptions commits
-	// sessions has 256 counters. With a single counter, every write to the table would make all cached values stale. The hash
-	// of a partition selects the counter.
+	// sessions has 256 counters, selected by the hash of a partition, so that a write does not make all cached values stale.
 	sessions [256]commits
 	seed     maphash.Seed
 	items    *bounded.Map[store.Key, keptItem]
 	pages    *bounded.Map[store.Query, keptPage]
 }
 
-// commits counts the writes that may have changed the cached items of a [memo] that share this counter.
 type commits struct{ atomic.Uint64 }
 
 type keptItem struct {
 	at   uint64
-	item *store.Item // nil if there is no such item
+	item *store.Item
 }
 
 type keptPage struct {
@@ -395,7 +386,7 @@ func newMemo() memo {
 	}
 }
 
-// commitsOf returns the counter of the commits that may have changed a key's item, or nil if the key's table is not cached.
+// commitsOf returns the counter for a key, or nil if the key's table is not cached.
 func (m *memo) commitsOf(key store.Key) *commits {
 	switch key.Table {
 	case store.Subscriptions:
@@ -406,8 +397,8 @@ func (m *memo) commitsOf(key store.Key) *commits {
 	return nil
 }
 
-// commitsOfAll returns the counter of commits that the keys share, or nil if they do not share one. Items with different counters
-// are not read from the cache together, because they might not be from the same commit.
+// commitsOfAll returns the counter that the keys share, or nil. Items with different counters are not read from the cache together, because
+// they might not be from the same commit.
 func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	for i, key := range keys {
 		of := m.commitsOf(key)
@@ -419,8 +410,7 @@ func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	return shared
 }
 
-// noteWrite raises the counters of the items that a transaction may have changed, so that their cached values become stale. It
-// does so even if the transaction failed, which only costs another read.
+// noteWrite makes cached values stale, even if the transaction failed, which only costs another read.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {
@@ -429,8 +419,7 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys. The parameter of is the counter of commits that the keys share. The result is false unless all
-// items are cached and current.
+// get returns the cached items of keys, whose shared counter is of. The result is false unless all are cached and current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false
@@ -450,7 +439,7 @@ func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item,
 	return items, true
 }
 
-// keepItems caches items. The parameter at is the value that the items' counter of commits had before they were read.
+// keepItems caches items. at is the value that their counter had before they were read.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if items[i] != nil && len(items[i].Value) > maxKeptItem {
@@ -486,7 +475,6 @@ func (m *memo) keepPage(at uint64, q store.Query, page store.Page, now time.Time
 	}
 }
 
-// copyPage returns a copy of a page without expired items.
 func copyPage(page store.Page, now time.Time) store.Page {
 	page.Items = slices.Clone(page.Items)
 	page.Items = slices.DeleteFunc(page.Items, func(it store.Item) bool { return isExpired(&it, now) })
@@ -496,7 +484,7 @@ func copyPage(page store.Page, now time.Time) store.Page {
 	return page
 }
 
-// shareItem returns a copy of an item that shares the bytes of the value, so callers must not change these bytes.
+// shareItem returns a copy that shares the bytes of the value, so callers must not change these bytes.
 func shareItem(it store.Item) store.Item {
 	it.Counts = maps.Clone(it.Counts)
 	it.Value = slices.Clip(it.Value)
@@ -507,7 +495,7 @@ func isExpired(it *store.Item, now time.Time) bool {
 	return !it.Expires.IsZero() && it.Expires.Unix() <= now.Unix()
 }
 
-// watchers holds the partitions of the log that callers of [DB.Watch] watch.
+// watchers holds the watched partitions of the log.
 type watchers struct {
 	mu sync.Mutex
 	by map[string]*watched
@@ -540,24 +528,14 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.by[partition]
-	for i, other := range p.changed {
-		if other == ch {
-			last := len(p.changed) - 1
-			p.changed[i], p.changed[last] = p.changed[last], nil
-			p.changed = p.changed[:last]
-			break
-		}
-	}
+	p.changed = slices.DeleteFunc(p.changed, func(other chan struct{}) bool { return other == ch })
 	if len(p.changed) == 0 {
 		delete(w.by, partition)
 	}
 }
 
-// notify tells the watchers about a commit and its stamp, and raises [DB.End].
-//
-// It first stores the stamp that the watchers' function written returns, then raises the end, and then notifies the watchers. So
-// a watcher that reads the end and then calls written misses no commit up to that end, and a notified watcher sees both new
-// values. notify skips a full channel, because its watcher already has a notification.
+// notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the watchers' stamp first, then raises the end, and
+// then notifies. So a watcher that reads the end and then calls written misses no commit up to that end.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -16,8 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Write applies all operations or none. It may share its commit with other writes, but a conflict in one of them does not
-// affect the others.
+// Write implements [store.DB]. It may share its commit with other writes.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, awaited) }
 
 func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
@@ -33,10 +32,10 @@ func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
 	return db.submit(ctx, ops, c)
 }
 
-// bulk limits the operations of one job of [DB.WriteAll], so that other writes do not wait long.
+// bulk limits the operations of one job, so that other writes do not wait long.
 const bulk = 250
 
-// WriteAll applies the operations in their order, in several jobs if there are many.
+// WriteAll implements [store.DB].
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return db.writeAll(ctx, ops, awaited)
 }
@@ -64,7 +63,6 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, c commit) error {
 	return nil
 }
 
-// commit says when a write is committed.
 type commit int
 
 const (
@@ -77,7 +75,7 @@ const (
 func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
 func (db *DB) Batched() store.DB   { return relaxed{db, batched} }
 
-// relaxed is the store for writes for which no caller waits. The field commit says when these writes are committed.
+// relaxed is the store for writes for which no caller waits.
 type relaxed struct {
 	*DB
 	commit commit
@@ -116,15 +114,15 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, c commit) error {
 	return err
 }
 
-// write is an [engine.Job] with the operations of one transaction. Each item occurs at most once, so all conditions can be
-// tested before the first change, and a conflict leaves nothing to undo.
+// write is an [engine.Job]. Each item occurs at most once, so all conditions can be tested before the first change, and a conflict leaves
+// nothing to undo.
 type write struct {
 	db        *DB
 	ops       []store.Op
 	tables    uint64  // a bit for each table of ops
 	found     []state // by operation; nil if no operation has a condition or counts
 	stamp     int64   // the last stamp; 0 if no operation has one
-	unhurried bool    // no caller waits for the outcome
+	unhurried bool
 }
 
 // state is the part of a stored item that conditions and counts depend on.
@@ -166,14 +164,13 @@ func (w *write) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before compares only the jobs' tables and
-// does not read the other job's operations, because the caller of that job may have given up and may reuse them.
+// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before does not read the other job's operations, because
+// the caller of that job may have given up and may reuse them.
 func (w *write) Before(other engine.Job) bool {
 	later, ok := other.(*write)
 	return ok && w.tables&later.tables != 0
 }
 
-// tableBits has a different bit for each table, so that one number can stand for a set of tables.
 var tableBits = func() map[store.Table]uint64 {
 	bits := map[store.Table]uint64{}
 	for i, t := range store.Tables() {
@@ -189,7 +186,6 @@ func tablesOf(ops []store.Op) (bits uint64) {
 	return bits
 }
 
-// Done makes cached items stale, even if the write failed, and notifies the watchers after a commit.
 func (w *write) Done(err error) {
 	w.db.memo.noteWrite(w.ops)
 	if err != nil {
@@ -276,8 +272,7 @@ func put(c *engine.Conn, key store.Key, sort string, item *store.Item) error {
 		Text(5, encodeCounts(item.Counts)).Blob(6, item.Value).Exec()
 }
 
-// seconds returns an item's expiry in seconds since 1970, as it is stored. 0 means that the item never expires, so an expiry
-// before 1970 is stored as 1.
+// seconds returns an item's expiry as it is stored. 0 means never, so an expiry before 1970 is stored as 1.
 func seconds(item *store.Item) int64 {
 	if item.Expires.IsZero() {
 		return 0
@@ -329,7 +324,6 @@ func encodeCounts(counts map[string]int64) string {
 	return string(b)
 }
 
-// decodeCounts decodes the result of [encodeCounts].
 func decodeCounts(text string) map[string]int64 {
 	if text == "" {
 		return nil
@@ -348,12 +342,10 @@ func decodeCounts(text string) map[string]int64 {
 	return counts
 }
 
-// maxSpan is the maximum of [store.Op.Span], the number of stamps that a put reserves. A stamp is a sort key that the store makes
-// from the time of the commit, for a put at [store.AtCommit].
+// maxSpan is the maximum of [store.Op.Span].
 const maxSpan = 1 << 20
 
-// checkStamps checks the operations at [store.AtCommit]. oneCommit says that all operations are in one commit, because only then
-// two of them can share a stamp.
+// checkStamps checks the operations at [store.AtCommit]. Two of them can share a stamp only in oneCommit.
 func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]
@@ -370,8 +362,8 @@ func checkStamps(ops []store.Op, oneCommit bool) error {
 	return nil
 }
 
-// canShare reports whether op can use the stamp of an earlier operation. There must be an earlier operation with a stamp, and
-// it must be in another partition, because otherwise both items would have the same key.
+// canShare reports whether op can use the stamp of an earlier operation, which must be in another partition, because otherwise both items
+// would have the same key.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
@@ -388,10 +380,9 @@ func canShare(earlier []store.Op, op *store.Op) bool {
 // stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
 //
 // Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds a
-// limit that no stamp may exceed, and a restart continues after that limit. The limit grows in steps of [stampStep], so that
-// most commits need not write it.
+// limit that no stamp may exceed, and a restart continues after that limit.
 type stamps struct {
-	last    int64 // the last stamp
+	last    int64
 	limit   int64 // the committed limit
 	written int64 // the limit that transaction number attempt has written
 	attempt int64
@@ -399,8 +390,7 @@ type stamps struct {
 	end atomic.Int64 // the last committed stamp
 }
 
-// stampStep is how far the limit is raised beyond the last stamp, in microseconds. After a crash the first stamps may be that
-// far in the future.
+// stampStep is how far the limit is raised beyond the last stamp, in microseconds, so that most commits need not write it.
 const stampStep = 100_000
 
 func (s *stamps) load(tx *engine.Tx) error {
@@ -410,8 +400,7 @@ func (s *stamps) load(tx *engine.Tx) error {
 	return err
 }
 
-// next reserves as many stamps as span says, at least one, and returns the last of them as a sort key. If span is
-// [store.SameStamp], it returns the previous stamp again.
+// next reserves span stamps, at least one, and returns the last of them as a sort key.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
 		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
@@ -440,11 +429,9 @@ func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 	return stmt.Int(1, limit).Exec()
 }
 
-// committed records that the transaction of the last [stamps.next] was committed. If it wrote a new limit, the limit is in the file.
 func (s *stamps) committed() { s.limit = s.written }
 
-// closeStamps is an [engine.Job] that lowers the stored limit to the last stamp, so that the next process continues directly
-// after it.
+// closeStamps lowers the stored limit to the last stamp, so that the next process continues directly after it.
 type closeStamps struct{ *stamps }
 
 func (s closeStamps) Apply(tx *engine.Tx) error {
@@ -456,12 +443,10 @@ func (s closeStamps) Apply(tx *engine.Tx) error {
 
 func (closeStamps) Done(error) {}
 
-// sweepStep is the number of items that one job removes. It is small, because other writes wait for the job, and each item may
-// be on a different page.
+// sweepStep is small, because other writes wait for the job, and each item may be on a different page.
 const sweepStep = 200
 
-// runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system. Readers never see
-// expired items.
+// runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system.
 func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -477,7 +462,6 @@ func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 	}
 }
 
-// clean removes expired items and returns free pages to the file system.
 func (db *DB) clean(ctx context.Context) error {
 	if _, err := db.sweep(ctx); err != nil {
 		return err
@@ -485,7 +469,6 @@ func (db *DB) clean(ctx context.Context) error {
 	return db.engine.Shrink(ctx)
 }
 
-// sweep removes expired items step by step and returns their number.
 func (db *DB) sweep(ctx context.Context) (removed int, err error) {
 	for _, table := range store.Tables() {
 		for {

@@ -357,8 +357,7 @@ var conditionCases = []testCase{
 			results := make([]error, 6)
 			var all sync.WaitGroup
 			for i := range results {
-				// Half of the writers that create the item write two operations, because some adapters use a transaction only for several
-				// operations.
+				// Half of the writers write two operations, because some adapters use a transaction only for several operations.
 				ops := []store.Op{put(key, "v", store.Absent())}
 				if i%2 == 1 {
 					ops = append(ops, put(b.at("other", fmt.Sprint(round, i)), "v"))
@@ -379,8 +378,7 @@ var conditionCases = []testCase{
 	}},
 }
 
-// condition runs op on an item that setUp has written, once alone and once in a transaction with another put. It checks that op
-// is applied if holds is true, and fails with a conflict otherwise.
+// condition runs op on an item that setUp has written, once alone and once in a transaction. holds says whether op is applied.
 func (b *bench) condition(what string, holds bool, setUp func(store.Key) []store.Op, op func(store.Key) store.Op) {
 	b.Helper()
 	for _, with := range []string{"alone", "in a transaction"} {

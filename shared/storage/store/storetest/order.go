@@ -16,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// deadline is how long a case waits before it fails.
 const deadline = 30 * time.Second
 
 // stamped returns a put at [store.AtCommit] with the given span, which is also its value.

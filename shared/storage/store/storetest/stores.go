@@ -9,8 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Hooked is a store that calls functions before its own methods. If a function returns an error, the method returns that error and does
-// nothing else. Each function may be nil.
+// Hooked is a store that calls functions before its own methods, which return the functions' errors. Each function may be nil.
 type Hooked struct {
 	store.DB
 	OnQuery             func() error
@@ -47,8 +46,7 @@ func (h Hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return h.DB.WriteAll(ctx, ops...)
 }
 
-// Faulty is a store that disturbs its call number At, counted from 1. It is for the loop that disturbs each call of an operation once,
-// until Calls is less than At. Only one goroutine may use it at a time.
+// Faulty is a store that disturbs its call number At, counted from 1. A loop raises At until Calls is less than At.
 type Faulty struct {
 	store.DB
 	At, Calls int

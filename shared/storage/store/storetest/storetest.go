@@ -1,8 +1,7 @@
 // Package storetest is the suite that every adapter of [store.DB] passes.
 //
-// An adapter's test calls [Run] with a function that opens its store. Each case uses its own partitions, so that all cases may
-// share one database, which need not be empty. Cases run in parallel and write little, because the emulator of DynamoDB is
-// slow.
+// Cases run in parallel and write little, because the emulator of DynamoDB is slow. Each case uses its own partitions, so that all cases may
+// share one database, which need not be empty.
 package storetest
 
 import (
@@ -21,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// Run tests the stores that open returns against the contract of package store. open is called once for each case, from its
-// test, and may return the same store every time. It must close the store with t.Cleanup.
+// Run tests the stores that open returns. open is called once for each case, may return the same store every time, and closes it with
+// t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) store.DB) {
 	for _, group := range []struct {
 		name  string
@@ -70,7 +69,6 @@ func ifStamps(stamps bool, cases []testCase) []testCase {
 	return out
 }
 
-// bench is a running case with its store and the prefix of its partitions.
 type bench struct {
 	*testing.T
 	db     store.DB
@@ -82,7 +80,7 @@ func newBench(t *testing.T, db store.DB) *bench {
 	return &bench{T: t, db: db, ctx: t.Context(), prefix: rand.Text() + "#"}
 }
 
-// key returns the key of an item. It adds the prefix to the partition, because cases share a database.
+// key adds the prefix to the partition, because cases share a database.
 func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
@@ -92,13 +90,11 @@ func (b *bench) at(partition, sort string) store.Key {
 	return b.key(store.Subscriptions, partition, sort)
 }
 
-// write calls Write, and fails the test on an error.
 func (b *bench) write(ops ...store.Op) {
 	b.Helper()
 	expect.OK(b, b.db.Write(b.ctx, ops...), "Write")
 }
 
-// writeAll calls WriteAll, and fails the test on an error.
 func (b *bench) writeAll(ops ...store.Op) {
 	b.Helper()
 	expect.OK(b, b.db.WriteAll(b.ctx, ops...), "WriteAll of", len(ops))
@@ -115,7 +111,6 @@ func (b *bench) checkConflict(what string, ops ...store.Op) {
 	expect.Equal(b, what+": the kind of the error that the caller wraps", fault.KindOf(fault.Wrap(fault.Unavailable, err, "write")), fault.Unavailable)
 }
 
-// checkRefused checks that err has one of the kinds and is not a conflict.
 func (b *bench) checkRefused(what string, err error, kinds ...fault.Kind) {
 	b.Helper()
 	if err == nil || errors.Is(err, store.ErrConflict) || !slices.Contains(kinds, fault.KindOf(err)) {
@@ -123,7 +118,6 @@ func (b *bench) checkRefused(what string, err error, kinds ...fault.Kind) {
 	}
 }
 
-// get reads one item that may be absent.
 func (b *bench) get(key store.Key) *store.Item {
 	b.Helper()
 	items := expect.Value(b.db.Get(b.ctx, key))(b)
@@ -131,7 +125,6 @@ func (b *bench) get(key store.Key) *store.Item {
 	return items[0]
 }
 
-// value reads the value of an item that must exist.
 func (b *bench) value(key store.Key) string {
 	b.Helper()
 	item := b.get(key)
@@ -139,7 +132,6 @@ func (b *bench) value(key store.Key) string {
 	return string(item.Value)
 }
 
-// count reads a count of an item that must exist.
 func (b *bench) count(key store.Key, name string) int64 {
 	b.Helper()
 	item := b.get(key)

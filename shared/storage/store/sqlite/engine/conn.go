@@ -13,18 +13,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Conn is one connection to the file. One goroutine uses it at a time.
+// Conn is one connection to the file, for one goroutine at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts caches the prepared statements. zombiezen.com/go/sqlite has a cache too, but it clears the bindings each time that a
-	// statement is used, and SQLite then has to prepare some statements again.
+	// stmts caches the prepared statements. The cache of zombiezen.com/go/sqlite clears the bindings each time that a statement is used, and
+	// SQLite then has to prepare some statements again.
 	stmts map[string]*Stmt
 }
 
 // busyTimeout is how long a connection waits for a lock of another process, such as a shell that reads the file.
 const busyTimeout = 5 * time.Second
 
-// openConn opens the file at path, which it creates if necessary, and applies pragmas.
 func openConn(path string, pragmas ...string) (*Conn, error) {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite, sqlite.OpenCreate, sqlite.OpenURI)
 	if err != nil {
@@ -51,7 +50,7 @@ func (c *Conn) Exec(sql string) error {
 		for row := true; row && err == nil; {
 			row, err = s.Step()
 		}
-		_ = s.Finalize() // repeats the error of Step
+		_ = s.Finalize()
 		if err != nil {
 			return newError(sql, err)
 		}
@@ -89,7 +88,6 @@ func (c *Conn) Int(sql string) (int64, error) {
 	return s.ColumnInt(0), nil
 }
 
-// vacuum returns up to vacuumStep free pages to the file system.
 func (c *Conn) vacuum() error {
 	return c.Exec("PRAGMA incremental_vacuum(" + strconv.Itoa(vacuumStep) + ")")
 }
@@ -100,9 +98,8 @@ func (c *Conn) Changes() int { return c.db.Changes() }
 // inTransaction reports whether a transaction is open. SQLite itself rolls a transaction back after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE, as in SQLite. The result
-// frames is the number of pages in the log, and moved is how many of these have been copied so far. Both are 0 while another
-// connection runs a checkpoint.
+// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE. frames is the number of pages in the
+// log, and moved is how many are copied so far. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	if err != nil {
@@ -120,7 +117,7 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends the statements and the transaction that the last user of the connection left open, for example after a panic.
+// reset ends what the last user of the connection left open, for example after a panic.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()
@@ -180,7 +177,7 @@ func (s *Stmt) Exec() error {
 
 // Reset ends the statement's execution, so that it can be used again.
 func (s *Stmt) Reset() {
-	_ = s.stmt.Reset() // repeats the error of Step, if any
+	_ = s.stmt.Reset()
 }
 
 // ColumnInt returns an integer of the current row. Columns are numbered from 0.
@@ -206,12 +203,10 @@ const (
 	readerCache = 2 << 20
 )
 
-// pageSize is the size of a page in bytes in a new file; a file keeps the size that it was created with. Most rows are smaller
-// than 500 bytes, and a commit writes whole pages. So storing an event writes a third fewer bytes than with SQLite's default of
-// 4 KiB, for the same CPU time. Pages of 1 KiB would halve the written bytes, but batches would need 5 to 10 % more CPU time.
+// pageSize is the size of a page in bytes in a new file. Most rows are smaller than 500 bytes, and a commit writes whole pages. So an event
+// writes a third fewer bytes than with SQLite's default of 4 KiB. Pages of 1 KiB would cost batches 5 to 10 % more CPU time.
 const pageSize = 2 << 10
 
-// cache returns the pragma that sets the size of a connection's page cache.
 func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
 
 func (e *Engine) openMemory() (err error) {
@@ -256,9 +251,8 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 // maxQuickCheck is the size in bytes up to which Open checks the whole file. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema of
-// a large one. It checks the length only if noLog says that the write-ahead log is empty, because the log may have the missing
-// pages. Reads find other damage; see [Engine.Health].
+// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the schema of a large one and, if noLog
+// says that the write-ahead log is empty, the length.
 func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
@@ -291,7 +285,6 @@ func checkIntact(c *Conn, path string, noLog bool) error {
 	return nil
 }
 
-// fileSize returns the size in bytes that the file should have when its write-ahead log is empty.
 func (c *Conn) fileSize() (int64, error) {
 	pages, err := c.Int("PRAGMA page_count")
 	if err != nil {
@@ -301,8 +294,8 @@ func (c *Conn) fileSize() (int64, error) {
 	return pages * size, err
 }
 
-// create creates an empty file at path, unless there is one. Only the owner can read it, because it will hold sealed secrets
-// and payloads. SQLite gives the same mode to the files of the write-ahead log and the shared memory.
+// create creates an empty file, unless there is one. Only the owner can read it, because it will hold sealed secrets and payloads. SQLite
+// gives the same mode to its other files.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {
@@ -314,8 +307,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks an engine's file by means of a second database file, at path, in which it keeps a transaction open. The
-// operating system ends the transaction with the process, even if the process crashes.
+// acquire locks an engine's file by means of a second database file, in which it keeps a transaction open. The operating system ends the
+// transaction with the process.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
@@ -331,9 +324,8 @@ func acquire(path string) (*Conn, error) {
 	return c, nil
 }
 
-// Lock locks a file in the same way as [Open] locks its file, so that commands of several processes can exclude each other. It
-// creates the file if necessary. If the file is locked already, by this process or another, Lock returns an error of kind
-// fault.Conflict. The system unlocks the file when the process ends.
+// Lock locks a file in the same way as [Open] locks its file, so that commands of several processes can exclude each other. If the file is
+// locked already, the error is of kind fault.Conflict.
 func Lock(path string) (unlock func(), err error) {
 	c, err := acquire(path)
 	if err != nil {
@@ -342,7 +334,7 @@ func Lock(path string) (unlock func(), err error) {
 	return c.close, nil
 }
 
-// closeConns closes the connections of an engine that could not start.
+// closeConns is for an engine that could not start.
 func (e *Engine) closeConns() {
 	for _, c := range []*Conn{e.writer, e.lock} {
 		if c != nil {
@@ -362,9 +354,8 @@ func (e *Engine) closeConns() {
 	}
 }
 
-// Copy writes a snapshot of the file at path to a new or empty file, without the free pages. An engine of this process or
-// another may have the file open. That engine continues to write, because readers of a write-ahead log do not block writers.
-// Copy calls begun with the size of the file, which is the largest size that the copy can have.
+// Copy writes a snapshot of the file at path to a new or empty file, without the free pages. An engine that has the file open continues to
+// write. Copy calls begun with the largest size that the copy can have.
 func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // writable to recover the log of a server that was killed
 	if err != nil {

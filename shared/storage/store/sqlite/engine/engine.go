@@ -1,13 +1,14 @@
 // Package engine runs one SQLite file with one writer for the store (store/sqlite) and the queues (queue/sqlite).
 //
-// One goroutine writes. It puts all waiting jobs into one transaction, a group commit. Every commit syncs the file to the
-// disk (WAL, synchronous=FULL). All jobs that arrived during the previous commit share that sync and the rewritten pages.
+// One goroutine writes. It puts all waiting jobs into one transaction, a group commit, which syncs the file to the disk (WAL,
+// synchronous=FULL). All jobs that arrived during the previous commit share that sync.
 //
-//	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
-//	Read     ──▶ pool of connections, each of which sees the last commit
-//	             checkpoints: move the log into the file, concurrently with the writer
+// Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
+// Read     ──▶ pool of connections, each of which sees the last commit
 //
-// The file belongs to one process at a time. The engine knows no tables: the packages above define them.
+//	checkpoints: move the log into the file, concurrently with the writer
+//
+// The file belongs to one process at a time.
 package engine
 
 import (
@@ -59,8 +60,8 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is submitted
 	closed bool
 	queue  chan *entry
-	// entries recycles entries. It is a field and not a variable of the package, because an entry has a channel, and a channel
-	// that was made in the synctest bubble of one test must not be used in another.
+	// entries is not a variable of the package, because an entry has a channel, and a channel that was made in the synctest bubble of one
+	// test must not be used in another.
 	entries sync.Pool
 
 	lazyMu   sync.Mutex
@@ -76,7 +77,7 @@ type Engine struct {
 	files   presence
 	disk    disk
 	commits atomic.Int64
-	// checkpointed counts the attempts to copy the write-ahead log into the file.
+	// checkpointed counts the attempts.
 	checkpointed atomic.Int64
 
 	maxFrames int
@@ -84,8 +85,7 @@ type Engine struct {
 	running   sync.WaitGroup
 }
 
-// Open opens the file at path, or [Memory], and starts the writer. The folder must exist. If another engine has the file
-// open, in this process or another, Open returns an error of kind fault.Conflict.
+// Open opens the file at path, or [Memory], and starts the writer. If another engine has the file open, the error is of kind fault.Conflict.
 func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
@@ -120,11 +120,10 @@ func Open(path string, opts Options) (*Engine, error) {
 // Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Log returns the logger of the engine's failures.
+// Log returns the logger.
 func (e *Engine) Log() *slog.Logger { return e.log }
 
-// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write with the connection or
-// keep it.
+// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -165,7 +164,7 @@ func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	})
 }
 
-// inMemory reports whether the engine is in memory. Then one connection is both the writer and the pool.
+// In memory, one connection is both the writer and the pool.
 func (e *Engine) inMemory() bool { return e.lock == nil }
 
 func (e *Engine) lockWriter() *Conn {
@@ -194,7 +193,7 @@ func (e *Engine) Close() error {
 	close(e.stop)
 	e.running.Wait()
 
-	// Wait until the running reads have returned their connections. Later reads get nil from the closed pool and fail.
+	// Wait until the running reads have returned their connections.
 	conns := make([]*Conn, cap(e.pool))
 	for i := range conns {
 		conns[i] = <-e.pool
@@ -246,16 +245,14 @@ func isBusy(err error) bool {
 // errClosed is returned for work that arrives after [Engine.Close].
 var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
-// transient has the primary result codes of errors after which the same call may succeed later, for example when the disk has
-// space again.
+// transient has the primary result codes of errors after which the same call may succeed later.
 var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultBusy: true, sqlite.ResultLocked: true, sqlite.ResultFull: true,
 	sqlite.ResultIOErr: true, sqlite.ResultNoMem: true, sqlite.ResultInterrupt: true,
 	sqlite.ResultCantOpen: true, sqlite.ResultReadOnly: true, sqlite.ResultProtocol: true,
 }
 
-// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later, because the
-// disk is full, the file is locked, or the context of the call has ended.
+// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later.
 func Kind(err error) fault.Kind {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fault.Unavailable
@@ -275,8 +272,7 @@ func Kind(err error) fault.Kind {
 type Stats struct {
 	Commits     int64 `json:"commits"`
 	Checkpoints int64 `json:"checkpoints"`
-	// Syncs and Written count the fsyncs and the written bytes of the file and its write-ahead log. They are 0 for an engine in
-	// memory.
+	// Syncs and Written count the fsyncs and the written bytes of the file and its write-ahead log.
 	Syncs   int64 `json:"syncs"`
 	Written int64 `json:"written_bytes"`
 }
@@ -289,9 +285,7 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// disk counts the syncs and the written bytes of an engine's file and write-ahead log.
-//
-// The Go packages for SQLite do not report them, so disk counts them in a VFS (SQLite's interface to the file system) that
+// disk counts the syncs and the written bytes of an engine's file and write-ahead log, in a VFS (SQLite's interface to the file system) that
 // forwards each call to the default VFS. All unsafe code of the engine is below.
 type disk struct {
 	id             int64
@@ -300,8 +294,8 @@ type disk struct {
 	methods        map[uintptr]*methods // by the address of the replaced methods
 }
 
-// methods has SQLite's own methods for a file, which the counting methods call. The disk keeps a reference to it, because the
-// garbage collector does not see references in C memory and would free it.
+// methods has SQLite's own methods for a file. The disk keeps a reference to it, because the garbage collector does not see references in
+// C memory and would free it.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
@@ -309,14 +303,12 @@ type methods struct {
 	address uintptr // of the ioMethods that SQLite calls
 }
 
-// ioMethods are the methods that SQLite calls. They are in C memory, because a program that is built with -race crashes when
-// SQLite follows an address into Go's memory.
+// ioMethods are in C memory, because a program that is built with -race crashes when SQLite follows an address into Go's memory.
 type ioMethods struct {
 	sqlite3.Tsqlite3_io_methods
 	counted uintptr // the address of the methods in Go's memory, which does not move
 }
 
-// vfs is the process's VFS that counts the syncs and the written bytes for every [disk].
 var vfs struct {
 	register sync.Once
 	open     func(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintptr) int32
@@ -325,8 +317,7 @@ var vfs struct {
 	disks    sync.Map // by id
 }
 
-// count returns a URI for opening the file at path. SQLite then writes the file through d, which counts the syncs and the bytes written.
-// Close d after the connections.
+// count returns a URI for opening the file at path through d. Close d after the connections.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
@@ -344,7 +335,6 @@ func (d *disk) count(path string) string {
 	return "file:" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath() + "?vfs=counting&engine=" + strconv.FormatInt(d.id, 10)
 }
 
-// close ends the counting and frees the counting methods. All connections must be closed already.
 func (d *disk) close() {
 	vfs.disks.Delete(d.id)
 	d.mu.Lock()
@@ -369,7 +359,7 @@ func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr
 	return rc
 }
 
-// replace returns the address of methods that count syncs and written bytes and then call the methods at the address original.
+// replace returns the address of methods that count and then call the methods at the address original.
 func (d *disk) replace(tls *libc.TLS, original uintptr) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()

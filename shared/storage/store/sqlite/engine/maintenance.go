@@ -18,17 +18,16 @@ import (
 
 const (
 	// checkpointEvery is how often the engine copies the write-ahead log into the file. A page that many commits have written
-	// since the last time is copied only once, and the log stays small.
+	// since the last time is copied only once.
 	checkpointEvery = 500 * time.Millisecond
 	// maxFrames is how many pages the write-ahead log may have before the engine makes SQLite overwrite the log from the
 	// beginning. SQLite does so by itself only at a moment without readers, and until then the log grows.
 	maxFrames = 16384
-	// fewFrames is how many uncopied pages of the write-ahead log are few enough for [startOver], which copies them while the
-	// writer and the readers pause.
+	// fewFrames is how many uncopied pages of the log are few enough for [startOver], which copies them while the readers pause.
 	fewFrames = 512
 )
 
-// runCheckpoints regularly copies the write-ahead log into the file. It uses a connection of the pool, so that no commit waits for it.
+// runCheckpoints uses a connection of the pool, so that no commit waits for it.
 func (e *Engine) runCheckpoints() {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
@@ -68,8 +67,7 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver is a job that makes SQLite overwrite the write-ahead log from the beginning. SQLite can do so only while the log is not
-// in use. The writer runs the job, so there are no writes meanwhile, and the job takes the connections of all readers.
+// startOver makes SQLite overwrite the write-ahead log from the beginning, which needs a moment without readers and writes.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }
@@ -88,19 +86,15 @@ func (s startOver) Done(error) {
 }
 
 const (
-	// vacuumStep is how many free pages one job of [Engine.Shrink] returns to the file system.
-	vacuumStep = 256
-	// vacuumPause is the pause between two jobs of [Engine.Shrink], in which the writer runs other jobs.
+	// vacuumStep is how many pages one job of [Engine.Shrink] returns to the file system.
+	vacuumStep  = 256
 	vacuumPause = 10 * time.Millisecond
 	// keepFree is how many free pages [Engine.Shrink] leaves for new rows.
 	keepFree = 512
 )
 
-// Shrink gives free pages back to the file system, in small steps, until at most a quarter of the file, or [keepFree] pages,
-// are free. New rows will soon use that many pages again. It stops when ctx ends.
-//
-// A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it while no server runs. Until
-// then its free pages are only reused.
+// Shrink gives free pages back to the file system, until at most a quarter of the file, or [keepFree] pages, are free. New rows will soon
+// use that many pages again. A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it.
 func (e *Engine) Shrink(ctx context.Context) error {
 	for ctx.Err() == nil {
 		step := &vacuum{}
@@ -135,11 +129,10 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of rows that were deleted, replaced or
-// moved before. The writer and the readers pause meanwhile.
+// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of deleted rows. Writer and readers pause meanwhile.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {
-		return nil // there is no file
+		return nil
 	}
 	job := rewrite{e, make(chan error, 1)}
 	if err := e.Do(ctx, job); err != nil {
@@ -173,7 +166,7 @@ func (r rewrite) Done(err error) {
 	r.done <- err
 }
 
-// health holds the errors of the last write and the last checkpoint, and whether any operation has found damage.
+// health holds the errors of the last write and checkpoint, and any damage.
 type health struct {
 	log *slog.Logger
 
@@ -183,9 +176,8 @@ type health struct {
 	checkpoint error
 }
 
-// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged,
-// was removed or was replaced. [Options.Log] gets the cause. While writes fail, the engine itself tries a write every half
-// second, so that Health also recovers on an idle server.
+// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was removed or
+// was replaced. While writes fail, the engine tries a write every half second, so that Health also recovers on an idle server.
 func (e *Engine) Health() error {
 	if err := e.files.check(); err != nil {
 		return err
@@ -204,8 +196,7 @@ func (e *Engine) Health() error {
 	return nil
 }
 
-// blames reports whether an error is about the file or its disk, as opposed to a statement, and whether it means that the file
-// is damaged.
+// blames reports whether an error is about the file or its disk, and whether the file is damaged.
 func blames(err error) (is, damaged bool) {
 	se, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -216,8 +207,7 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome err of a write or a checkpoint in the field h.write or h.checkpoint, to which the parameter to points. note logs
-// when failures begin and end, and ignores errors that are not about the file.
+// note records the outcome of a write or a checkpoint in the field to. It ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -237,7 +227,6 @@ func (h *health) note(to *error, err error) {
 	*to = err
 }
 
-// noteRead records damage that a read found.
 func (h *health) noteRead(err error) {
 	if _, damaged := blames(err); damaged {
 		h.damage(err)
@@ -259,7 +248,7 @@ func (h *health) writing() bool {
 	return h.write == nil
 }
 
-// probe is a job that tests whether writes succeed. It writes the schema version that the file already has.
+// probe tests whether writes succeed. It writes the schema version that the file already has.
 type probe struct{}
 
 func (probe) Apply(tx *Tx) error {
@@ -278,12 +267,11 @@ func (e *Engine) probe() {
 	}
 }
 
-// errRemoved is returned while the database or its write-ahead log is not at its path. The system keeps an open file that was
-// removed or replaced, so writes to it would succeed, but would be lost when the engine closes.
+// errRemoved is returned while the database or its log is not at its path. The system keeps an open file that was removed or replaced, so
+// writes to it would succeed, but would be lost when the engine closes.
 var errRemoved = fault.New(fault.Unavailable, "the database was removed or replaced while it was open")
 
-// presence detects that the database or its write-ahead log was removed or replaced while the engine has it open. The zero value
-// is for an engine in memory.
+// presence detects that the database or its write-ahead log was removed or replaced. The zero value is for an engine in memory.
 type presence struct {
 	path string
 	log  *slog.Logger
@@ -293,7 +281,6 @@ type presence struct {
 	removed   bool // the last check found this
 }
 
-// open records which files are at path and path-wal, so that check can compare them later. The engine has just opened them.
 func (p *presence) open(path string) error {
 	main, err := os.Stat(path)
 	if err != nil {
@@ -304,8 +291,7 @@ func (p *presence) open(path string) error {
 	return nil
 }
 
-// check returns errRemoved if one of the engine's files was removed or replaced. If the files are moved back, check returns nil
-// again.
+// check returns errRemoved if one of the engine's files was removed or replaced, until it is moved back.
 func (p *presence) check() error {
 	if p.path == "" {
 		return nil
@@ -327,8 +313,8 @@ func (p *presence) check() error {
 	return nil
 }
 
-// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An error that
-// is inconclusive, such as a missing permission, counts as the same file.
+// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An inconclusive error, such
+// as a missing permission, counts as the same file.
 func isMissing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {

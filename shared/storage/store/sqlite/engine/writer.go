@@ -12,20 +12,17 @@ import (
 
 // Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
 type Job interface {
-	// Apply does the work in a transaction that other jobs may share. If Apply returns an [*Error], because SQLite failed, the
-	// transaction is rolled back. If the transaction had several jobs, the writer then calls Apply of each job again, in a
-	// transaction for each, unless all of them would fail again, for example because the disk is full. If Apply returns
-	// another error, only this job fails, so it must not have written anything.
+	// Apply does the work in a transaction that other jobs may share. If Apply returns an [*Error], because SQLite failed, the transaction is
+	// rolled back, and the writer may call Apply again in a transaction without other jobs. If Apply returns another error, only this job
+	// fails, so it must not have written anything.
 	Apply(tx *Tx) error
-	// Done receives the outcome: err is nil after the commit. Otherwise the job has written nothing. Done must return quickly
-	// and must not submit jobs.
+	// Done receives the outcome. After an error, the job has written nothing. Done must return quickly and must not submit jobs.
 	Done(err error)
 }
 
 // Tx is the transaction that a job is applied in.
 type Tx struct {
 	*Conn
-	// Now is the time of the commit.
 	Now time.Time
 	// Attempt is the number of the transaction, so that a job notices when it is repeated in another one.
 	Attempt int64
@@ -35,22 +32,19 @@ const (
 	// maxJobs limits the jobs of one commit, and maxQueue limits the queue of further jobs.
 	maxJobs  = 512
 	maxQueue = 1024
-	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. Sharing saves a sync, and no caller
-	// waits for the job.
+	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share, which saves a sync.
 	lazyDelay = 50 * time.Millisecond
-	// fullBatch is the number of rows at which a batch of [Engine.Batch] is committed. More would save little, and events would
-	// wait longer for the commit.
+	// fullBatch is the number of rows at which a batch is committed. More would save little, and events would wait longer for the commit.
 	fullBatch = 32
 	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. A commit with
-	// 16 jobs (enough) does not wait.
+	// enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
-	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing. If events
-	// arrive one after the other, no job arrives during a commit, so there is no waiting.
+	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing.
 	crowded = 1
 )
 
-// The states of an entry, which is a submitted job. Either the writer takes it or its caller abandons it, whichever is first.
+// The states of an entry. Either the writer takes it or its caller abandons it, whichever is first.
 const (
 	waiting int32 = iota
 	taken
@@ -65,8 +59,8 @@ type entry struct {
 	done  chan struct{} // receives when err has the outcome; nil if no caller waits
 }
 
-// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops the job, without
-// [Job.Done], and returns the error of ctx. Once the writer has taken the job, Do waits, so that the caller learns the outcome.
+// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops the job, without [Job.Done], and
+// returns the error of ctx.
 func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -101,11 +95,11 @@ func (e *Engine) Post(job Job) error {
 }
 
 // Lazily submits a job for which no caller waits. The job shares the next commit, or gets its own after fifty milliseconds. The
-// engine does not limit the number of such jobs, so callers must limit theirs.
+// engine does not limit the number of such jobs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within submits a job like [Engine.Lazily]: the job shares the next commit, or gets its own after the given delay. Within does not wait for
-// the writer, so callers may hold a lock that Job.Done takes.
+// Within submits a job like [Engine.Lazily], with another delay. It does not wait for the writer, so callers may hold a lock that Job.Done
+// takes.
 func (e *Engine) Within(delay time.Duration, job Job) error {
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
@@ -136,22 +130,19 @@ func (e *Engine) setAlarm() {
 // BatchJob is a job that waits for others of its kind, so that they write each page of the file only once.
 type BatchJob interface {
 	Job
-	// Before reports whether this job must be applied before another job that was submitted later, for example because
-	// both write the same table.
+	// Before reports whether this job must be applied before another job that was submitted later.
 	Before(other Job) bool
 }
 
-// batch holds the jobs of [Engine.Batch] that wait for a commit.
 type batch struct {
 	entries []*entry
 	weight  int
 	by      time.Time // when they must be committed; zero if there are none
 }
 
-// Batch submits a job for which no caller waits, like [Engine.Lazily], but holds it back to commit it together with other
-// batch jobs. They are committed when their weights add up to [fullBatch], when the writer takes a job that one of them must
-// precede (see [BatchJob.Before]), or after about fifty milliseconds. The weight of a job is the number of rows that it
-// writes.
+// Batch submits a job for which no caller waits, and holds it back to commit it together with other batch jobs: until their weights add up
+// to [fullBatch], until the writer takes a job that one of them must precede, or for about fifty milliseconds. The weight of a job is the
+// number of rows that it writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -168,9 +159,9 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 	return nil
 }
 
-// takeLazy puts the lazy jobs, and the batch jobs if they need not wait longer, before the other jobs of the next commit (group).
-// So a caller that submits a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one
-// by one. If end is set, because the engine closes, takeLazy takes the batch jobs in any case.
+// takeLazy puts the lazy jobs, and the batch jobs that need not wait longer, before the other jobs of the next commit. So a caller that
+// submits a lazy job and then another one gets the outcome of the lazy job first. If end is set, because the engine closes, takeLazy takes
+// all batch jobs.
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -189,7 +180,6 @@ func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	return group
 }
 
-// precedes reports whether a job of the batch must be applied before a job of the group.
 func (b *batch) precedes(group []*entry) bool {
 	for _, later := range group {
 		for _, en := range b.entries {
@@ -215,8 +205,7 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write runs the writer. It takes the waiting jobs, commits them and answers their callers, until the queue is closed and
-// empty. While a commit is written to the disk, the jobs of the next one arrive.
+// write runs the writer until the queue is closed and empty. While a commit is written to the disk, the jobs of the next one arrive.
 func (e *Engine) write() {
 	defer e.alarm.Stop()
 	group := make([]*entry, 0, maxJobs)
@@ -252,7 +241,7 @@ type pace struct {
 	crowd float64   // a moving average of the jobs that arrived during a commit
 }
 
-// wait returns a channel that receives when the commit may begin. It is nil if the commit may begin immediately.
+// wait returns a channel that receives when the commit may begin, or nil if it may begin immediately.
 func (p *pace) wait() <-chan time.Time {
 	now := time.Now()
 	since := now.Sub(p.last)
@@ -270,8 +259,7 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds jobs that arrive to the group, until the channel end receives a value or the group has 16 jobs ([enough]). If end is
-// nil, await does not wait.
+// await adds jobs that arrive to the group, until end receives a value or the group has enough jobs. A nil end means no wait.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
@@ -287,7 +275,6 @@ func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	return group
 }
 
-// gather adds the jobs that already wait to the group, up to [maxJobs].
 func (e *Engine) gather(group []*entry) []*entry {
 	for len(group) < maxJobs {
 		select {
@@ -303,7 +290,7 @@ func (e *Engine) gather(group []*entry) []*entry {
 	return group
 }
 
-// commit applies and commits a group of jobs, and answers their callers. It returns how many jobs arrived meanwhile.
+// commit applies and commits a group of jobs. It returns how many jobs arrived meanwhile.
 func (e *Engine) commit(group []*entry) (arrived int) {
 	conn := e.lockWriter()
 	live := group[:0]
@@ -315,7 +302,7 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	err := e.attempt(conn, live)
 	arrived = len(e.queue)
 	if err != nil && len(live) > 1 && !isLasting(err) {
-		// One job has made the shared transaction fail. Repeat each job in its own transaction, so that the others succeed.
+		// One job has made the shared transaction fail. Repeat each job in its own transaction.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
 		}
@@ -326,8 +313,7 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	return arrived
 }
 
-// isLasting reports whether the cause of an error, such as a full disk or a locked or removed file, would make every job fail
-// again, so that it is useless to repeat the jobs.
+// isLasting reports whether the cause of an error, such as a full disk, would make every job fail again.
 func isLasting(err error) bool {
 	if errors.Is(err, errRemoved) {
 		return true
@@ -336,8 +322,7 @@ func isLasting(err error) bool {
 	return ok && transient[se.Code.ToPrimary()]
 }
 
-// attempt applies jobs in one transaction. If it returns an error, no job has written anything. Otherwise each entry has its
-// own outcome.
+// attempt applies jobs in one transaction. After an error, no job has written anything. Otherwise each entry has its own outcome.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	if err := e.files.check(); err != nil {
 		return err
@@ -357,7 +342,7 @@ func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	}
 	defer func() {
 		if err != nil && conn.inTransaction() {
-			_ = run(conn, "ROLLBACK") // err matters more
+			_ = run(conn, "ROLLBACK")
 		}
 	}()
 	tx := &e.tx
