@@ -202,7 +202,8 @@ func (s *Server) AdminURL() string { return s.running.AdminURL }
 func (s *Server) Handler() http.Handler { return s.running.Handler() }
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
-// error is [ErrUnavailable]. The setting publish-rate does not limit it. The events belong to the trace of the OpenTelemetry
+// error is [ErrUnavailable]. If there are several events, an error names a refused one, for example /4/data for the payload
+// of events[4]. The setting publish-rate does not limit Publish. The events belong to the trace of the OpenTelemetry
 // span in ctx, if there is one. During [Server.Shutdown], requests that still run can publish.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	parent := http.Header{}
@@ -210,6 +211,10 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	in := make([]standalone.Event, len(events))
 	for i, e := range events {
 		in[i] = standalone.Event{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data, Trace: trace.FromHeader(parent)}
+		if len(events) > 1 {
+			in[i].At = fmt.Sprintf("/%d", i)
+			in[i].DataAt = in[i].At + "/data"
+		}
 	}
 	done, err := s.running.Publish(ctx, workspace, in...)
 	if err != nil {

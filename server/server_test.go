@@ -93,6 +93,18 @@ func TestPublishNamesTheReasonOfARefusal(t *testing.T) {
 	}
 }
 
+func TestTheErrorOfSeveralEventsNamesTheRefusedOne(t *testing.T) {
+	s := start(t, server.Options{})
+	for want, bad := range map[string]server.Event{
+		"/1/data: must be object": {URI: "event://orders/1/shipped", Data: json.RawMessage(`[]`)},
+		"/1/uri: belongs to no":   {URI: "event://invoices/1", Data: json.RawMessage(`{}`)},
+		"/1/id: has 20000 bytes":  {URI: "event://orders/1/shipped", ID: strings.Repeat("x", 20000), Data: json.RawMessage(`{}`)},
+	} {
+		good := server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}
+		expect.Error(t, "three events", expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, good, bad, good)), want)
+	}
+}
+
 func TestAClosedServerRefusesCallsWithErrClosed(t *testing.T) {
 	s := start(t, server.Options{Settings: map[string]string{"quota": "5"}})
 	shutdown(t, s)

@@ -66,7 +66,7 @@ func firstByte(b []byte) byte {
 // parseEvent parses one event of the request. The parameter at is the event's JSON Pointer in the request. If workspaces is true, the event
 // may have the members workspace and resend, which only the inbox allows.
 func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) Input {
-	in := Input{at: at, DataAt: at + "/data"}
+	in := Input{At: at, DataAt: at + "/data"}
 	if firstByte(raw) != '{' {
 		r.add(fault.Invalid, at, "is not an object")
 		return in
@@ -188,12 +188,12 @@ func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces b
 	for key, value := range jsonrpc.Members(raw) {
 		name := string(key)
 		if seen[name] {
-			r.add(fault.Invalid, in.at+pointerTo([]object{{name: key}}), "is given twice")
+			r.add(fault.Invalid, in.At+pointerTo([]object{{name: key}}), "is given twice")
 			continue
 		}
 		seen[name] = true
 		if field := fields[name]; field != nil {
-			*field = r.parseOptional(value, in.at+"/"+name)
+			*field = r.parseOptional(value, in.At+"/"+name)
 			continue
 		}
 		switch name {
@@ -207,12 +207,12 @@ func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces b
 			state, _ = jsonrpc.String(value)
 		case "workspace":
 			if workspaces {
-				in.Workspace = r.parseText(value, in.at+"/workspace")
+				in.Workspace = r.parseText(value, in.At+"/workspace")
 			}
 		}
 	}
 	if base64Data != nil && string(base64Data) != "null" {
-		in.DataAt = in.at + "/data_base64"
+		in.DataAt = in.At + "/data_base64"
 		r.decodeBase64(base64Data, in)
 	}
 	in.Trace = trace.Parse(parent, state)
@@ -288,18 +288,18 @@ func headerText(s string) (string, error) {
 // fault. typed is false for an event without a body, whose content type does not matter.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
-		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")
+		r.add(fault.Invalid, in.At+"/specversion", "must be 1.0")
 	}
 	for _, required := range []struct{ name, value string }{{"id", ce.id}, {"source", ce.source}, {"type", ce.kind}} {
 		if required.value == "" {
-			r.add(fault.Invalid, in.at+"/"+required.name, "is missing; CloudEvents requires it")
+			r.add(fault.Invalid, in.At+"/"+required.name, "is missing; CloudEvents requires it")
 		}
 	}
 	in.cloud = true
 	in.ID, in.Source = ce.id, ce.source
-	in.Time = r.parseTime(ce.time, in.at+"/time")
+	in.Time = r.parseTime(ce.time, in.At+"/time")
 	if typed && ce.contentType != "" && !isJSON(ce.contentType) {
-		r.add(fault.Unsupported, in.at+"/datacontenttype", "is not supported: a payload must be JSON")
+		r.add(fault.Unsupported, in.At+"/datacontenttype", "is not supported: a payload must be JSON")
 	}
 	if in.Data == nil {
 		in.Data = json.RawMessage("null")
@@ -312,7 +312,7 @@ func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	case isEventURI(ce.subject):
 		in.URI = ce.subject
 	default:
-		r.add(fault.Invalid, in.at+"/"+uriExtension, "none of %s, source and subject is an event:// URI", uriExtension)
+		r.add(fault.Invalid, in.At+"/"+uriExtension, "none of %s, source and subject is an event:// URI", uriExtension)
 		in.URI = catalog.Scheme
 	}
 }

@@ -128,7 +128,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if mode == modeStructured || mode == modeBatch {
 		for i := range in {
 			if !in[i].cloud {
-				return nil, fault.New(fault.Invalid, "%s", describe(in[i].at, "is not a CloudEvent: specversion is missing"))
+				return nil, fault.New(fault.Invalid, "%s", describe(in[i].At, "is not a CloudEvent: specversion is missing"))
 			}
 		}
 	}

@@ -125,7 +125,7 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := cmp.Or(in[0].Workspace, b.Workspace, auth.DefaultWorkspace)
 	if !auth.ValidWorkspace(workspace) {
-		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is not the name of a workspace"))
+		return nil, fault.New(fault.Invalid, "%s", describe(in[0].At+"/workspace", "is not the name of a workspace"))
 	}
 	sent := trace.Parse(m.Attributes[trace.Parent], m.Attributes[trace.State])
 	for i := range in {

@@ -72,11 +72,10 @@ type Input struct {
 	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
 	OfBackend bool
 
-	// URIAt and DataAt are JSON Pointers to the URI and the payload in the request, for use in faults. An empty URIAt means the
-	// event's member /uri.
-	URIAt, DataAt string
+	// At, URIAt and DataAt are JSON Pointers to the event, its URI and its payload in the request, for use in faults. An empty URIAt
+	// means the event's member /uri.
+	At, URIAt, DataAt string
 
-	at string // JSON Pointer to the event
 	// parsed is true if Data is a part of JSON text that was already checked.
 	parsed bool
 	// cloud reports whether the event is a CloudEvent.
@@ -196,7 +195,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 		}
 		body := e.AppendJSON(nil)
 		if len(body) > queue.MaxBody { // the limits of the parts should prevent this
-			r.add(fault.TooLarge, in[i].at, "is larger than %d bytes in the queue", queue.MaxBody)
+			r.add(fault.TooLarge, in[i].At, "is larger than %d bytes in the queue", queue.MaxBody)
 			continue
 		}
 		dedup := digest(workspace, e.URI, e.ID)
@@ -242,7 +241,7 @@ func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 // check converts an input into an event, without workspace and times. If the input has faults, check adds them to r and returns false.
 func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
-	uriAt := cmp.Or(in.URIAt, in.at+"/uri")
+	uriAt := cmp.Or(in.URIAt, in.At+"/uri")
 	uri, err := catalog.Canonical(in.URI)
 	if err != nil {
 		r.addError(uriAt, err)
@@ -254,12 +253,12 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	case id == "":
 		id = event.NewID()
 	case len(id) > maxID:
-		r.add(fault.Invalid, in.at+"/id", "has %d bytes (allowed: up to %d)", len(id), maxID)
+		r.add(fault.Invalid, in.At+"/id", "has %d bytes (allowed: up to %d)", len(id), maxID)
 	default:
 		id = event.ForeignID(in.Source, id)
 	}
 	if !event.ValidTime(in.Time) {
-		r.add(fault.Invalid, in.at+"/time", "cannot be written as an RFC 3339 time")
+		r.add(fault.Invalid, in.At+"/time", "cannot be written as an RFC 3339 time")
 	}
 	data, err := normalize(in.Data, in.parsed)
 	if err != nil {
