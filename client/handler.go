@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // Handler is an [http.Handler] that receives the webhooks of any number of subscriptions and clients. Serve it at URL, with an HTTP
@@ -68,6 +69,7 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}
 	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	graceful.CloseUnused(s)
 	log, served := orDiscard(h.Log), make(chan struct{})
 	go func() {
 		defer close(served)

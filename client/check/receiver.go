@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // receiver is an HTTP server that receives webhooks. Each [hook] has a path of its own.
@@ -63,6 +64,7 @@ func newReceiver(listen, public string) (*receiver, error) {
 		r.base = strings.TrimRight(public, "/")
 	}
 	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
+	graceful.CloseUnused(r.server)
 	go func() { _ = r.server.Serve(l) }()
 	return r, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // connections is a listener with a limited number of connections.
@@ -235,6 +236,7 @@ type connectionKey struct{}
 // except health checks and requests of operators.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
+	graceful.CloseUnused(s)
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, connectionKey{}, c)
 	}

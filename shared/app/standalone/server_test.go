@@ -331,6 +331,20 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	expect.Receive(t, "the delivery, which is repeated", arrived)
 }
 
+// Browsers open connections in advance. While the server waits for them, nobody can reach it.
+func TestShutdownDoesNotWaitForConnectionsWithoutARequest(t *testing.T) {
+	t.Parallel()
+	e := expect.Value(New(t.Context(), settingsFor(t, func(o *Options) { o.AdminAddr = "127.0.0.1:0" })))(t)
+	for _, url := range []string{e.URL, e.AdminURL} {
+		conn := expect.Value(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
+		defer conn.Close()
+	}
+	time.Sleep(100 * time.Millisecond) // the server accepts the connections
+	start := time.Now()
+	expect.OK(t, e.Shutdown(t.Context()))
+	expect.AtMost(t, "the time that Shutdown took", time.Since(start), 4*time.Second)
+}
+
 // A request at the address of the admin API must not outlive the server, whose database is closed.
 func TestShutdownCutsOffOperators(t *testing.T) {
 	t.Parallel()
