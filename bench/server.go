@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,9 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/mcp-events/mcpevents/bench/process"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -65,10 +64,11 @@ func (o Options) start(ctx context.Context, config string, more ...string) (*ser
 }
 
 func (o Options) serve(ctx context.Context, dir, config string, more []string) (*server, error) {
-	addr, profiles, err := freeAddresses()
+	addrs, err := process.FreeAddresses(2)
 	if err != nil {
 		return nil, err
 	}
+	addr, profiles := addrs[0], addrs[1]
 	args := append(o.Serve[1:len(o.Serve):len(o.Serve)], "--addr", addr, "--data", dir, "--allow-insecure-targets",
 		"--quota", strconv.Itoa(o.endpoints()+o.Hang*o.URIs+10), "--debug-addr", profiles)
 	for name, text := range map[string]string{"catalog": catalog, "config": config} {
@@ -83,48 +83,21 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 	}
 	cmd := exec.CommandContext(ctx, o.Serve[0], append(args, more...)...)
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), o.env...)
-	if err := cmd.Start(); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "start the server")
+	s := &server{url: "http://" + addr, debug: "http://" + profiles}
+	started, err := process.Start(ctx, cmd, s.url)
+	if err != nil {
+		return nil, err
 	}
-	s := &server{url: "http://" + addr, debug: "http://" + profiles, pid: cmd.Process.Pid}
+	s.pid = started.PID()
 	var profile sync.WaitGroup
+	if o.Profile != "" {
+		profile.Go(func() { s.writeProfile(ctx, o.Profile) })
+	}
 	s.stop = func() {
 		profile.Wait()
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
+		started.Stop()
 	}
-	for {
-		resp, err := http.Get(s.url + "/healthz")
-		if err == nil {
-			_ = resp.Body.Close()
-		}
-		if err == nil && resp.StatusCode == http.StatusOK {
-			if o.Profile != "" {
-				profile.Go(func() { s.writeProfile(ctx, o.Profile) })
-			}
-			return s, nil
-		}
-		select {
-		case <-ctx.Done():
-			s.stop()
-			return nil, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// freeAddresses returns two different free addresses.
-func freeAddresses() (one, other string, err error) {
-	var addrs []string
-	for range 2 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return "", "", fault.Wrap(fault.Unavailable, err, "find a free port")
-		}
-		defer func() { _ = l.Close() }()
-		addrs = append(addrs, l.Addr().String())
-	}
-	return addrs[0], addrs[1], nil
+	return s, nil
 }
 
 // storeCounts are the counters of the server's store since the server started.
