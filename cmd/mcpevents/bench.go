@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/mcp-events/mcpevents/bench"
@@ -130,17 +129,13 @@ func (c *BenchCmd) measure(ctx context.Context, o bench.Options, g *Globals) err
 }
 
 func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return bench.Options{}, fault.Wrap(fault.Unavailable, err, "find this program")
-	}
 	o := bench.Options{
 		Shape: bench.Shape{
 			Events: c.Events, Batch: c.Batch, Publishers: c.Publishers, Rate: c.Rate, URIs: c.URIs, Subscribers: c.Subscribers,
 			Payload: c.Payload, Latency: c.Latency, Hang: c.Hang, HangOrigin: c.HangOrigin, AnswerDelay: c.AnswerDelay,
 			Client: c.Client,
 		},
-		Serve:  []string{self, "--log-level", "error", "serve"},
+		Serve:  []string{executable(), "--log-level", "error", "serve"},
 		Server: c.Server, Token: c.Key, Data: c.Data, Receiver: c.Receiver, Timeout: c.Timeout, Wait: c.Wait,
 		Against: c.Against, Profile: c.CPUProfile,
 	}

@@ -29,7 +29,33 @@ func TestTheBinary(t *testing.T) {
 	t.Run("OPS-10 an interrupted replay continues on the server, and the command says so", func(t *testing.T) { testInterruptedReplay(t, bin) })
 	t.Run("OPS-16 an event that was accepted before a backup is delivered after its restore", func(t *testing.T) { testRestore(t, bin) })
 	t.Run("Ctrl-C interrupts a benchmark together with its server", func(t *testing.T) { testInterruptedBench(t, bin) })
+	t.Run("the demo loses nothing when it kills its server", func(t *testing.T) { testDemo(t, bin) })
 	t.Run("a shell completes a command, wherever the program is", func(t *testing.T) { testCompletion(t, bin) })
+}
+
+// testDemo runs the demo with settings that would stop another server from starting, and with an output that cannot be written.
+func testDemo(t *testing.T, bin string) {
+	demo := func(out io.Writer) (errs string, err error) {
+		cmd, said := exec.CommandContext(t.Context(), bin, "demo"), &strings.Builder{}
+		cmd.Env = append(os.Environ(), "MCPEVENTS_AUTH=unknown", "MCPEVENTS_CONFIG=/missing.yaml")
+		cmd.Stdout, cmd.Stderr = out, said
+		err = cmd.Run()
+		return said.String(), err
+	}
+	var out strings.Builder
+	errs, err := demo(&out)
+	expect.OK(t, err)
+	expect.Equal(t, "the errors", errs, "")
+	for _, w := range []string{"webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25"} {
+		expect.Contains(t, "the output", out.String(), fmt.Sprintf("%-18s all 1,000 arrived\n", w))
+	}
+	expect.Equal(t, "the verified signatures in "+out.String(), strings.Count(out.String(), "signature verified"), 2)
+	expect.Contains(t, "the output", out.String(), "killed with SIGKILL", "running again")
+	expect.Lacks(t, "the output", out.String(), "whsec_")
+
+	errs, err = demo(expect.Value(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t))
+	expect.True(t, "the demo fails", err != nil)
+	expect.Contains(t, "the errors", errs, "no space left on device\n")
 }
 
 // testCompletion has bash evaluate the printed code, with a function complete that runs the command of -C as bash does.

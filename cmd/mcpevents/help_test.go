@@ -158,7 +158,7 @@ func (full) Write([]byte) (int, error) {
 }
 
 func TestAnOutputThatCannotBeWritten(t *testing.T) {
-	for _, line := range []string{"--help", "help events", "version", "catalog check ../../catalog.yaml", "completion bash", "demo"} {
+	for _, line := range []string{"--help", "help events", "version", "catalog check ../../catalog.yaml", "completion bash"} {
 		var errs strings.Builder
 		code := run(strings.Fields(line), nil, full{}, &errs)
 		expect.Equal(t, "the exit code of "+line, code, exitUnavailable)

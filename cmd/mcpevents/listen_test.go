@@ -327,15 +327,6 @@ func TestListenExplainsErrors(t *testing.T) {
 	}
 }
 
-func TestTheDemoShowsAllWays(t *testing.T) {
-	t.Parallel()
-	code, out, errs := command(t, "", "demo")
-	expect.MustEqual(t, "the exit code with the output "+out+errs, code, exitDone)
-	expect.Contains(t, "the output", out, "webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25")
-	expect.Equal(t, "the verified signatures in "+out, strings.Count(out, "signature verified"), 2)
-	expect.Lacks(t, "the output", out+errs, "whsec_")
-}
-
 func TestCatalogCheck(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

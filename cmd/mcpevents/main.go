@@ -290,6 +290,14 @@ func interruptible() (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
+// executable returns the path of this program. Without /proc, for example in a chroot, it is the path that started the program.
+func executable() string {
+	if path, err := os.Executable(); err == nil {
+		return path
+	}
+	return os.Args[0]
+}
+
 // Remote holds the flags of every command that calls a server.
 type Remote struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"URL of the server (${default}). If /events and /mcp are on different hosts, as on AWS without a custom domain, give the whole URL that the command needs."`
@@ -353,23 +361,25 @@ func (c *VersionCmd) Run(g *Globals) error {
 // agent returns the name and version of this program, which it sends to servers.
 func agent() string { return "mcp-events-cli/" + app.Version }
 
-// DemoCmd shows the product in one process, without any setup.
+// DemoCmd shows the product without any setup.
 type DemoCmd struct {
-	Timeout time.Duration `default:"30s" help:"Time limit of the demo."`
+	Timeout time.Duration `default:"1m" help:"Time limit of the demo."`
 }
 
 func (c *DemoCmd) Help() string {
-	return `Starts a server in this process, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. The exit code is 0 if it arrived everywhere.`
+	return `Starts a server in a process of its own, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. At last publishes 1,000 events, kills the server meanwhile, starts it again, and waits until all events have arrived everywhere. The exit code is 0 if they did.`
 }
 
 func (c *DemoCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
-	log := slog.New(slog.DiscardHandler)
+	log, level := slog.New(slog.DiscardHandler), "error"
 	if g.LogLevel == "debug" {
-		log = g.logger(g.err)
+		log, level = g.logger(g.err), g.LogLevel
 	}
-	return demo.Run(ctx, demo.Options{Agent: agent(), Timeout: c.Timeout, Out: g.out, Log: log})
+	return demo.Run(ctx, demo.Options{
+		Serve: []string{executable(), "--log-level", level, "serve"}, Agent: agent(), Timeout: c.Timeout, Out: g.out, Log: log,
+	})
 }
 
 // CompletionCmd prints the code with which a shell completes the command line. The shell then runs this program with the line in

@@ -177,7 +177,7 @@ func serves(t *testing.T, root, environment string) {
 	health.Run()
 	expect.Equal(t, "the exit code", health.ProcessState.ExitCode(), 5)
 	demo, shown := run("demo") // keeps its data in a temporary directory, for which only the volume has space
-	if err := demo.Run(); err != nil || !strings.Contains(shown.String(), "One event, published once, reached two webhooks and two streams.") {
+	if err := demo.Run(); err != nil || !strings.Contains(shown.String(), "a server that was killed lost none of 1,000.") {
 		t.Errorf("demo: %v\n%s", err, shown)
 	}
 	server, said := run("serve")

@@ -6,21 +6,17 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/xml"
 	"fmt"
-	"log/slog"
 	"os"
+	"os/exec"
 	"strings"
-	"time"
-
-	"github.com/mcp-events/mcpevents/bench/demo"
 )
 
 const file = "docs/demo.svg"
 
 func main() {
-	lines, err := record(context.Background())
+	lines, err := record(".")
 	if err == nil {
 		err = os.WriteFile(file, render(lines), 0o644)
 	}
@@ -30,14 +26,15 @@ func main() {
 	}
 }
 
-// record runs the demo and returns the lines that a terminal shows.
-func record(ctx context.Context) ([]string, error) {
-	var out bytes.Buffer
-	err := demo.Run(ctx, demo.Options{Agent: "mcp-events-recording", Timeout: time.Minute, Out: &out, Log: slog.New(slog.DiscardHandler)})
+// record runs the demo in the root directory of the repository, and returns the lines that a terminal shows.
+func record(root string) ([]string, error) {
+	cmd := exec.Command("go", "run", "./cmd/mcpevents", "demo")
+	cmd.Dir, cmd.Stderr = root, os.Stderr
+	out, err := cmd.Output()
 	if err != nil {
 		return nil, err
 	}
-	return append([]string{prompt + "mcpevents demo"}, strings.Split(strings.TrimRight(out.String(), "\n"), "\n")...), nil
+	return append([]string{prompt + "mcpevents demo"}, strings.Split(strings.TrimRight(string(out), "\n"), "\n")...), nil
 }
 
 const prompt = "$ "
@@ -56,7 +53,7 @@ const (
 
 // head has the style of the picture. Without animations, and for readers who prefer none, all lines are visible.
 const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img" aria-labelledby="title">
-<title id="title">mcpevents demo publishes one event, and it arrives by two webhooks and two streams</title>
+<title id="title">mcpevents demo publishes an event, which arrives by two webhooks and two streams, and kills the server, which loses nothing</title>
 <style>
 text { font: %[3]dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; fill: #d6deeb; white-space: pre }
 .prompt { fill: #ffffff; font-weight: bold }
