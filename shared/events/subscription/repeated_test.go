@@ -314,6 +314,77 @@ func TestRepeatedRequests(t *testing.T) {
 	}
 }
 
+// OPS-07: the process dies before or after the writes of each call of the store. After the principal's subscriptions were ended and
+// forgotten, as an erasure does it, the indexes have no entry of the principal.
+func TestAnEraseFindsWhatADeadProcessLeft(t *testing.T) {
+	for name, tc := range repeatable {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("OPS-07 %s, late %v", name, late), func(t *testing.T) {
+				for at := 1; ; at++ {
+					f := newFixture(t, Options{})
+					f.Replay = &replays{}
+					f.Sweeper.DeadLetter = func(context.Context, *store.Item, error) error { return nil }
+					if name == "sweep" {
+						expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
+					}
+					if tc.prepare != nil {
+						expect.OK(t, tc.prepare(f))
+					}
+					db := &storetest.Faulty{DB: f.db, At: at, Late: late, Dies: true}
+					f.use(db)
+					_ = tc.request(f)
+					f.use(f.db)
+					var ids []string
+					expect.OK(t, (&Lists{DB: f.db}).Each(t.Context(), "default", alice.ID, func(sub *Subscription) error {
+						return f.End(t.Context(), "default", alice.ID, sub.ID)
+					}))
+					expect.OK(t, f.EachEnded(t.Context(), "default", alice.ID, func(id string) error {
+						ids = append(ids, id)
+						return nil
+					}))
+					for _, id := range ids {
+						expect.OK(t, f.ForgetEnded(t.Context(), "default", alice.ID, id))
+					}
+					for _, part := range []string{
+						"e#default#alice", "o#default#alice", "i#default", "k#default#entry:ci.build_finished", "k#default#entry:github.push",
+						"t#default#https://a.example", "t#default#https://chat.example", "z#default#disabled", "z#default#paused", "z#default#suspended",
+					} {
+						for _, it := range f.partition(part) {
+							t.Errorf("call %d: %s has %s of %s", at, part, it.Sort, it.Value)
+						}
+					}
+					_ = f.db.Close()
+					if db.Calls < at {
+						break
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestForgottenWhileMadeAgain: OPS-07, a subscription that is made again during the erasure stays in the indexes.
+func TestForgottenWhileMadeAgain(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.Store.SumOf = func(context.Context, string) int64 { return 100 }
+	expect.OK(t, f.tryArguments(`{"owner":"a"}`, ""))
+	id := f.only()
+	for at := 1; at <= 3; at++ {
+		expect.OK(t, f.endAll())
+		db := &storetest.Faulty{DB: f.db, At: at}
+		db.Meanwhile = func() {
+			f.use(f.db)
+			f.clock = f.clock.Add(time.Second)
+			expect.OK(t, f.tryArguments(`{"owner":"a"}`, ""))
+			f.use(db)
+		}
+		f.use(db)
+		expect.OK(t, f.ForgetEnded(t.Context(), "default", alice.ID, id))
+		f.use(f.db)
+		expect.Equal(t, "live subscriptions", len(f.checkStored(fmt.Sprintf("call %d", at))), 1)
+	}
+}
+
 // TestRequestsThatRace: another instance ends, enables or makes the subscription before each single call of a request. Afterwards the
 // stored items fit together.
 func TestRequestsThatRace(t *testing.T) {

@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"slices"
 	"strings"
@@ -80,6 +81,9 @@ func SameOrigin(text string) string {
 	}
 	return u.Scheme + "://" + host
 }
+
+// entryKeys returns the keys of all index entries but the one in z#.
+func (s *Subscription) entryKeys() []store.Key { return append(s.listKeys(), s.indexKeys()...) }
 
 func (s *Subscription) indexKeys() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
@@ -313,8 +317,9 @@ func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }
 
-// A subscription's deliveries can still be stored after it has ended. The erasure of a principal's data must find these
-// deliveries. So there is an e# entry for each ended subscription of the principal, which is kept for [EndedKept].
+// A subscription's deliveries can still be stored after it has ended, and so can its index entries if the process died before it had
+// removed them. The erasure of a principal's data must find both. So there is an e# entry for each subscription of the principal, which
+// names the partitions of the index entries. It is written together with them, and kept for [EndedKept] after the subscription has ended.
 
 // EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
 // days of retries, and seven days as a dead letter.
@@ -322,6 +327,14 @@ const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "e#" + workspace + "#" + principal, Sort: id}
+}
+
+func (s *Subscription) endedEntry(until time.Time) store.Item {
+	it := store.Item{Key: endedKey(s.Workspace, s.Principal, s.ID), Version: s.entryVersion(), Expires: until}
+	for _, k := range s.entryKeys() {
+		it.Value = append(append(it.Value, k.Partition...), '\n') // no name has a line break
+	}
+	return it
 }
 
 // Each visits all subscriptions of a principal that have a record, including disabled and expired ones.
@@ -335,16 +348,38 @@ func (l *Lists) Each(ctx context.Context, workspace, principal string, visit fun
 	})
 }
 
-// EachEnded visits the ids of a principal's ended subscriptions.
+// EachEnded visits the ids of a principal's ended subscriptions. It also visits those that have not ended, or that were never written
+// because of an error.
 func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
 	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })
 }
 
-// ForgetEnded deletes the entry of an ended subscription after all its deliveries have been erased.
+// ForgetEnded deletes the index entries that an ended subscription still has, and then its e# entry. It must run after all deliveries of the
+// subscription have been erased. If the principal has made the subscription again meanwhile, ForgetEnded leaves the new entries as they are.
 func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
-	err := l.DB.Write(ctx, store.Delete(endedKey(workspace, principal, id)))
-	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
+	items, err := l.get(ctx, []store.Key{endedKey(workspace, principal, id), recordKey(workspace, principal, id)})
+	if err != nil || items[0] == nil || items[1] != nil {
+		return err
+	}
+	ended := items[0]
+	var keys []store.Key // none if an earlier release wrote the entry
+	for line := range strings.Lines(string(ended.Value)) {
+		keys = append(keys, store.Key{Table: store.Subscriptions, Partition: strings.TrimSpace(line), Sort: id})
+	}
+	entries, err := l.get(ctx, keys)
+	if err != nil {
+		return err
+	}
+	for _, it := range append(entries, ended) {
+		if it == nil || it.Version != ended.Version {
+			continue
+		}
+		if err := l.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version))); err != nil && !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
+		}
+	}
+	return nil
 }
 
 // DataPartitions returns the partitions with a principal's data other than its subscriptions, by the kind of data, e.g. "quotas".

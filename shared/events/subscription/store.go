@@ -173,7 +173,7 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 	now := s.now()
 	until := now.Add(disabledKept)
 	ops := append(extra, sub.moveStateEntry(!keep, until)...)
-	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(EndedKept)}))
+	ops = append(ops, store.Put(sub.endedEntry(now.Add(EndedKept))))
 	if !sub.Until.IsZero() {
 		ops = append(ops, store.Delete(sub.expiryKey()))
 	}

@@ -132,8 +132,8 @@ func (s *Subscription) listKeys() []store.Key {
 // time when the subscription was created or last enabled. So if the entries of an earlier subscription with the same id, or from before
 // the subscription was enabled, are removed late, the removal leaves the new entry as it is.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
-	var ops []store.Op
-	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
+	ops := []store.Op{store.Put(sub.endedEntry(time.Time{}))} // so that an erasure finds the entries even if the subscription is not written
+	for _, k := range sub.entryKeys() {
 		ops = append(ops, store.Put(sub.listEntry(k)))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil {
@@ -189,27 +189,15 @@ func (s *Store) putOnce(ctx context.Context, k store.Key, value func() []byte) e
 // removeEntries deletes the subscription's index entries. If keep is true, the entry in the index of the workspace (i#) stays, so that
 // operators can still find the subscription by its id.
 func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
-	indexed := sub.indexKeys()
-	if keep {
-		indexed = indexed[1:]
-	}
 	var ops []store.Op
-	for _, k := range append(sub.listKeys(), indexed...) {
-		ops = append(ops, store.Delete(k, store.VersionIs(sub.entryVersion())))
+	for _, k := range sub.entryKeys() {
+		if !keep || k != indexKey(sub.Workspace, sub.ID) {
+			ops = append(ops, store.Delete(k, store.VersionIs(sub.entryVersion())))
+		}
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
 		s.log().WarnContext(ctx, "subscription list entries not deleted", "error", err)
 	}
-}
-
-// Unlist deletes the index entries of a subscription whose principal is being erased. It must run before [Service.End], because after an
-// error of End no record may be left that says which entries there are.
-func (s *Store) Unlist(ctx context.Context, sub *Subscription) error {
-	var ops []store.Op
-	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
-		ops = append(ops, store.Delete(k))
-	}
-	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "remove a subscription from the lists")
 }
 
 // recordGrant records the principal's rights and the current contracts of the event types in the subscription, for later rechecks (see

@@ -36,7 +36,7 @@ func TestARepeatedEraseLeavesNothing(t *testing.T) {
 	f := start(t, func(with *standalone.Options) { o = *with })
 	paused := f.subscribe("alice", "/secret-path-a", built)
 	ended := f.subscribe("alice", "/secret-path-b", built)
-	f.subscribe("alice", "/secret-path-c", "event://incidents/web/created")
+	killed := f.subscribe("alice", "/secret-path-c", "event://incidents/web/created")
 	bobs := f.subscribe("bob", "/bob", built)
 	f.answerWith(413)
 	f.publish(built, "evt_dead")
@@ -47,6 +47,12 @@ func TestARepeatedEraseLeavesNothing(t *testing.T) {
 	f.call("op", "POST", "subscriptions/"+paused+"/pause", `{"reason":"alice asked"}`, 200, nil)
 	f.call("op", "DELETE", "subscriptions/"+ended, "", 204, nil)
 	expect.OK(t, f.s.Shutdown(t.Context()))
+	stored := expect.Value(sqlite.Open(filepath.Join(o.Data, "mcpevents.db"), sqlite.Options{}))(t)
+	dead := &storetest.Faulty{DB: stored, At: 2, Late: true, Dies: true} // the process dies right after it has ended the subscription
+	service := &subscription.Service{Store: subscription.Store{DB: dead, Log: slog.New(slog.DiscardHandler)}}
+	expect.True(t, "an interrupted deregistration", service.End(t.Context(), "default", "alice", killed) != nil)
+	expect.Equal(t, "the subscriptions in the lists", expect.Value((&subscription.Lists{DB: stored}).CountStates(t.Context(), "default", 100))(t)[subscription.Active], 2)
+	expect.OK(t, stored.Close())
 	whole := expect.Value(os.ReadFile(filepath.Join(o.Data, "mcpevents.db")))(t)
 	// The queue is in the same file, and its messages name the subscriptions. A server discards them.
 	queued := regexp.MustCompile(`{"v":1,"ws":"default","pr":"alice","sub":"sub_[0-9a-f]+"`)
@@ -82,7 +88,7 @@ func TestARepeatedEraseLeavesNothing(t *testing.T) {
 			expect.True(t, when+": bob's subscription", expect.Value((&subscription.Service{Store: subscription.Store{DB: file}}).Find(t.Context(), "default", bobs))(t) != nil)
 			expect.OK(t, file.Close())
 			raw := queued.ReplaceAll(expect.Value(os.ReadFile(name))(t), nil)
-			for _, text := range []string{"alice", paused, ended, "secret-path"} {
+			for _, text := range []string{"alice", paused, ended, killed, "secret-path"} {
 				for rest, n := raw, 0; n < 3; n++ {
 					i := bytes.Index(rest, []byte(text))
 					if i < 0 {

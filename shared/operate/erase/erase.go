@@ -202,9 +202,6 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 			err = r.erase(ctx, "subscriptions")
 		}
 		if err == nil {
-			err = r.Subscriptions.Store.Unlist(ctx, sub)
-		}
-		if err == nil {
 			err = r.Subscriptions.End(ctx, r.workspace, r.principal, sub.ID)
 		}
 		if fault.Is(err, fault.NotFound) {

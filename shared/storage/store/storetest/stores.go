@@ -53,14 +53,16 @@ type Faulty struct {
 	// Meanwhile runs before the call. If it is nil, the call fails instead: before its writes or, if Late is true, after them.
 	Meanwhile func()
 	Late      bool
+	// Dies makes all later calls fail, too, as if the process had died.
+	Dies bool
 }
 
 func (f *Faulty) do(writes bool, call func() error) error {
 	switch f.Calls++; {
-	case f.Calls != f.At:
+	case f.Calls < f.At, f.Calls > f.At && !f.Dies:
 	case f.Meanwhile != nil:
 		f.Meanwhile()
-	case f.Late && writes:
+	case f.Late && writes && f.Calls == f.At:
 		return cmp.Or[error](call(), fault.New(fault.Unavailable, "the response was lost"))
 	default:
 		return fault.New(fault.Unavailable, "the request was lost")
