@@ -163,7 +163,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 	t.Run("SRC-04 an event larger than its type allows is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
 		f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`"/body"`)
-		f.wants(t, pull("d-1", large), 413, `/data: has 300`, ingest.Invalid)
+		f.wants(t, pull("d-1", large), 413, `/data: has 300`, ingest.Unfit)
 		_, body := f.letter(t, 0)
 		f.acceptAll()
 		f.read(t, body)

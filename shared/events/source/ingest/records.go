@@ -291,7 +291,11 @@ type Recorder interface {
 }
 
 func kindOf(err error) Kind {
-	switch fault.KindOf(err) {
+	kind := fault.KindOf(err)
+	if kind == fault.TooLarge && faultsOf(err) != nil { // the event is too large, and not the request
+		kind = fault.Unprocessable
+	}
+	switch kind {
 	case fault.Unauthenticated:
 		return Unverified
 	case fault.Exhausted:
