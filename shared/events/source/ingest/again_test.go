@@ -421,6 +421,8 @@ func TestTry(t *testing.T) {
 			}
 		}
 		expect.Equal(t, "the signature", try(github, headers(opened+"\n")+"\n"+opened+"\n").Signature, "verified")
+		all := expect.Value(ingest.Try(t.Context(), cat, github, []byte("Content-Type: application/x-www-form-urlencoded\n\na=b\n"), f.now, nil))(t)
+		expect.Deep(t, "the body without a check of the signature", all[0].Document.(map[string]any)["body"], any(map[string]any{"a": "b"}))
 	})
 	t.Run("SRC-05 a compressed body", func(t *testing.T) {
 		if got := try(github, headers(opened)+"Content-Encoding: gzip\n\n"+zip(opened)); got.Kind != ingest.Accepted || got.Signature != "verified" {

@@ -109,9 +109,15 @@ const (
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
 // trySignature verifies a saved request. The result said is the text for [Trial.Signature], and body is the body without its
-// Content-Encoding. Editors add a line break at the end of a file, so trySignature also tries the body without that line break.
+// Content-Encoding. Editors add a line break at the end of a file, so trySignature removes it from the body unless only the body with the
+// line break matches the signature.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
-	body, err = decode(r.Header, sent)
+	candidates := [][]byte{sent}
+	if r.Header.Get("Content-Length") == "" {
+		trimmed := bytes.TrimSuffix(bytes.TrimSuffix(sent, []byte("\n")), []byte("\r"))
+		candidates = [][]byte{trimmed, sent}
+	}
+	body, err = decode(r.Header, candidates[0])
 	if secrets == nil {
 		return signatureUnchecked, body, err
 	}
@@ -120,13 +126,8 @@ func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []
 		return signatureUnchecked + ": " + fault.Public(faulty), body, err
 	}
 	key := strings.TrimPrefix(r.URL.Path, "/sources/"+s.Name+"/")
-	candidates := [][]byte{sent, body}
-	if r.Header.Get("Content-Length") == "" {
-		trimmed := bytes.TrimSuffix(bytes.TrimSuffix(sent, []byte("\n")), []byte("\r"))
-		candidates = [][]byte{trimmed, sent, body}
-	}
 	var refused error
-	for _, candidate := range candidates {
+	for _, candidate := range append(candidates, body) {
 		if _, refused = v.Verify(verify.Request{Header: r.Header, Body: candidate, Key: key}, now); refused != nil {
 			continue
 		}
