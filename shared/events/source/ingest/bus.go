@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
@@ -40,6 +41,9 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known 
 	all, err := b.sources(ctx)
 	if err != nil {
 		return nil, true, err
+	}
+	if len(docs) > 0 && !slices.ContainsFunc(all, func(s source.Source) bool { return s.From == from }) {
+		return nil, true, fault.New(fault.NotFound, "the configuration has no source with from: %s, so nothing receives this message", from)
 	}
 	for _, s := range all {
 		if s.From != from {

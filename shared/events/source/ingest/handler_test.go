@@ -311,7 +311,11 @@ func TestBus(t *testing.T) {
 	expect.Equal(t, "SRC-01 events after that of a direct sender", len(f.events(t)), 2)
 	f.read(t, `{"Type":"Notification","TopicArn":"arn","Message":"x"}`)
 	expect.Equal(t, "SRC-01 the number of events", len(f.events(t)), 2)
-	expect.Equal(t, "SRC-01 the number of dead letters", len(f.sent[queue.Dead]), 0)
+	expect.Equal(t, "SRC-01 the number of dead letters", len(f.sent[queue.Dead]), 1)
+	letter, _ := f.letter(t, 0)
+	expect.Contains(t, "SRC-01 the reason for a message without a source", letter.Reason, "no source with from: sns")
+	f.read(t, `{"Service":"Amazon S3","Event":"s3:TestEvent","Time":"2026-11-23T08:00:00Z","Bucket":"b"}`)
+	expect.Equal(t, "SRC-01 dead letters after S3's test message", len(f.sent[queue.Dead]), 1)
 }
 
 func TestChecksHaveLines(t *testing.T) {
