@@ -1,9 +1,5 @@
 // Package api has the types that the MCP endpoint and the gateway exchange: clients, backends, calls, subscriptions and
 // notifications.
-//
-// shared/mcp, shared/conversation and shared/gateway/relay use it, so that they do not depend on the gateway itself.
-// The package performs no requests and does not use the store. See shared/gateway for calls and
-// shared/gateway/backends for lists.
 package api
 
 import (
@@ -41,8 +37,7 @@ type Capabilities struct {
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// Events is true if the backend has event types, and EventsChanged if it notifies clients when they change.
 	Events, EventsChanged bool
-	// UserMessages is true if the backend wants the messages that users write to an assistant, and AssistantResponses if it
-	// wants the assistant's responses.
+	// UserMessages and AssistantResponses are true if the backend wants these messages of conversations.
 	UserMessages, AssistantResponses bool
 	// Tasks is true if the backend declares the tasks extension, which exists since 2026-07-28.
 	Tasks bool
@@ -82,14 +77,13 @@ type Call struct {
 	ID, Params   json.RawMessage
 	// Header has the headers that repeat parts of the request in 2026-07-28, e.g. Mcp-Name.
 	Header http.Header
-	// ResponseOnly is set if the client does not accept an event stream. A backend then cannot ask the client anything within
-	// the call and immediately gets an error if it tries.
+	// ResponseOnly is set if the client does not accept an event stream, so that a backend cannot ask it anything within the call.
 	ResponseOnly bool
 	// Send sends a message to the client. response is true for the last message, which is the response. Send returns an error
 	// if the client has disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, is called as soon as the client has the backend's response or question. So the endpoint can end its response
-	// before the gateway has recorded the call and, after a question, has canceled the call at the backend.
+	// Answered, if set, is called as soon as the client has the backend's response or question. So the endpoint can end its
+	// response before the gateway has recorded the call.
 	Answered func()
 }
 
@@ -122,9 +116,8 @@ type Subscription struct {
 // Covers reports whether the subscribers of one resource also receive the updates of another one. This is so if the two URIs are
 // equal, or if the second one is below the first. For example, file:///dir covers file:///dir/a.txt, and x://1 covers x://1?page=2.
 //
-// According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to".
-// Only the server knows its sub-resources, so Covers assumes that they are the resources whose URIs are below the subscribed
-// one.
+// According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to". Only
+// the server knows its sub-resources, so Covers goes by the URIs.
 func Covers(subscribed, uri string) bool {
 	rest, ok := strings.CutPrefix(uri, subscribed)
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))

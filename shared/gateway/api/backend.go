@@ -27,9 +27,8 @@ type Backend struct {
 	Workspace string
 	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
 	Scopes []string
-	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's
-	// own names, without the prefix. The rules for resources are also matched against the text of resource templates, such as
-	// file:///{path}.
+	// Tools, Prompts and Resources say which ones callers may use, by URIs and the backend's own names. The rules for resources are
+	// also matched against the text of resource templates, such as file:///{path}.
 	Tools, Prompts, Resources rules.Rules
 	// Extensions says which of the backend's extensions callers may use, by identifier.
 	Extensions rules.Rules
@@ -40,13 +39,11 @@ type Backend struct {
 	Headers map[string]secret.Value
 	// OAuth gets tokens with the client credentials grant. It may be nil.
 	OAuth *OAuth
-	// ForwardToken sends the caller's own token with calls. If the caller has no token, calls are sent without a token. ForwardToken
-	// is off by default, because a backend that has the token can act as the caller. If the configuration has no OAuth and no
-	// Authorization header, the gateway also requests the backend's lists with the caller's token.
+	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the
+	// token can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the
+	// token, too.
 	ForwardToken bool
-	// Exchange exchanges the caller's token for another one, and sends that with calls. It may be nil. As with ForwardToken,
-	// the gateway also requests the backend's lists with such a token if the configuration has no OAuth and no Authorization
-	// header.
+	// Exchange exchanges the caller's token for another one, and sends that with the same requests as ForwardToken. It may be nil.
 	Exchange *Exchange
 }
 

@@ -31,7 +31,6 @@ const (
 // Kinds are the kinds of lists that the relay watches for changes.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
-// kinds has the names that MCP uses for each kind.
 var kinds = [...]struct {
 	what, method, member, name, changed string
 	prefixed                            bool
@@ -114,9 +113,8 @@ type Part struct {
 // gone. Then there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns the entries after the cursor, and the cursor of the next page. The parameter most is the maximum number of entries. An empty
-// cursor means the beginning, and the result next is empty on the last page. The result ok is false if the cursor is malformed or its
-// backend is not in the list.
+// Page returns at most most entries after the cursor, and the cursor of the next page, which is empty on the last page. An empty
+// cursor means the beginning. The result ok is false if the cursor is malformed or its backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {

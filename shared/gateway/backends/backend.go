@@ -48,7 +48,7 @@ type Backend struct {
 	// one listen request can name many resources.
 	noStream *refresh.Value[bool]
 	changed  chan struct{} // receives after the subscriptions at the backend may have changed
-	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
+// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
 	// rates, by method; it is never modified.
 	reported chan string
 	reports  map[string]*reportRate
@@ -139,8 +139,7 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	}
 }
 
-// These are reasons for dropping an entry of a backend's list. Packages gateway, upstream and relay have further reasons. The set is small
-// and fixed because the reason is a dimension of the metric.
+// Reasons for dropping an entry of a backend's list. The set is small and fixed because the reason is a dimension of the metric.
 const (
 	dropNameless = "an entry of a list without a name"
 	dropDeep     = "an entry of a list that is nested too deeply"
@@ -160,7 +159,6 @@ func (bs *Set) CountDrop(ctx context.Context, b api.Backend, reason string) {
 	bs.options.countDroppedMessage(ctx, b, reason)
 }
 
-// countDroppedMessage counts a dropped message, or a dropped entry of a list, in the metric of [Options].Drops.
 func (o *Options) countDroppedMessage(ctx context.Context, b api.Backend, reason string) {
 	o.Drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }

@@ -12,8 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// client returns the client for the view's requests. It uses the caller's token if each caller has a view, and otherwise the operator's
-// credentials.
+// client returns the client for the view's requests. It uses the caller's token if each caller has a view.
 func (v *View) client() *upstream.Client {
 	if v.backend.perCaller() {
 		return v.backend.ClientFor(v.token)
@@ -53,7 +52,6 @@ type viewer struct {
 	token                [sha256.Size]byte
 }
 
-// viewFor returns the client's view of the backend.
 func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	if !b.perCaller() {
 		return b.view
@@ -65,8 +63,8 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view, and creates it if it does not exist. If there are maxViews views already, it first
-// removes the least recently used one, and returns that as old.
+// getOrCreate returns the client's view. If there are maxViews views already, a new one replaces the least recently used one
+// (old).
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -99,7 +97,6 @@ func (b *Backend) views() []*View {
 	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
-// endSession ends the session that the view has at the backend, if it has one.
 func (v *View) endSession(ctx context.Context) {
 	info, _ := v.info.Peek()
 	if info == nil {

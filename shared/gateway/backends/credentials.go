@@ -20,7 +20,6 @@ import (
 // Secrets resolves a secret in a backend's settings.
 type Secrets func(ctx context.Context, v secret.Value) (string, error)
 
-// checkSecrets resolves all secrets and returns an error if one is missing.
 func (b *Backend) checkSecrets(ctx context.Context) error {
 	if err := b.addHeaders(ctx, http.Header{}); err != nil {
 		return err
@@ -50,7 +49,6 @@ func (b *Backend) checkSecrets(ctx context.Context) error {
 	return err
 }
 
-// addHeaders adds the headers that the operator configured.
 func (b *Backend) addHeaders(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
 		text, err := secret.ForHeader(ctx, value, b.options.Secrets)
@@ -81,9 +79,8 @@ type oauthTokens struct {
 // refuses every token would request a new token.
 const minTokenLife = 10 * time.Second
 
-// dropOAuthToken handles a request that the backend refused. h has the headers of the request. If they contain the current
-// token, the next request gets a new one, because the token may have been revoked or have expired without the authorization
-// server having announced when.
+// dropOAuthToken makes the next request get a new token if the backend refused the current one. The token may have been revoked,
+// or have expired without the authorization server having announced when.
 func (b *Backend) dropOAuthToken(h http.Header) {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
@@ -92,8 +89,7 @@ func (b *Backend) dropOAuthToken(h http.Header) {
 	}
 }
 
-// headerOf returns the Authorization header with a token. It remembers the latest header, and when it changed, for
-// [Backend.dropOAuthToken].
+// headerOf remembers the latest Authorization header, and when it changed, for [Backend.dropOAuthToken].
 func (o *oauthTokens) headerOf(t *oauth2.Token) string {
 	header := t.Type() + " " + t.AccessToken
 	o.mu.Lock()
@@ -132,7 +128,6 @@ func withoutURL(err error) error {
 	return err
 }
 
-// tokenSource returns the backend's token source. It makes a new one if the client secret has changed.
 func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
@@ -151,16 +146,15 @@ func (b *Backend) tokenContext() context.Context {
 	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
-// credentials adds the operator's headers and the Authorization header to requests to a backend. The token belongs to
-// the caller for whom the request is made. The token is empty for the gateway's own requests, and for requests on behalf of a
-// caller who sent no token. In the latter case, bare is set.
+// credentials adds the operator's headers and the Authorization header to requests to a backend. The token is empty unless the
+// request is made for a caller who sent one.
 type credentials struct {
 	*Backend
 	token string
-	bare  bool // send no Authorization header
+	bare  bool // send no Authorization header, because the caller sent no token
 }
 
-// add adds the headers to h. It is the Credentials function of an [upstream.Client].
+// add is the Credentials function of an [upstream.Client].
 func (c credentials) add(ctx context.Context, h http.Header) error {
 	err := c.addHeaders(ctx, h)
 	switch {

@@ -67,7 +67,6 @@ type exchanged struct {
 	forAll bool      // the error concerns all callers
 }
 
-// exchanges caches the outcomes of a backend's recent token exchanges.
 type exchanges struct {
 	asking singleflight.Group
 	kept   *bounded.Map[subject, exchanged]
@@ -95,8 +94,7 @@ func (b *Backend) noToken(kind fault.Kind, cause error, text string) *TokenError
 	return &TokenError{public: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), cause: cause}
 }
 
-// exchangeToken exchanges the token in a caller's Authorization header, and returns the Authorization header for requests to the backend.
-// The error is a [TokenError].
+// exchangeToken returns the Authorization header for requests to the backend, given the caller's. The error is a [TokenError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
 	token, expires, ok := readToken(caller)
 	now := time.Now()
@@ -227,9 +225,8 @@ func checkExchanged(got *oauth2.Token, token string) error {
 // errorCode matches the error codes of RFC 6749, section 5.2. The gateway does not log other codes, because they might contain a token.
 var errorCode = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
-// judgeExchange returns the error for the caller, given the reason why the exchange failed. Some error codes mean that the authorization
-// server refuses this caller. Other failures are the operator's to solve. Texts of the authorization server are dropped, because they may
-// contain tokens.
+// judgeExchange returns the error for the caller, given the reason why the exchange failed. Texts of the authorization server are
+// dropped, because they may contain tokens.
 func (b *Backend) judgeExchange(err error) *TokenError {
 	unavailable := func(cause error) *TokenError {
 		return b.noToken(fault.Unavailable, cause, "the authorization server gives no tokens for backend %s now; try again")
@@ -284,7 +281,6 @@ const (
 	minRSA = 2048
 )
 
-// addAssertion adds an assertion to the parameters of a token request.
 func (b *Backend) addAssertion(ctx context.Context, params url.Values) error {
 	signer, err := b.clientSigner(ctx)
 	if err != nil {

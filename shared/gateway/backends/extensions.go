@@ -41,8 +41,7 @@ var reserved = []string{
 	"subscriptions", "notifications", "events", "tasks", "conversation", "cancelled", "progress", "message", "initialized",
 }
 
-// parseExtensions returns the extensions that a backend declares. It leaves out [ownExtensions], extensions with our own prefix, malformed
-// ones, and the ones beyond the limits above.
+// parseExtensions returns the extensions that a backend declares, without [ownExtensions] and the ones beyond the limits above.
 func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 	var out map[string]json.RawMessage
 	for key, settings := range jsonrpc.Members(declared) {
@@ -105,7 +104,6 @@ func (v *View) Extends(p auth.Principal, info *ServerInfo, method string) (ok bo
 	return ok && err == nil, err
 }
 
-// addExtensions adds the backend's extensions to the capabilities if the principal may use them.
 func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *ServerInfo) {
 	for id, settings := range info.Extensions {
 		scopes, ok := v.backend.rules[api.Extensions].Permits(id)
@@ -119,9 +117,8 @@ func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *Serve
 	}
 }
 
-// findMethod finds the backend that declares an extension with the method. It returns a fault of kind fault.Conflict if
-// several backends do. If no backend does, the error is the same as for an unknown name. If the client lacks a scope, it
-// returns the backend together with the error.
+// findMethod finds the backend that declares an extension with the method. The error is of kind fault.Conflict if several
+// backends do. If the client lacks a scope, findMethod returns the backend together with the error.
 func (bs *Set) findMethod(ctx context.Context, c api.Client, method string) (found Entry, err error) {
 	err = unknownError(api.Extensions.String(), method)
 	if _, _, ok := splitMethod(method); !ok {

@@ -23,8 +23,8 @@ type ServerInfo struct {
 	session string // the gateway's own session with it, in session-based revisions
 }
 
-// refreshInfo asks the backend for its capabilities, with a new session at a session-based backend, and then ends the previous
-// session. If another goroutine still uses that session, it gets an error from the backend and calls LoadInfo again.
+// refreshInfo asks the backend for its capabilities. At a session-based backend, this takes a new session, and refreshInfo ends
+// the previous one. If another goroutine still uses that session, it gets an error and calls LoadInfo again.
 func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
@@ -76,9 +76,9 @@ func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo 
 	return info
 }
 
-// fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
-// revision the backend speaks. It retries once with new capabilities, and thus a new session, if the backend has ended the session or seems
-// to speak another revision now. Some backends do not report that a session has ended, but send an answer without a response.
+// fetchWithSession fetches a list. It retries once with new capabilities, and thus a new session, if the backend has ended the
+// session or seems to speak another revision now. Some backends do not report that a session has ended, but send an answer
+// without a response.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
@@ -103,7 +103,6 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 	}
 }
 
-// fetchList reads all pages of a list.
 func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (*fetched, error) {
 	b, c := v.backend, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
@@ -199,9 +198,8 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	return e, ""
 }
 
-// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction
-// of text. It ignores the case of member names and checks each of several members with the same name, because clients differ in
-// which of them they read.
+// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction of
+// text. It checks all members with such a name, in any case, because clients differ in which of them they read.
 func isPrintable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {
@@ -224,9 +222,8 @@ func isUnprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
-// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching): for how long the list may be cached, and whether all
-// callers may share it. If the page does not say how long, ttl is the parameter own, the gateway's own limit. Session-based revisions have
-// no hints, so their lists get that limit and are not shared.
+// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching). The parameter own is the gateway's own limit
+// for the ttl. Session-based revisions have no hints, so their lists get that limit and are not shared.
 func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {

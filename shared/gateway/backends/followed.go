@@ -62,8 +62,7 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 }
 
 // Check returns an error unless the backend responds. To a session-based backend, it first sends a ping in the gateway's own
-// session, because a new session for each check would cost the backend more. If the ping fails, the backend may have restarted
-// and lost the session, so Check calls Ask, which begins a new one.
+// session, because a new session for each check would cost the backend more.
 func (f Followed) Check(ctx context.Context) error {
 	if info, _ := f.view.info.Peek(); info != nil && !info.Version.Stateless() {
 		request := upstream.Request{Version: info.Version, Session: info.session}
@@ -99,8 +98,7 @@ func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	return out, err
 }
 
-// SetNoStream records that the backend has no notification stream. The parameter until says when the record expires. By then, the
-// relay has asked the backend again. If until is zero, the backend has a stream, and SetNoStream removes the record.
+// SetNoStream records until the given time that the backend has no notification stream. If until is zero, it removes the record.
 func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 	op := store.Delete(noStreamKey(f.Place()))
 	if !until.IsZero() {

@@ -18,25 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits of one backend's list. maxList is the maximum size of all pages together, and maxName the maximum length of one
-// name, in bytes.
+// Limits of one backend's list.
 const (
-	maxPages   = 200
-	maxEntries = 10_000
-	maxList    = 32 << 20
-	maxName    = 1024
-	// maxConflicts limits how many name conflicts a list reports.
-	maxConflicts = 100
+	maxPages     = 200
+	maxEntries   = 10_000
+	maxList      = 32 << 20 // bytes, all pages together
+	maxName      = 1024     // bytes
+	maxConflicts = 100      // how many name conflicts a list reports
 )
 
 // Entry is one entry of a backend's list.
 type Entry struct {
 	api.Entry
-	View *View // the view in whose list it is
-	// scopes has the scopes that a caller needs to use the entry.
-	scopes []string
-	// matches reports whether the template matches a URI. It is set for resource templates.
-	matches func(uri string) bool
+	View    *View                 // the view in whose list it is
+	scopes  []string              // that a caller needs to use the entry
+	matches func(uri string) bool // of a resource template; otherwise nil
 }
 
 // fetched is a backend's list, with the backend's hints for caches.
@@ -63,8 +59,7 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather fetches the lists of all views with [Set.fetchLists], and waits for them. The result failing is true if any list could not be
-// fetched. In place of such a list, gather returns the last one that was fetched, or nil.
+// gather waits for the lists of [Set.fetchLists]. In place of a list that could not be fetched, it returns the last one, or nil.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	for _, p := range bs.fetchLists(ctx, views, kind, use) {
 		<-p.done
@@ -80,7 +75,7 @@ type pendingList struct {
 	failed bool
 }
 
-// fetchLists fetches the views' lists in the background. It uses a cached list if its list version is unchanged and its age is below the
+// fetchLists fetches the views' lists in the background. It uses a cached list of the current version whose age is below the
 // maximum age, which the function use returns.
 func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
 	versions := listVersions(ctx, bs.options, views, kind)
@@ -112,10 +107,8 @@ func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use
 // isGone reports whether the client has disconnected, so that a failure says nothing about the backend or the store.
 func isGone(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
-// recordLeftOut records that a client gets a list without the backend's entries. Nearly all clients read a list only once, so
-// the relay must announce a change when it can read the missing entries (see [api.LeftOut]). The relay follows only views
-// with the operator's credentials, so recordLeftOut ignores other views. It writes only one record per view and kind, because
-// the view keeps a list that it has read once.
+// recordLeftOut records that a client gets a list without the backend's entries, so that the relay announces a change when it can
+// read them (see [api.LeftOut]). The relay follows only views with the operator's credentials.
 func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	if v != v.backend.view {
 		return
@@ -135,7 +128,6 @@ func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	}
 }
 
-// writeLeftOut makes the relay announce a list as changed when it next compares the lists, see [api.LeftOut].
 func (b *Backend) writeLeftOut(ctx context.Context, kind api.Kind) error {
 	mark := store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut), Version: mathrand.Int64()}
 	return b.options.DB.Write(ctx, store.Put(mark))
@@ -146,7 +138,6 @@ func (b *Backend) ListHashKey(kind api.Kind) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "list#" + kind.Member()}
 }
 
-// mergeLists combines the lists of the backends into one, without the entries for which the principal lacks a scope.
 func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, views []*View, lists []*fetched) *api.List {
 	out := &api.List{TTL: maxTTL, Shared: true}
 	if len(views) == 0 {
@@ -186,8 +177,7 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	return out
 }
 
-// logConflict logs that two backends have an entry with the same name, but only once for each name. Clients see the conflict
-// in each list.
+// logConflict logs a conflict only once for each name. Clients see the conflict in each list.
 func (bs *Set) logConflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := bs.conflicts.Get(what); logged {
@@ -303,13 +293,13 @@ func (v *View) mayServe(p auth.Principal, info *ServerInfo, uri string) bool {
 		return true
 	}
 	templates := v.latestList(api.Templates)
-	return templates != nil && !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) })
+	return templates != nil && !templates.restricts(uri)
 }
 
-// listsScheme reports whether the backend lists a resource or a template whose URI has this prefix.
 func (v *View) listsScheme(prefix string) bool {
 	for _, kind := range []api.Kind{api.Resources, api.Templates} {
-		if slices.ContainsFunc(v.latestList(kind).listEntries(), func(e Entry) bool { return strings.HasPrefix(e.Own, prefix) }) {
+		l := v.latestList(kind)
+		if l != nil && slices.ContainsFunc(l.entries, func(e Entry) bool { return strings.HasPrefix(e.Own, prefix) }) {
 			return true
 		}
 	}
@@ -318,13 +308,10 @@ func (v *View) listsScheme(prefix string) bool {
 
 // latestList returns the list that was fetched last, however old it is, or nil before the first one.
 func (v *View) latestList(kind api.Kind) *fetched {
-	v.mu.Lock()
-	l := v.lists[kind]
-	v.mu.Unlock()
-	if l == nil {
-		return nil
+	if l := v.currentList(kind); l != nil {
+		return l.latest()
 	}
-	return l.latest()
+	return nil
 }
 
 // DeniedBy returns the name of the backend whose rules deny a name or a URI, or "" if no rule denies it.
@@ -358,8 +345,7 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// each returns the sequence of the results of a function for the elements. It calls the function for an element only when the caller
-// reaches it.
+// each returns the results of a function for the elements. It calls the function only when the caller reaches the element.
 func each[E any](elements []E, list func(E) *fetched) iter.Seq[*fetched] {
 	return func(yield func(*fetched) bool) {
 		for _, e := range elements {
@@ -436,12 +422,9 @@ func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	return owner
 }
 
-// listEntries returns the entries, or nil if the list was never fetched.
-func (f *fetched) listEntries() []Entry {
-	if f == nil {
-		return nil
-	}
-	return f.entries
+// restricts reports whether the URI matches a resource template that the rules deny, or for which a caller needs scopes.
+func (f *fetched) restricts(uri string) bool {
+	return slices.ContainsFunc(f.restricted, func(matches func(string) bool) bool { return matches(uri) })
 }
 
 // Limits on matching a URI against resource templates, because backends choose the templates and clients choose the URIs.
@@ -478,10 +461,8 @@ func matcher(template string) func(uri string) bool {
 type part struct {
 	literal    string
 	expression bool
-	// first is the first character of a non-empty expansion, or 0 if that can be any character.
-	first byte
-	// slash is true if the expansion may contain slashes. It may contain all other characters.
-	slash bool
+	first      byte // the first character of a non-empty expansion; 0 if it can be any
+	slash      bool // the expansion may contain slashes, in addition to all other characters
 }
 
 // expansionOf describes the possible expansions of an expression (RFC 6570, section 3.2).
@@ -520,7 +501,6 @@ func matches(parts []part, uri string) bool {
 	return at[len(uri)]
 }
 
-// canBegin reports whether an expansion can begin with the character.
 func (p part) canBegin(c byte) bool {
 	if p.first != 0 {
 		return c == p.first

@@ -22,14 +22,12 @@ import (
 
 // Options configure a [Set]. Source, Commands, EventsWanted, Metrics and Tracer may be nil; everything else is required.
 type Options struct {
-	// Source returns the current backends. The set calls it before each use and does not modify the result. Without a Source, the backends
-	// change only by [Set.Replace].
+	// Source returns the current backends before each use. Without a Source, the backends change only by [Set.Replace].
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves the secrets in backends' settings. The set calls it for each request to a backend.
 	Secrets Secrets
 	DB      store.DB
-	// HTTP is the client for requests to backends.
-	HTTP *http.Client
+	HTTP    *http.Client
 	// Commands tells which commands run. It is nil if this process does not run commands.
 	Commands Commands
 	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It is nil if the server has no events.
@@ -48,8 +46,7 @@ type Options struct {
 
 // Commands is the part of package stdio that the set needs for backends that are commands, see [api.Command].
 type Commands interface {
-	// Touch records that a client uses the backend. Running reports whether the backend's shared process, which serves all
-	// its callers, is running.
+	// Touch records that a client uses the backend. Running reports whether the backend's shared process is running.
 	Touch(api.Backend)
 	Running(api.Backend) bool
 }

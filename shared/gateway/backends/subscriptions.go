@@ -35,7 +35,6 @@ func wantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedPrefix(s) + wantedURI(s) + "#" + s.Holder}
 }
 
-// principalOf returns the hash of the principal in an item's sort key.
 func principalOf(sort string) string {
 	principal, _, _ := strings.Cut(strings.TrimPrefix(sort, "p#"), "#")
 	return principal
@@ -55,7 +54,6 @@ func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
-// checkLimit returns an error if the principal would be subscribed to more than [maxWanted] resources of the backend.
 func (bs *Set) checkLimit(ctx context.Context, s api.Subscription) error {
 	prefix, own := wantedPrefix(s), wantedURI(s)
 	uris := map[string]bool{}
@@ -123,7 +121,7 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 		if templates == nil {
 			return false
 		}
-		if !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) }) {
+		if !templates.restricts(uri) {
 			return true
 		}
 		_, err := lookUp(p, api.Resources, uri, func(kind api.Kind) iter.Seq[*fetched] {
@@ -134,13 +132,10 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 	return false
 }
 
-// listOfAnyVersion returns the view's list of a kind. It fetches the list if the cached one is older than Options.ListTTL,
-// but not because the list version has changed: it runs for each update of a resource, and would have to read the version
-// from the store each time. It returns nil if the list was never fetched and cannot be fetched now.
+// listOfAnyVersion fetches the list if the cached one is older than Options.ListTTL, but not because its version has changed: it
+// runs for each update of a resource, and would have to read the version from the store each time.
 func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
-	v.mu.Lock()
-	l := v.lists[kind]
-	v.mu.Unlock()
+	l := v.currentList(kind)
 	version := ""
 	if l != nil {
 		version = l.version
@@ -157,7 +152,6 @@ func noStreamKey(p api.Place) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
 }
 
-// hasStream reports whether the backend may have a notification stream.
 func (b *Backend) hasStream(ctx context.Context) bool {
 	none, err := b.noStream.Get(ctx)
 	if err != nil {
@@ -167,7 +161,6 @@ func (b *Backend) hasStream(ctx context.Context) bool {
 	return !none
 }
 
-// readNoStream reads whether the relay has recorded that the backend has no notification stream.
 func (b *Backend) readNoStream(ctx context.Context, _ bool) (bool, error) {
 	it, err := store.One(ctx, b.options.DB, noStreamKey(b.Place()), "read whether a backend has a notification stream")
 	return it != nil, err

@@ -38,9 +38,8 @@ import (
 // fetch took before it asks for the list again, unless the list version changes first.
 type View struct {
 	backend *Backend
-	// token is the caller's token, or empty for the operator's credentials.
-	token string
-	used  time.Time // when a caller last used it; guarded by callers.mu
+	token   string    // the caller's token, or empty for the operator's credentials
+	used    time.Time // when a caller last used it; guarded by callers.mu
 
 	info *refresh.Value[*ServerInfo]
 
@@ -99,8 +98,7 @@ func (v *View) Doubt(info *ServerInfo) {
 	}
 }
 
-// doubt makes the next caller ask for the capabilities again, as [View.Doubt] does, but leaves the lists alone. It reports whether it had
-// an effect.
+// doubt is [View.Doubt] without the lists. It reports whether it had an effect.
 func (v *View) doubt(info *ServerInfo) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -121,8 +119,7 @@ type versionedList struct {
 	before  *fetched // the last list under earlier versions, or nil
 }
 
-// replaceList replaces the view's versionedList of a kind with a new one. since is when the view noticed that the version had changed, or
-// zero for the view's first version. The caller holds the lock.
+// replaceList replaces the view's list of a kind with a new one. The caller holds the lock.
 func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
@@ -137,6 +134,12 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	})
 	v.lists[kind] = l
 	return l
+}
+
+func (v *View) currentList(kind api.Kind) *versionedList {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.lists[kind]
 }
 
 // latest returns the list that was fetched last, or nil before the first one.
@@ -179,13 +182,10 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	return now, nil
 }
 
-// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. After a
-// fetch has timed out, the view does not ask the backend again for a while. During that time, cachedList returns the last
-// list, or an empty one if the list was never fetched.
+// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. While the
+// view does not ask the backend after a timeout, cachedList returns the last list, or an empty one if the list was never fetched.
 func (v *View) cachedList(kind api.Kind) *fetched {
-	v.mu.Lock()
-	l := v.lists[kind]
-	v.mu.Unlock()
+	l := v.currentList(kind)
 	if l == nil {
 		return nil
 	}
@@ -306,8 +306,8 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones, or
-// nil.
+// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known
+// ones.
 func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
@@ -360,8 +360,7 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabili
 	return all
 }
 
-// addInstructions appends the backend's instructions to to.Instructions. If there are several backends, or if the backend has a prefix, a
-// line with the backend's name comes first. The line also mentions the prefix, because the instructions use the names without it.
+// addInstructions appends the backend's instructions. It mentions the prefix, because the instructions use the names without it.
 func (v *View) addInstructions(to *api.Capabilities, info *ServerInfo, several bool) {
 	text := info.Instructions
 	if text == "" {

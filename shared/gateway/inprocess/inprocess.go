@@ -1,8 +1,7 @@
 // Package inprocess connects the gateway to a backend that is an [http.Handler] in the same process.
 //
 // The gateway uses it as the transport of its HTTP client, so that the rest of the code sees an ordinary backend. The transport
-// does not buffer bodies: the handler waits until the reader has read its bytes. shared/gateway/upstream interprets the
-// messages.
+// does not buffer bodies: the handler waits until the reader has read its bytes.
 package inprocess
 
 import (
@@ -166,7 +165,6 @@ func (w *writer) Write(b []byte) (int, error) {
 	return w.pipe.Write(b)
 }
 
-// Flush implements [http.Flusher].
 func (w *writer) Flush() { w.WriteHeader(http.StatusOK) }
 
 func (w *writer) begin(status int, failed error) {

@@ -28,8 +28,7 @@ var (
 	errUnknown = fault.New(fault.NotFound, "it has no such event type for the caller")
 )
 
-// receiveAs receives the events of a URI with the token of the URI's principal until ctx ends. If the subscription fails, it
-// subscribes again, with a new token if the token was refused.
+// receiveAs receives the events of a URI with the token of the URI's principal until ctx ends.
 func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	workspace, log := e.backend.Place().Workspace, e.relay.log(e.backend).With("uri", uri)
 	var refused auth.Token
@@ -65,7 +64,6 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	}
 }
 
-// subscribeAs subscribes with a token, and returns when the subscription has ended.
 func (e *receiver) subscribeAs(parent context.Context, uri string, token auth.Token) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -82,7 +80,6 @@ func (e *receiver) subscribeAs(parent context.Context, uri string, token auth.To
 	return fault.New(fault.KindOf(err), "it refuses the subscription of the caller (%s)", fault.KindOf(err))
 }
 
-// receiveOver receives the events of a URI over a connection with the caller's credentials.
 func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (err error) {
 	as := &receiver{Events: e.Events, relay: e.relay, backend: e.backend, limit: e.limit, perCaller: true}
 	as.client, err = client.Connect(ctx, placeholderURL, client.Options{HTTP: t.client(), Agent: e.Agent})

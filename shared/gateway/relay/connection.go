@@ -62,7 +62,6 @@ const askAgain = 5 * time.Minute
 // 404 and 501 from servers that accept only POST.
 var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
 
-// errNoStream reports that a backend has no notification stream.
 var errNoStream = errors.New("gateway: the backend has no notification stream")
 
 // keep keeps the connection open for as long as the relay has the lease, and connects again after failures.
@@ -91,7 +90,6 @@ func (c *connection) keep() {
 	}
 }
 
-// follow runs the steps of the state machine until one of them fails.
 func (c *connection) follow(ctx context.Context) error {
 	defer c.hangUp()
 	steps := map[state]func(context.Context) (state, error){
@@ -164,7 +162,6 @@ func (c *connection) catchUp(ctx context.Context) (state, error) {
 
 func (c *connection) read(ctx context.Context) (state, error) { return asking, c.stream.run(ctx) }
 
-// compareRegularly compares the lists periodically instead of reading notifications, until it is time to ask the backend again.
 func (c *connection) compareRegularly(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err

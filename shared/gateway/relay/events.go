@@ -89,7 +89,6 @@ func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	return nil
 }
 
-// replace changes the stored event types of a workspace with the function edit, and announces the change if there is one.
 func (e *Events) replace(ctx context.Context, db store.DB, workspace string, edit func(map[string]catalog.BackendTypes)) error {
 	changed, err := catalog.ReplaceBackends(ctx, db, workspace, edit)
 	if err != nil || !changed {
@@ -162,7 +161,6 @@ func (r *Relay) startEvents(l *lease, b *follower) (stop func()) {
 	}
 }
 
-// receiveEvents receives a backend's events until ctx ends. After a failure it begins again, after a pause that grows.
 func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
 	least, most := r.pauses()
 	for wait := least; ctx.Err() == nil; wait = min(2*wait, most) {
@@ -229,7 +227,6 @@ func (t transport) client() *http.Client {
 	return &c
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	to, err := url.Parse(t.upstream.URL)
 	if err != nil {
@@ -308,14 +305,12 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 	}
 }
 
-// listedType is an event type in a backend's list.
 type listedType struct {
 	catalog.BackendType
 	Delivery []string `json:"delivery"`
 }
 
-// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory. Its parameter
-// (of) has the prefix and the scopes of the types in the configuration.
+// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory.
 func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	others, err := e.otherPrefixes(ctx)
 	if err != nil {
@@ -369,7 +364,6 @@ pages:
 	return e.replace(ctx, e.relay.DB, place.Workspace, func(all map[string]catalog.BackendTypes) { all[place.Backend] = of })
 }
 
-// otherPrefixes returns the prefixes of the other backends in the workspace.
 func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err error) {
 	place := e.backend.Place()
 	configured, err := e.Configured(ctx)
@@ -381,8 +375,8 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 	return prefixes, err
 }
 
-// check returns the catalog's form of an event type, or an error if the relay cannot use the type. others has the prefixes of the other
-// backends. As for tools, a name that begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
+// check returns the catalog's form of an event type, or an error if the relay cannot use the type. As for tools, a name that
+// begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
 func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
 		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {
@@ -402,9 +396,9 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay cannot use any of them. If the
-// backend acts for its callers, chooseMode never returns webhook, because the publish role, which receives webhooks, does not know the
-// schemas that the backend shows to each caller.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "". If the backend acts for its
+// callers, that is never webhook, because the publish role, which receives webhooks, does not know the schemas that the backend
+// shows to each caller.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():
@@ -423,8 +417,7 @@ func (e *receiver) overStdio() bool {
 	return strings.HasPrefix(e.backend.Client().URL, api.CommandScheme+":")
 }
 
-// adjust starts and ends subscriptions at the backend, so that they match the events that clients want. It makes at most maxReceptions
-// subscriptions, and records in the state of the other ones that the limit is reached.
+// adjust starts and ends subscriptions at the backend, at most maxReceptions, so that they match the events that clients want.
 func (e *receiver) adjust(ctx context.Context) error {
 	place := e.backend.Place()
 	wanted, err := e.Demand.ListWanted(ctx, place.Workspace, place.Backend)

@@ -18,11 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen requests. Each
-// stream has a goroutine that reads it. The main goroutine calls [following.connect], [following.settle] and [following.run]. It decides
-// to which resources the relay subscribes at the backend, and starts the requests for that. Each request runs in its own goroutine and
-// reports its result to the main goroutine. The fields interests and listens have the states of the subscriptions. They need no lock,
-// because only the main goroutine uses them.
+// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen
+// requests. The goroutines that read streams and send requests report to the main goroutine, which calls [following.connect],
+// [following.settle] and [following.run]. Only the main goroutine uses the fields interests and listens, so they need no lock.
 type following struct {
 	*follower
 	relay        *Relay
@@ -75,7 +73,6 @@ func (f *following) connect() (err error) {
 	return err
 }
 
-// request returns a request in the connection's session, without a body.
 func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
@@ -89,7 +86,6 @@ func (f *following) begin(continued bool) {
 	close(f.begun)
 }
 
-// close closes the connection and its session.
 func (f *following) close() {
 	f.cancel()
 	if f.first != nil {
@@ -116,9 +112,7 @@ const (
 	maxChecks = 3
 )
 
-// run runs the main loop of an open connection until one of its streams ends. The goroutines of the streams announce the backend's
-// notifications. Meanwhile run reads the clients' subscriptions, subscribes and unsubscribes at the backend accordingly, announces
-// list changes that the throttle has delayed, and checks that the backend is still alive.
+// run runs the main loop of an open connection until one of its streams ends.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
@@ -197,7 +191,6 @@ func (f *following) settle(limit time.Duration) {
 	}
 }
 
-// refresh reads the clients' subscriptions to the backend's resources from the store.
 func (f *following) refresh() error {
 	wanted, err := f.Wanted(f.ctx)
 	if err != nil {
@@ -243,7 +236,7 @@ func (f *following) check() {
 	})
 }
 
-// fail ends the connection with an error. Only the first error counts.
+// fail ends the connection. Only the first error counts.
 func (f *following) fail(err error) {
 	select {
 	case f.failed <- err:
@@ -255,7 +248,6 @@ func (f *following) fail(err error) {
 // the relay dies before that, the next relay that connects finds a difference and announces a change.
 var unsettled = []byte("?")
 
-// markUnsettled stores [unsettled] for the lists that a notification with the given method reports as changed.
 func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
@@ -266,8 +258,7 @@ func (f *following) markUnsettled(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
 }
 
-// remember stores the hashes of the lists after their changes were announced, so that the next connection does not announce the changes
-// again.
+// remember stores the hashes of announced lists, so that the next connection does not announce them again.
 func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
@@ -345,7 +336,6 @@ func (f *following) hasSubscriber(uri string) bool {
 	return false
 }
 
-// announceChange announces that lists have changed.
 func (f *following) announceChange(ctx context.Context, method string) error {
 	if method == spec.NoteRootsChange { // roots are not a list of the gateway
 		return f.relay.announce(ctx, f, api.Notice{Method: method})

@@ -42,7 +42,6 @@ func newInterests() interests {
 	return interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}}
 }
 
-// want sets the resources that clients want, with the subscribed principals by URI.
 func (i *interests) want(wanted map[string][]string) {
 	i.wanted = wanted
 	for uri := range wanted {
@@ -94,14 +93,12 @@ func (i *interests) idle() bool {
 	return !left && len(i.asking) == 0
 }
 
-// recordSubscribed records that the relay's subscription to a resource has taken effect.
 func (i *interests) recordSubscribed(uri string) {
 	if of := i.of[uri]; of != nil && !of.subscribed {
 		*of = interest{subscribed: true, changed: true}
 	}
 }
 
-// recordEnded records that the relay is no longer subscribed to a resource.
 func (i *interests) recordEnded(uri string) {
 	if of := i.of[uri]; of != nil {
 		*of = interest{}
@@ -152,8 +149,7 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts the subscribe and unsubscribe requests that are needed so that the relay is subscribed at the backend to
-// exactly the resources that clients want.
+// pursue starts the requests after which the relay is subscribed at the backend to exactly the resources that clients want.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -180,7 +176,6 @@ func (f *following) pursue() {
 	}
 }
 
-// change sends one request to subscribe or unsubscribe.
 func (f *following) change(method, uri string) error {
 	_, err := f.Client().Ask(f.ctx, f.request(), method, paramsOf(uri))
 	if !errors.Is(err, upstream.ErrSession) {
@@ -220,8 +215,8 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend. The parameter room is their maximum number.
-// wanted has the principals that want each subscription, by URI.
+// chooseSubscriptions chooses at most room of the wanted subscriptions. The map wanted has the principals that want each one, by
+// URI.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
 // shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.

@@ -18,10 +18,9 @@ import (
 
 // holding is the value of the item that represents a lease.
 type holding struct {
-	Owner string `json:"o"`
-	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never
-	// Connected is true if the holder was connected to the backend when it wrote this item.
-	Connected bool `json:"c,omitempty"`
+	Owner     string `json:"o"`
+	Until     int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never
+	Connected bool   `json:"c,omitempty"` // the holder was connected to the backend when it wrote this item
 }
 
 // watchEvery is how often the relay that holds a lease checks whether another relay has taken it over. It checks only in the last part of
@@ -262,7 +261,6 @@ func (l *lease) giveBack() {
 	_ = l.relay.DB.Write(ctx, store.Delete(l.key, store.VersionIs(l.version)))
 }
 
-// release ends the lease and waits until it has been given back.
 func (l *lease) release() {
 	l.cancel()
 	if l.done != nil {

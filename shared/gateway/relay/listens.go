@@ -121,7 +121,6 @@ func (f *following) listenFirst() error {
 	return nil
 }
 
-// recordAcknowledged records which resources of a listen the backend has accepted.
 func (f *following) recordAcknowledged(s *stream) {
 	honored := s.uris
 	if s.honored != nil {

@@ -26,8 +26,8 @@ func (r *reception) stop() {
 	<-r.done
 }
 
-// start starts a subscription in the background. If resume is set, a backend that delivers by webhook sends the events after
-// the stored cursor again.
+// start starts a subscription. If resume is set, a backend that delivers by webhook sends the events after the stored cursor
+// again.
 func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *reception {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reception{cancel: cancel, done: make(chan struct{})}
@@ -43,7 +43,6 @@ func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *re
 	return r
 }
 
-// receive keeps a subscription until ctx ends. If the backend refuses or ends it, receive tries again later.
 func (e *receiver) receive(ctx context.Context, uri, mode string, resume bool) {
 	workspace := e.backend.Place().Workspace
 	for ctx.Err() == nil {
@@ -103,7 +102,6 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool)
 	return sub.Err()
 }
 
-// announceGap tells the subscribers of a URI that events are missing.
 func (e *receiver) announceGap(ctx context.Context, uri string) error {
 	if err := e.limit.WaitN(ctx, gapCost); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to announce a gap")
@@ -111,8 +109,7 @@ func (e *receiver) announceGap(ctx context.Context, uri string) error {
 	return e.Gap(ctx, e.backend.Place().Workspace, uri)
 }
 
-// publish publishes an event, unless it was published before. It drops an event that cannot be published, and counts it in the backend's
-// metric of dropped messages.
+// publish publishes an event, unless it was published before. It drops an event that cannot be published.
 func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) error {
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
@@ -139,7 +136,6 @@ const hookTTL = 24 * time.Hour
 // errNoURL is the reason why the relay does not use an event type that needs webhooks: the server has no public URL for them.
 var errNoURL = fault.New(fault.Unsupported, "it is delivered by webhook only, and --public-url is not set")
 
-// endpoint returns the webhook endpoint at this server to which the backend sends the events of a URI.
 func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Cursor) (*client.Endpoint, error) {
 	workspace := e.backend.Place().Workspace
 	to, err := e.Hooks.URL(ctx, workspace, uri)

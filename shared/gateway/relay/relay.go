@@ -12,9 +12,6 @@
 //	events.go      the event types of backends, and subscriptions to their events
 //	receive.go     one subscription to events
 //	callers.go     one subscription to events of a backend that acts for its callers
-//
-// The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
-// shared/gateway/backends, and the streams of clients in shared/mcp.
 package relay
 
 import (
@@ -73,8 +70,7 @@ type Backend interface {
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 
-// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the event log. A lease
-// in the store decides which relay holds a backend's stream.
+// Relay is one of the relays of a deployment. A lease in the store decides which of them holds a backend's stream.
 type Relay struct {
 	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
 	Backends func(ctx context.Context) []Backend
@@ -87,8 +83,7 @@ type Relay struct {
 	Lease time.Duration
 	// Relist is how often the relay reads a backend's lists without having been notified of a change; 0 means 1 min.
 	Relist time.Duration
-	// MinPause and MaxPause limit the pause before another connection attempt. The pause doubles with each failure. 0 means 1 s and
-	// 1 min.
+	// MinPause and MaxPause limit the pause before another connection attempt. 0 means 1 s and 1 min.
 	MinPause, MaxPause time.Duration
 	// Until is when this process must have ended, or zero if its time is not limited. In the last Handover of that time, other
 	// relays take over the backends.
@@ -112,11 +107,10 @@ const readBackendsEvery = time.Second
 // follower is the relay's state for one backend, with or without the lease.
 type follower struct {
 	Backend
-	throttle *notificationThrottle
-	stop     context.CancelFunc
-	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and no client wants its events
-	// typesChanged receives when the backend has notified of changed event types.
-	typesChanged chan struct{}
+	throttle     *notificationThrottle
+	stop         context.CancelFunc
+	idle         atomic.Bool       // another relay follows the backend, or the backend acts for its callers and no client wants its events
+	typesChanged chan struct{}     // receives when the backend has notified of changed event types
 	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
 }
 
@@ -125,7 +119,6 @@ func key(of Backend, what string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + of.Place().String(), Sort: what}
 }
 
-// log returns the logger for messages about a backend.
 func (r *Relay) log(of Backend) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
 
 // Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier if it has nothing to do, for example
@@ -182,8 +175,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease. When it does not hold the
-// lease, it sends to idled, so that [Relay.Run] checks whether it has any backend left to follow.
+// keepFollowing follows one backend while it holds the lease. When it does not, it sends to idled, so that [Relay.Run] checks
+// whether any backend is left to follow.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {
@@ -209,8 +202,8 @@ func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- str
 	}
 }
 
-// spread returns a random pause between wait and twice wait, but not longer than most. Without the randomness, the relay would contact
-// backends that failed together all at the same time.
+// spread returns a random pause between wait and twice wait, but not longer than most. So backends that failed together are not
+// contacted all at the same time.
 func spread(wait, most time.Duration) time.Duration {
 	least := min(wait, most/2)
 	return least + mathrand.N(least)

@@ -47,8 +47,8 @@ func (s *stream) begin(honored json.RawMessage) {
 	}
 }
 
-// start reads a stream in the background. listen has the resources of a listen request, whose stream is open once it is acknowledged. For a
-// GET stream, which is open immediately, listen is nil.
+// start reads a stream in the background. The map listen has the resources of a listen request. It is nil for a GET stream, which
+// is open immediately.
 func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
 	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
 	if listen == nil {
@@ -73,7 +73,6 @@ func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream 
 // maxPings limits how many pings of a backend are answered concurrently.
 const maxPings = 4
 
-// read announces the notifications of a stream until it ends.
 func (f *following) read(s *stream) error {
 	for {
 		m, err := s.Next(f.ctx)
@@ -129,12 +128,15 @@ func (f *following) pong(m upstream.Message) {
 	})
 }
 
-// get opens the stream of a session.
 func (f *following) get() (*stream, error) {
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) {
 		return f.Client().Get(ctx, f.request(), "")
 	})
-	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
+	status := upstream.StatusOf(err)
+	if x != nil {
+		status = x.Status
+	}
+	if status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
 		if x != nil {
 			x.Close()
 		}
@@ -168,15 +170,4 @@ func (f *following) open(send func(context.Context) (*upstream.Exchange, error))
 		cancel()
 	}
 	return x, err
-}
-
-// statusOf returns the HTTP status of a response, or 0 without one.
-func statusOf(x *upstream.Exchange, err error) int {
-	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
-		return status.Status
-	}
-	if x != nil {
-		return x.Status
-	}
-	return 0
 }

@@ -84,8 +84,8 @@ func (t *notificationThrottle) update(ctx context.Context, size int, asked bool)
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces the list changes that the throttle has delayed and that may be announced now. If end is set, it announces all of them,
-// because the connection closes.
+// catchUp announces the list changes that the throttle has delayed. If end is set, it announces all, because the connection
+// closes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {
@@ -113,7 +113,6 @@ type limitedStream struct {
 	lines *rate.Limiter
 }
 
-// Read implements [io.Reader].
 func (s limitedStream) Read(b []byte) (int, error) {
 	n, err := s.ReadCloser.Read(b)
 	lines := bytes.Count(b[:n], []byte{'\n'}) + bytes.Count(b[:n], []byte{'\r'})
@@ -133,7 +132,6 @@ func limitLog(l *slog.Logger) *slog.Logger {
 	return slog.New(limitedLog{l.Handler(), rate.NewLimiter(logRate, logBurst)})
 }
 
-// Handle implements [slog.Handler].
 func (l limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	if !l.limit.Allow() {
 		return nil
@@ -141,12 +139,10 @@ func (l limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// WithAttrs implements [slog.Handler].
 func (l limitedLog) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return limitedLog{l.Handler.WithAttrs(attrs), l.limit}
 }
 
-// WithGroup implements [slog.Handler].
 func (l limitedLog) WithGroup(name string) slog.Handler {
 	return limitedLog{l.Handler.WithGroup(name), l.limit}
 }

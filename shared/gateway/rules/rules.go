@@ -1,7 +1,4 @@
 // Package rules decides which tools, prompts, resources and extensions of a backend callers may use, by their names or URIs.
-//
-// It knows only names and globs. Package config reads the rules from the configuration, and package backends applies them to lists
-// and calls.
 package rules
 
 import (

@@ -59,7 +59,6 @@ const (
 // dropUnasked is the reason for dropping a question that no running call accepts.
 const dropUnasked = "it asks a client that makes no call"
 
-// errNoStream reports that a backend offers no GET stream.
 var errNoStream = errors.New("sessionstream: the backend offers no GET stream")
 
 // Streams has the GET streams of the sessions in which this process makes calls. The zero value is ready for use.
@@ -204,14 +203,13 @@ func (s *Streams) remove(st *stream) {
 	st.cancel()
 }
 
-// run reads the stream until it is removed, and opens it again when it breaks while calls run.
 func (st *stream) run(ctx context.Context) {
 	defer close(st.done)
 	lastID, first := "", true
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		began := time.Now()
 		x, err := st.get(ctx, lastID)
-		if conflicts(err) {
+		if upstream.StatusOf(err) == http.StatusConflict { // another instance of the gateway may read the session's stream
 			if pause = minPause; first && periodic.Sleep(ctx, conflictPause) == nil {
 				x, err = st.get(ctx, lastID)
 			}
@@ -253,24 +251,17 @@ func (st *stream) reopens(err error) bool {
 
 // retries reports whether a later attempt to open the stream may succeed, given the error with which this one ended.
 func retries(err error) bool {
-	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
-		return status.Status >= http.StatusInternalServerError || conflicts(err) || status.Status == http.StatusTooManyRequests
+	if status := upstream.StatusOf(err); status != 0 {
+		return status >= http.StatusInternalServerError || status == http.StatusConflict || status == http.StatusTooManyRequests
 	}
 	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
-}
-
-// conflicts reports whether err is status 409. A backend answers with it if the session already has a stream. Another instance of the
-// gateway may read that stream.
-func conflicts(err error) bool {
-	status, ok := errors.AsType[*upstream.StatusError](err)
-	return ok && status.Status == http.StatusConflict
 }
 
 // refuses reports whether the backend will answer the session's next GET with err, too. For example, many servers that accept only POST
 // answer 404, which also means that the session is unknown.
 func refuses(err error) bool {
-	status, ok := errors.AsType[*upstream.StatusError](err)
-	unauthorized := ok && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden) // other credentials may follow
+	status := upstream.StatusOf(err)
+	unauthorized := status == http.StatusUnauthorized || status == http.StatusForbidden // other credentials may follow
 	return err != nil && !retries(err) && !unauthorized
 }
 
@@ -281,25 +272,20 @@ func (st *stream) target() (*upstream.Client, upstream.Request) {
 	return st.client, st.with
 }
 
-// get opens the stream. If lastID is not empty, the stream continues after the event with this id.
 func (st *stream) get(ctx context.Context, lastID string) (*upstream.Exchange, error) {
 	c, r := st.target()
 	x, err := c.Get(ctx, r, lastID)
-	status := 0
-	if refusal, ok := errors.AsType[*upstream.StatusError](err); ok {
-		status = refusal.Status
-	} else if err == nil && x.Status >= http.StatusBadRequest { // the body has the reason as JSON
-		status = x.Status
+	if err == nil && x.Status >= http.StatusBadRequest { // the body has the reason as JSON
 		x.Close()
-		err = &upstream.StatusError{Status: status}
+		err = &upstream.StatusError{Status: x.Status}
 	}
-	if status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented {
+	switch upstream.StatusOf(err) {
+	case http.StatusMethodNotAllowed, http.StatusNotImplemented:
 		return nil, errNoStream
 	}
 	return x, err
 }
 
-// read hands the messages of the stream to the calls until it ends.
 func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 	for {
 		m, err := x.Next(ctx)
@@ -346,7 +332,6 @@ func (st *stream) keepEarly(m upstream.Message) bool {
 	return true
 }
 
-// takeEarly removes the waiting question with an id, and reports whether there was one.
 func (st *stream) takeEarly(id json.RawMessage) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
@@ -365,7 +350,6 @@ func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no running call can answer " + m.Method}))
 }
 
-// deliver hands a message to the newest call that accepts it, and reports whether there is one.
 func (st *stream) deliver(m upstream.Message) bool {
 	st.in.mu.Lock()
 	calls := slices.Clone(st.calls)

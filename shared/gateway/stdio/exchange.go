@@ -133,7 +133,6 @@ func (p *process) write(in *os.File) {
 	}
 }
 
-// send hands a message to the goroutine that writes to the process.
 func (p *process) send(ctx context.Context, message []byte) error {
 	select {
 	case p.out <- message:
@@ -148,8 +147,7 @@ func (p *process) send(ctx context.Context, message []byte) error {
 // maxReplies limits this package's own messages that wait until the process reads them.
 const maxReplies = 64
 
-// reply sends one of this package's own messages to the process, without waiting. If the process does not read, at most
-// maxReplies messages wait, and reply drops further ones. The caller holds the lock.
+// reply sends one of this package's own messages without waiting for the process. The caller holds the lock.
 func (p *process) reply(message []byte) {
 	if p.replies >= maxReplies {
 		return
@@ -163,7 +161,6 @@ func (p *process) reply(message []byte) {
 	}()
 }
 
-// post sends a message. For a request, the HTTP response is the stream of messages that answer it.
 func (p *process) post(req *http.Request, id json.RawMessage, method string, body []byte) (*http.Response, error) {
 	ctx := req.Context()
 	if id == nil || method == "" {
@@ -215,7 +212,6 @@ func readLine(r *bufio.Reader, limit int) (line []byte, whole bool, err error) {
 	}
 }
 
-// read reads standard output.
 func (p *process) read(out io.Reader) {
 	r := bufio.NewReaderSize(out, 64<<10)
 	for {

@@ -122,7 +122,6 @@ func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 	return p, nil
 }
 
-// start starts the command and its goroutines.
 func (p *process) start(ctx context.Context) error {
 	b, c := p.server.backend, p.server.backend.Command
 	env, hide, err := buildEnvironment(ctx, p.server.t, c)
@@ -197,7 +196,6 @@ func buildEnvironment(ctx context.Context, t *Transport, c *api.Command) (env []
 	return env, strings.NewReplacer(hidden...), nil
 }
 
-// supervise waits for the process to end by itself, or ends it when it must stop, and cleans up.
 func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File, reading *sync.WaitGroup) {
 	var err error
 	select {
@@ -248,7 +246,6 @@ func (p *process) endGroup() {
 	}
 }
 
-// finish fails the requests of the process that has ended, and records how it ended.
 func (p *process) finish(exit error) {
 	how := "its process exited"
 	if exit != nil {
@@ -300,7 +297,6 @@ func (p *process) endLocked(why string, failed bool) {
 	}
 }
 
-// isEnding reports whether the process is ending or has ended.
 func (p *process) isEnding() bool { return p.stopping.Err() != nil }
 
 func (p *process) idleTime() time.Duration {
@@ -313,7 +309,6 @@ func (p *process) touch() {
 	p.used, p.leaving = time.Now(), false
 }
 
-// isLeaving reports whether the process is about to stop because it is idle.
 func (p *process) isLeaving() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -376,7 +371,6 @@ func (s *server) triesInitialize() bool {
 // in features that the gateway does not use.
 const oldestVersion = "2024-11-05"
 
-// answer is the outcome of one of the two requests of a handshake.
 type answer struct {
 	discover bool
 	message  json.RawMessage
@@ -447,7 +441,6 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 	}
 }
 
-// speaksStateless reports whether the response to server/discover offers 2026-07-28.
 func speaksStateless(response json.RawMessage) bool {
 	for v := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(response, "result"), "supportedVersions")) {
 		if text, _ := jsonrpc.String(v); text == string(spec.V20260728) {
@@ -468,7 +461,6 @@ func (p *process) initializeParams() json.RawMessage {
 	return append(params, '}')
 }
 
-// begin keeps the result of initialize, and completes the handshake.
 func (p *process) begin(ctx context.Context, response json.RawMessage) error {
 	result := jsonrpc.Member(response, "result")
 	if result == nil {

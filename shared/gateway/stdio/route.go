@@ -56,7 +56,6 @@ func (p *process) drop(reason string) {
 	}
 }
 
-// route hands the messages of a line to the requests that they belong to.
 func (p *process) route(line []byte) {
 	parts, _, bad := jsonrpc.SplitDeep(line, maxDepth)
 	if bad != nil {
@@ -205,7 +204,6 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	return ""
 }
 
-// questionBytes returns the total length of the unanswered questions in bytes.
 func (p *process) questionBytes() (sum int) {
 	for _, q := range p.questions {
 		sum += len(q.raw)
@@ -223,8 +221,8 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the
-// client got it in two calls and has already answered it in the other one.
+// recordAnswer forgets a question that the client has answered. It reports false if the client had already answered it in another
+// call.
 func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,8 +253,8 @@ func (p *process) moveQuestions(from *exchange) {
 	}
 }
 
-// deliverLog hands a log message of a shared process to the request that asks for log messages. The message does not say to which request
-// it belongs. So unless exactly one request asks for log messages, deliverLog returns the reason to drop the message.
+// deliverLog hands a log message of a shared process to the only request that asks for log messages. The message does not say to
+// which request it belongs, so deliverLog otherwise returns a reason to drop the message.
 func (p *process) deliverLog(m upstream.Message) (reason string) {
 	var only *exchange
 	for _, x := range p.exchanges {
@@ -274,7 +272,6 @@ func (p *process) deliverLog(m upstream.Message) (reason string) {
 	return ""
 }
 
-// find returns the running request with an id, or nil.
 func (p *process) find(id json.RawMessage) *exchange {
 	if x := p.exchanges[string(id)]; x != nil {
 		return x
@@ -334,7 +331,6 @@ func (p *process) push(x *exchange, message []byte) {
 // messageCost is added to the length of a queued message, because many short messages need memory too.
 const messageCost = 64
 
-// discard empties the queue of a request.
 func (p *process) discard(x *exchange) {
 	p.queued -= x.size
 	x.queue, x.size = nil, 0
@@ -377,7 +373,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// staysOpen reports whether the request stays open until it is cancelled, as a listen request does. Such a request does not count as a
+// staysOpen reports whether the request, like a listen, stays open until it is cancelled. Such a request does not count as a
 // call.
 func (x *exchange) staysOpen() bool {
 	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
@@ -492,8 +488,8 @@ func (x *exchange) replaceToken(body []byte) []byte {
 
 var errLong = errors.New("stdio: the answer is larger than 8 MiB")
 
-// refuseLong handles a line that is longer than a message may be. ends has the beginning and the end of the line. If they contain the id of
-// a running request, that request fails.
+// refuseLong handles a line that is longer than a message may be, given the beginning and the end of the line. If these contain
+// the id of a running request, that request fails.
 func (p *process) refuseLong(ends []byte) {
 	p.drop(dropLong)
 	p.mu.Lock()

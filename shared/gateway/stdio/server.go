@@ -35,8 +35,8 @@ type server struct {
 
 	mu      sync.Mutex
 	current *process // the shared process, or nil
-	// failures has the last failure for each principal whose session's process failed, and under "" for the shared process. So a principal
-	// whose processes die does not delay others.
+	// failures has the last failure for each principal, and under "" for the shared process, so that a principal whose processes
+	// die does not delay others.
 	failures bounded.Map[string, failure]
 }
 
@@ -68,7 +68,6 @@ func (s *server) readyProcess() *process {
 	return s.current
 }
 
-// getShared returns the shared process, and starts it if it does not run.
 func (s *server) getShared(ctx context.Context) (*process, error) {
 	if p := s.readyProcess(); p != nil {
 		return p, nil
@@ -163,8 +162,8 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	return nil
 }
 
-// recordFailure delays the next start for a holder, which is a principal, or empty for the shared process. ready says whether the process
-// that died had ever answered, and lived is how long it ran.
+// recordFailure delays the next start for a holder: a principal, or "" for the shared process. The parameter ready says whether
+// the process that died had ever answered, and lived is how long it ran.
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +182,6 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
 }
 
-// forget removes a process that has ended.
 func (s *server) forget(p *process) {
 	s.mu.Lock()
 	if s.current == p {
@@ -211,9 +209,6 @@ const (
 	maxProcesses    = 64
 	maxPerPrincipal = 16
 )
-
-// limitProcesses is the name of the limit in errors.
-const limitProcesses = "backendProcesses"
 
 // place adds a process to the processes that count toward the limits. The process's command does not run yet. If a limit is reached, place
 // first ends another process and waits for its end:
@@ -244,7 +239,9 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 		case !full:
 			return nil
 		case victim == nil:
-			return newExhaustedError(p.server.backend, t.perPrincipal())
+			e := newUnsentError(fault.Exhausted, p.server.backend, "has no process for a further session, because calls are running in all of them")
+			e.Fault = e.Fault.AtLimit("backendProcesses", float64(t.perPrincipal()))
+			return e
 		}
 		victim.stop("another session needs its place")
 		select {
@@ -253,12 +250,6 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 			return newUnsentError(fault.Unavailable, p.server.backend, "is still starting")
 		}
 	}
-}
-
-func newExhaustedError(b api.Backend, limit int) error {
-	e := newUnsentError(fault.Exhausted, b, "has no process for a further session, because calls are running in all of them")
-	e.Fault = e.Fault.AtLimit(limitProcesses, float64(limit))
-	return e
 }
 
 func (t *Transport) perPrincipal() int { return cmp.Or(t.PerPrincipal, maxPerPrincipal) }

@@ -36,8 +36,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Transport sends requests for the URLs of [api.Command.URL] to processes of commands. It is safe for concurrent use. Close ends all
-// processes.
+// Transport sends requests for the URLs of [api.Command.URL] to processes of commands. It is safe for concurrent use.
 type Transport struct {
 	// Source returns the current backends. The transport runs only their commands.
 	Source func(context.Context) ([]api.Backend, error)
@@ -117,7 +116,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// inSession handles a request with a session, which belongs to a client or to the gateway.
 func (s *server) inSession(req *http.Request, session string, body []byte) (*http.Response, error) {
 	s.t.mu.Lock()
 	p := s.t.sessions[session]
@@ -145,7 +143,6 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	return resp, err
 }
 
-// server returns the backend with the given URL.
 func (t *Transport) server(ctx context.Context, url string) (*server, error) {
 	t.mu.Lock()
 	s := t.servers[url]
@@ -254,7 +251,6 @@ func (t *Transport) Close(ctx context.Context) {
 	}
 }
 
-// listProcesses returns the processes that have not ended.
 func (t *Transport) listProcesses() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -277,7 +273,6 @@ func response(req *http.Request, status int, h http.Header, body io.ReadCloser) 
 	}
 }
 
-// stream returns a response that streams the messages of an exchange as they arrive.
 func stream(req *http.Request, x *exchange) *http.Response {
 	return response(req, http.StatusOK, http.Header{"Content-Type": {sse.ContentType}}, x)
 }

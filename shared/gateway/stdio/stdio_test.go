@@ -567,7 +567,7 @@ func TestPlaces(t *testing.T) {
 		busy(f, f.session("default/a"))
 		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/a"})
 		expect.Fault(t, "the error", err, fault.Exhausted)
-		expect.Equal(t, "the limit", fault.LimitOf(err), limitProcesses)
+		expect.Equal(t, "the limit", fault.LimitOf(err), "backendProcesses")
 	})
 	t.Run("GWN-26 a session whose process ends before it begins gets another process", func(t *testing.T) {
 		f := newFixture(t, "legacy", limit(10, 1))

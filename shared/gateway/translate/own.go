@@ -74,7 +74,6 @@ func placeOf(name []byte) place {
 	return nowhere
 }
 
-// hasOwn reports whether a value has a member of _meta with our prefix.
 func hasOwn(value json.RawMessage) bool {
 	for element := range jsonrpc.Elements(value) {
 		if hasOwn(element) {
@@ -104,7 +103,6 @@ func hasOwn(value json.RawMessage) bool {
 	return false
 }
 
-// dropOwn returns the value without the members of _meta that have our prefix.
 func dropOwn(value json.RawMessage) json.RawMessage {
 	switch value[0] {
 	case '[':
@@ -134,8 +132,7 @@ func dropOwn(value json.RawMessage) json.RawMessage {
 	return value
 }
 
-// mapMembers replaces the value of each member of an object by the result of calling the function convert with its name and value. If
-// object is not a JSON object, mapMembers returns it unchanged.
+// mapMembers replaces the value of each member of an object by the result of convert. It returns any other value unchanged.
 func mapMembers(object json.RawMessage, convert func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
 	if object[0] != '{' {
 		return object

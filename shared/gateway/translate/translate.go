@@ -206,8 +206,7 @@ var applied = map[string]bool{
 }
 
 // collectParameters appends a [Parameter] to out for each annotation x-mcp-header in the schema or in its properties, at any
-// depth. It returns an error if an annotation is invalid or in the wrong place. path has the names of the properties that lead
-// from the tool's input schema to this schema.
+// depth. The path has the names of the properties that lead from the tool's input schema to this schema.
 func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) error {
 	for keyword, value := range jsonrpc.Members(schema) {
 		switch {

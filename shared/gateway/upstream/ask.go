@@ -21,11 +21,16 @@ var ErrAnswer = errors.New("upstream: the backend answered with an error")
 // ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
-// IsRefused reports whether the backend answered with an error or an HTTP error status instead of a result.
-func IsRefused(err error) bool {
-	_, ok := errors.AsType[*StatusError](err)
-	return ok || errors.Is(err, ErrAnswer)
+// StatusOf returns the status of a [StatusError] in err, or 0 without one.
+func StatusOf(err error) int {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return status.Status
+	}
+	return 0
 }
+
+// IsRefused reports whether the backend answered with an error or an HTTP error status instead of a result.
+func IsRefused(err error) bool { return StatusOf(err) != 0 || errors.Is(err, ErrAnswer) }
 
 // ErrVersion reports that the backend does not serve the protocol version of the request. It wraps [ErrAnswer].
 var ErrVersion = fmt.Errorf("%w: it does not serve the protocol version", ErrAnswer)
@@ -33,10 +38,13 @@ var ErrVersion = fmt.Errorf("%w: it does not serve the protocol version", ErrAns
 // MayRefuseRevision reports whether an error may mean that the backend does not speak the revision of the request. Only 2026-07-28 has a
 // code for that. Servers of earlier revisions refuse its requests with many codes and texts, because they have no session.
 func MayRefuseRevision(err error) bool {
-	if status, ok := errors.AsType[*StatusError](err); ok {
-		return status.Status == http.StatusBadRequest || status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed
+	switch StatusOf(err) {
+	case 0:
+		return errors.Is(err, ErrAnswer)
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed:
+		return true
 	}
-	return errors.Is(err, ErrAnswer)
+	return false
 }
 
 // FreshID returns a random id for a request of the gateway's own. It is below 2^53, so that it survives backends that parse numbers

@@ -49,26 +49,21 @@ type Client struct {
 	// Dropped is called with the reason when the gateway drops a message of the backend. It may be nil.
 	Dropped func(ctx context.Context, reason string)
 
-	// Observer counts and traces requests.
 	Observer Observer
 
-	// Server is the MCP Implementation object with which the client identifies itself in its own requests. AskTimeout limits
-	// these requests. See ask.go.
+	// Server is the MCP Implementation object with which the client identifies itself in its own requests. AskTimeout limits these
+	// requests.
 	Server     json.RawMessage
 	AskTimeout time.Duration
 }
 
 // Request is one message to a backend.
 type Request struct {
-	Body []byte
-	// Version is the protocol version, or empty before it has been negotiated.
-	Version spec.Version
-	// Session is the session's id. It is empty in revisions without sessions and before initialize.
-	Session string
-	// Header has further headers, which repeat a part of the body in revision 2026-07-28.
-	Header http.Header
-	// MaxDepth limits the nesting of the answer; 0 means [jsonrpc.MaxDepth].
-	MaxDepth int
+	Body     []byte
+	Version  spec.Version // empty before it has been negotiated
+	Session  string       // empty in revisions without sessions and before initialize
+	Header   http.Header  // repeats a part of the body in revision 2026-07-28
+	MaxDepth int          // limits the nesting of the answer; 0 means [jsonrpc.MaxDepth]
 }
 
 // Post sends a message and returns the backend's answer. If the status is not successful and the body is no JSON-RPC message, it
@@ -133,7 +128,6 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 	return x, nil
 }
 
-// roundTrip sends a request and returns the response with its body unread.
 func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http.Header) (*http.Response, error) {
 	var progress requestProgress
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, progress.clientTrace()), method, c.URL, bytes.NewReader(r.Body))

@@ -77,7 +77,6 @@ func (c *countingConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// countBytes wraps dial so that each new connection counts the bytes written to it.
 func countBytes(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)

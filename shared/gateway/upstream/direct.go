@@ -33,12 +33,10 @@ const (
 	// maxDirect is the largest request body that direct sends, in bytes. The buffers of a connection hold that much. So if a
 	// backend responds without reading the body, direct can still write all of it, and then read the response.
 	maxDirect = 64 << 10
-	// maxInterim is the maximum number of interim responses, with a status of 1xx, before the final one. net/http has the same
-	// limit.
+	// maxInterim is the maximum number of interim responses, with a status of 1xx, before the final one, as in net/http.
 	maxInterim = 5
 )
 
-// RoundTrip implements [http.RoundTripper].
 func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	address, ok := d.addressOf(req)
 	if !ok {
@@ -169,7 +167,6 @@ func (d *direct) keepIdle(c *directConn) {
 	}
 }
 
-// expire closes a connection that was idle for too long.
 func (d *direct) expire(c *directConn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,7 +191,6 @@ type directConn struct {
 	timer *time.Timer // closes it when it was idle for too long; nil without a limit
 }
 
-// exchange sends a request and reads the header of the response.
 func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
 	if err := req.Write(c.w); err != nil {
 		return nil, err

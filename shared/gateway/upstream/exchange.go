@@ -35,8 +35,7 @@ func (e *StatusError) Error() string {
 type Exchange struct {
 	// Session is the session id in the answer. Only the answer to initialize has one.
 	Session string
-	// Status is the HTTP status.
-	Status int
+	Status  int
 	// EventID is the id of the latest SSE event of the answer. Retry is how long the backend last asked the client to wait
 	// before a reconnection. Events is the number of SSE events.
 	EventID string
@@ -120,7 +119,6 @@ func (x *Exchange) peek(most int64) []byte {
 	return text
 }
 
-// failed is a body that returns an error when it is read.
 type failed struct{ err error }
 
 func (f failed) Read([]byte) (int, error) { return 0, f.err }
@@ -310,9 +308,8 @@ func (m Message) WithoutOwn() Message {
 	return m
 }
 
-// Read parses a message. It reports false if the message is not valid JSON-RPC. It also reports false if the message has a
-// JSON-RPC member, or its params have any member, twice. The client gets the same bytes, and might use the one of the two that
-// Read did not check.
+// Read parses a message. It reports false if the message is not valid JSON-RPC, or if a JSON-RPC member or a member of its params
+// occurs twice. The client gets the same bytes, and might use the one of the two that Read did not check.
 func Read(raw json.RawMessage) (m Message, ok bool) {
 	p := jsonrpc.ReadParts(raw)
 	m = Message{Result: p.Result, Error: p.Error, Raw: raw}

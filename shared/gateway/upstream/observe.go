@@ -15,7 +15,6 @@ import (
 
 // Observer counts and traces requests to a backend. Its zero value does nothing.
 type Observer struct {
-	// Name is the backend's name.
 	Name    string
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
@@ -35,8 +34,8 @@ type request struct {
 }
 
 // begin starts to observe a message if it is a request, and returns the trace context to send with it. If the request's span is
-// recorded, begin also writes the context to _meta, where it replaces the client's own context (SEP-414). begin does not
-// observe subscriptions/listen, because such a request lasts as long as its stream.
+// recorded, begin also writes the context to _meta, where it replaces the client's own context (SEP-414). A subscriptions/listen
+// is not observed, because it lasts as long as its stream.
 func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
 	where := trace.From(ctx)
 	method, is := requestMethod(r.Body)
@@ -67,7 +66,6 @@ func requestMethod(body []byte) (method string, is bool) {
 	return method, id && method != ""
 }
 
-// addTrace writes the trace context to params._meta of a request.
 func addTrace(body json.RawMessage, c trace.Context) json.RawMessage {
 	params := jsonrpc.Member(body, "params")
 	if len(params) == 0 || params[0] != '{' {
