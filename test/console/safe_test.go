@@ -83,6 +83,9 @@ func TestExpiredKey(t *testing.T) {
 	b.to("#/subscriptions?state=paused")
 	b.shows("You were signed out")
 	expect.Equal(t, "OPS-11 the stored values after the end of the session", eval[int](b, `sessionStorage.length + localStorage.length`), 0)
+	b.js(`document.querySelector("input[name=key]").value = "0198…2c47"`) // a browser cannot send it
+	b.signInFails("", "The server does not know this key.")
+	b.js(`document.querySelector("input[name=key]").value = ""`)
 	b.signInFails("nobody", "The server does not know this key.")
 	b.js(`document.querySelector("input[name=key]").value = ""`)
 	b.signIn("op2")

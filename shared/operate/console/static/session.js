@@ -81,8 +81,9 @@ export async function redirect() {
   location.assign(to);
 }
 
-// signIn stores a key, if the server accepts it.
+// signIn stores a key, if the server accepts it. A browser cannot send other characters in a header, and no key or token has them.
 export async function signIn(key) {
+  if (!/^[!-~]*$/.test(key)) throw Object.assign(new Error(), { status: 401 });
   store.setItem('token', key);
   try {
     await judge();
