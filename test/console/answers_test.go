@@ -100,6 +100,31 @@ func TestSearch(t *testing.T) {
 	b.shoot("search-light")
 }
 
+// TestSearchDuringAnOutage: OPS-11. A search that got no answer does not say that there is no such thing.
+func TestSearchDuringAnOutage(t *testing.T) {
+	w := start(t, nil)
+	b := w.signIn(t, "#/audit")
+	b.js(`const ask = fetch; window.fetch = (at, o) => (String(at).includes("/outcomes") ? Promise.reject(new TypeError("lost")) : ask(at, o))`)
+	b.to("#/search/evt_1")
+	b.shows("The server does not answer.")
+	expect.Lacks(t, "OPS-11 the page", b.text("main"), "Nothing was found")
+}
+
+// TestSearchInALargeCatalog: OPS-11. The search knows all event types, and not only those on the first page of their list.
+func TestSearchInALargeCatalog(t *testing.T) {
+	w := start(t, func(o *standalone.Options) {
+		var types strings.Builder
+		types.WriteString("events:\n")
+		for i := range 120 {
+			fmt.Fprintf(&types, "  - {name: type.n%d, uri: \"event://types/%d\", title: A type, description: A type, payloadSchema: {type: object}}\n", i, i)
+		}
+		o.Catalog = []byte(types.String())
+	})
+	b := w.signIn(t, "")
+	b.to("#/search/type.n119")
+	b.until(`location.hash === "#/events?name=type.n119"`)
+}
+
 // TestTimes: OPS-11. A filter takes a duration before now, and a refused one leaves the form as it is. Times can be shown in UTC. A page
 // keeps its figures when the server is lost, and says of when they are.
 func TestTimes(t *testing.T) {

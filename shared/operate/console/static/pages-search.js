@@ -1,13 +1,14 @@
 // The search looks up a text as an id, a URI, an origin, an owner and an event type. The page says which of these it found.
 import { html, link, path, go } from './ui.js';
-import { get, query } from './session.js';
+import { get, query, pages } from './session.js';
 
-// found resolves to true if the API has the object or, for a list, if the list is not empty.
-const found = (at) => get(at).then((v) => !v.items || v.items.length > 0, () => false);
+// found resolves to true if the API has the object or, for a list, if the list is not empty. It fails if the server does not say.
+const found = (at) => get(at).then((v) => !v.items || v.items.length > 0, (e) => { if (e.status < 500 && e.status !== 429) return false; throw e; });
 
 // candidates returns what a text may mean. Each has a name, the address of its page, and whether it exists.
 async function candidates(text) {
-  const list = [], add = (what, to, exists) => list.push({ what, to, exists: Promise.resolve(exists) });
+  const types = (await pages('event-types', {}, 20)).items.map((t) => t.name); // before the lookups, because nothing waits for them yet
+  const list = [], add = (what, to, exists) => list.push({ what, to, exists });
   const sub = text.replace(/^subscription:\/\//, ''), at = encodeURIComponent(text);
   add('a subscription with this id', path('subscriptions', sub), found(path('subscriptions', sub)));
   if (text.startsWith('event://')) {
@@ -22,7 +23,6 @@ async function candidates(text) {
   if (url) return list;
   add('an event with this id', 'events/' + at, found(`events/${at}/outcomes?limit=1`));
   add('an owner of subscriptions', 'subscriptions' + query({ principal: text }), found('subscriptions' + query({ principal: text, limit: 1 })));
-  const types = await get('event-types?limit=100').then((l) => l.items.map((t) => t.name), () => []);
   const part = types.filter((name) => name.toLowerCase().includes(text.toLowerCase()));
   for (const name of types.includes(text) ? [text] : part.slice(0, 10)) add(`the event type ${name}`, 'events' + query({ name }), true);
   if (!part.length) add('an event type', '', false);
@@ -33,7 +33,7 @@ export const search = {
   title: 'Search',
   load: async ([text]) => {
     const all = await candidates(text ?? '');
-    for (const c of all) c.exists = await c.exists;
+    await Promise.all(all.map(async (c) => { c.exists = await c.exists; }));
     const hits = all.filter((c) => c.exists);
     if (hits.length !== 1) return { hits, missing: all.filter((c) => !c.exists) };
     location.replace('#/' + hits[0].to);
