@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -123,6 +124,29 @@ func TestSearchInALargeCatalog(t *testing.T) {
 	b := w.signIn(t, "")
 	b.to("#/search/type.n119")
 	b.until(`location.hash === "#/events?name=type.n119"`)
+}
+
+// TestEventsWithTheSameID: OPS-11. Two events may have the same id if their URIs differ. A page of one of them does not change to the other.
+func TestEventsWithTheSameID(t *testing.T) {
+	w := start(t, nil)
+	sub := w.subscribe("alice", "/ok", built)
+	w.publish(built, "seven")
+	w.listed("deliveries?event=seven", 1)
+	w.publishData(incident, "seven", map[string]any{"title": "the other"})
+	b := w.signIn(t, "#/deliveries")
+	b.click("td a", "seven")
+	b.click("dd a", "seven")
+	b.shows("1 of 1 subscription")
+	b.js(`document.querySelector("input[name=subscription]").value = ` + strconv.Quote(sub))
+	b.click("main button", "Filter")
+	b.until(`location.hash.includes("subscription=")`)
+	b.settled()
+	b.shows("1 of 1 subscription")
+	b.click("main a", "Clear")
+	b.until(`!location.hash.includes("subscription=")`)
+	b.settled()
+	b.shows("1 of 1 subscription")
+	b.until(`document.querySelector("dl").innerText.includes(` + strconv.Quote(built) + `)`)
 }
 
 // TestTimes: OPS-11. A filter takes a duration before now, and a refused one leaves the form as it is. Times can be shown in UTC. A page

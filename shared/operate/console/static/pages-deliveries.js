@@ -20,7 +20,7 @@ async function attempts(sub, event) {
 function line(d, [sub, event]) {
   const { items, target } = d, last = items.at(-1), first = items[0];
   const head = html`<h1>Delivery of <span class="id">${event}</span></h1>
-    <dl class="facts"><dt>Event</dt><dd>${isOwner() ? html`<span class="id">${event}</span>` : id(path('events', event), event)} ${first?.name || ''} ${first?.test ? badge('test') : nothing}</dd>
+    <dl class="facts"><dt>Event</dt><dd>${isOwner() ? html`<span class="id">${event}</span>` : id(path('events', event) + query({ uri: first?.uri }), event)} ${first?.name || ''} ${first?.test ? badge('test') : nothing}</dd>
       <dt>Subscription</dt><dd>${target ? id(path('subscriptions', sub), sub) : html`<span class="id">${sub}</span> <span class="muted">ended</span>`} ${target && target.state !== 'active' ? badge(target.state) : nothing}</dd>
       <dt>Endpoint</dt><dd class="id">${target?.target || first?.target || first?.origin}</dd></dl>`;
   if (!items.length) {

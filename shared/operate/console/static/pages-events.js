@@ -59,7 +59,7 @@ function one({ event, found }, eventID, q) {
     ${event ? html`<dl class="facts"><dt>Type</dt><dd>${event.name}</dd><dt>URI</dt><dd class="id">${event.uri}</dd><dt>Published</dt><dd>${time(event.published)}</dd></dl>`
       : html`<p class="note">The event log no longer has this event. The outcomes come from the delivery log.</p>`}
     <h2>Did it arrive? <span class="muted">${delivered} of ${plural(rows.length, 'subscription')}${found?.next ? ' on this page' : ''}</span></h2>
-    ${filters([{ name: 'subscription', label: 'Ask about one subscription', hint: 'sub_…' }], q)}
+    ${filters([{ name: 'subscription', label: 'Ask about one subscription', hint: 'sub_…' }], q, ['uri'])}
     ${table('Subscriptions', [
       { name: 'Outcome', cell: (r) => badge(words[r.outcome] || r.outcome, tone[r.outcome]) },
       { name: 'Why', cell: (r) => html`${r.why}${r.nextAttempt ? html` at ${time(r.nextAttempt)}` : nothing}` },

@@ -1,6 +1,6 @@
 // The pages Now and Live tail.
 import { html, mono, nothing, link, id, path, badge, table, time, span, number, plural, cause } from './ui.js';
-import { readOverview } from './session.js';
+import { readOverview, query } from './session.js';
 import * as live from './live.js';
 
 const share = (failed, attempts) => `${Math.round(100 * failed / Math.max(attempts, 1))} %`;
@@ -72,7 +72,7 @@ const columns = {
     { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', kind: 'why', cell: (d) => cause(d.category, d.statusCode) },
   ],
   events: [
-    { name: 'Published', cell: (e) => time(e.published) }, { name: 'Event', cell: (e) => id(path('events', e.id), e.id) },
+    { name: 'Published', cell: (e) => time(e.published) }, { name: 'Event', cell: (e) => id(path('events', e.id) + query({ uri: e.uri }), e.id) },
     { name: 'Type', cell: (e) => e.name }, { name: 'URI', cell: (e) => mono(e.uri) },
   ],
 };

@@ -89,7 +89,7 @@ function one(data, q) {
     ${data.refused ? html`<p class="problem" role="alert">${data.refused}</p>` : nothing}
     ${table('Outcomes', [
       { name: 'Time', cell: (o) => time(o.time) }, { name: 'Outcome', cell: outcome },
-      { name: 'Event', cell: (o) => (o.id && (o.kind === 'accepted' || o.kind === 'duplicate') ? id(path('events', o.id), o.id) : mono(o.id)) },
+      { name: 'Event', cell: (o) => (o.id && (o.kind === 'accepted' || o.kind === 'duplicate') ? id(path('events', o.id) + query({ uri: o.uri }), o.id) : mono(o.id)) },
       { name: 'Type', cell: (o) => html`${o.name}${o.uri ? html`<div>${mono(o.uri)}</div>` : nothing}` }, { name: 'Why', cell: (o) => o.reason || meanings[o.kind] },
     ], data.items, data.next ? 'This page has no matches. The next page may have some.' : 'No requests in this time.')}
     ${pager(data.next, q)}

@@ -87,12 +87,13 @@ function picker(f, q) {
     @input=${(e) => { e.target.parentElement.querySelector('[name]').value = e.target.value.replace('T', ' '); }}>`;
 }
 
-// filters returns a form whose values become the query in the address.
-export function filters(fields, q) {
+// filters returns a form whose values become the query in the address. The members named in keep stay as they are.
+export function filters(fields, q, keep = []) {
+  const kept = Object.fromEntries(keep.map((k) => [k, q.get(k)])), here = () => location.hash.slice(2).split('?')[0];
   const change = (e) => {
     e.preventDefault();
     const form = new FormData(e.currentTarget);
-    go(location.hash.slice(2).split('?')[0], Object.fromEntries([...form].map(([k, v]) => [k, v.trim()])));
+    go(here(), { ...kept, ...Object.fromEntries([...form].map(([k, v]) => [k, v.trim()])) });
   };
   return html`<form class="filters" @submit=${change} @change=${(e) => e.target.tagName === 'SELECT' && e.currentTarget.requestSubmit()}>
     ${fields.map((f) => html`<label><span>${f.label}</span>${f.options
@@ -100,14 +101,19 @@ export function filters(fields, q) {
       : f.suggest === 'times' ? html`<span class="when">${field(f, q)}${picker(f, q)}</span>` : field(f, q)}</label>`)}
     <datalist id="times">${['15m', '1h', '24h', '7d'].map((v) => html`<option value=${v}></option>`)}</datalist>
     <datalist id="types">${(suggest.types ?? []).map((v) => html`<option value=${v}></option>`)}</datalist>
-    <button>Filter</button>${[...q.keys()].some((k) => k !== 'cursor') ? html`<a class="button quiet" href=${'#/' + location.hash.slice(2).split('?')[0]}>Clear</a>` : nothing}
+    <button>Filter</button>${[...q.keys()].some((k) => k !== 'cursor' && !keep.includes(k)) ? html`<a class="button quiet" href=${address(here(), kept)}>Clear</a>` : nothing}
   </form>`;
+}
+
+// address returns the address of a page. It leaves out members without a value.
+function address(to, members) {
+  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v));
+  return '#/' + to + (q.size ? '?' + q : '');
 }
 
 // go changes the address.
 export function go(to, members = {}) {
-  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v));
-  location.hash = '#/' + to + (q.size ? '?' + q : '');
+  location.hash = address(to, members);
 }
 
 // pager returns links to the next page of a list and, with the browser's history, back.
