@@ -170,6 +170,7 @@ type batch struct {
 	url   string
 	items []item
 	bytes int // about the size of the request
+	sent  int // events of accepted requests
 }
 
 // newBatch sets the publisher's defaults and returns an empty batch for it.
@@ -207,9 +208,13 @@ func (b *batch) flush(ctx context.Context) error {
 		return fault.Wrap(fault.Internal, err, "encode the events")
 	}
 	accepted, err := b.send(ctx, b.url, body)
+	if err != nil && b.sent > 0 { // the server's error counts the events of its request only
+		return fault.Wrap(fault.Internal, err, "events %d to %d", b.sent+1, b.sent+len(b.items))
+	}
 	if err != nil {
 		return err
 	}
+	b.sent += len(b.items)
 	b.items, b.bytes = b.items[:0], 0
 	if b.Accepted == nil {
 		return nil

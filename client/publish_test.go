@@ -59,6 +59,7 @@ func TestPublishEvents(t *testing.T) {
 		client.Event{ID: "y", URI: "event://a/c", Time: "2026-01-02T03:04:05Z", Data: json.RawMessage(`2`)},
 		client.Event{ID: "z", Data: json.RawMessage(`"refuse"`)})
 	expect.Is(t, "the error, because the third event was refused", err, client.ErrSchema)
+	expect.Error(t, "the error", err, "events 3 to 3: the server refused")
 	expect.List(t, "the accepted events", accepted, []client.Accepted{{ID: "1", URI: "event://a/b"}, {ID: "2", URI: "event://a/b"}})
 	expect.List(t, "the requests", bodies, []string{
 		`{"data":1,"id":"x","uri":"event://a/b"}`,
