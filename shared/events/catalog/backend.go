@@ -38,8 +38,8 @@ import (
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
-	// maxBackendArguments is the largest size of canonical arguments in bytes. In base64url, they become a part of a URI. With 600 bytes, that
-	// part has 800 of the 1,024 bytes that a URI may have ([event.MaxURI]).
+	// maxBackendArguments is the largest size of canonical arguments in bytes. In base64url they use 800 of the 1,024 bytes that a URI may
+	// have ([event.MaxURI]).
 	maxBackendArguments = 600
 	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
 	callerSize = 30
@@ -62,8 +62,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend acts for its callers, i.e. it receives their tokens and may show different event types to
-	// each caller. Types is then empty.
+	// PerCaller is set if the backend receives its callers' tokens and may show different event types to each caller. Types is then
+	// empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -195,10 +195,9 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 	return out, fault.Wrap(fault.Internal, err, "decode the event types of backends")
 }
 
-// ReplaceBackends changes the stored event types of a workspace's backends with edit, and reports whether they have changed. If
-// so, the caller must announce the change with [settings.Announce]. It calls edit again if another process has changed the types
-// meanwhile. If all types together are too large to store, it removes the types of the backend that needs the most room, and repeats
-// that until the rest fits.
+// ReplaceBackends changes the stored event types of a workspace's backends with edit, which it may call more than once, and reports
+// whether they have changed. If so, the caller must announce the change with [settings.Announce]. If all types together are too
+// large to store, it removes the types of the backend that needs the most room, until the rest fits.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -222,7 +221,6 @@ func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit fu
 	}
 }
 
-// writeBackends stores the event types of a workspace's backends if they have changed, and reports whether they have.
 func writeBackends(ctx context.Context, db store.DB, workspace string, old settings.Stored, all map[string]BackendTypes) (changed bool, err error) {
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -238,8 +236,7 @@ func writeBackends(ctx context.Context, db store.DB, workspace string, old setti
 	return err == nil, err
 }
 
-// refuseLargest removes the event types of the backend whose types need the most room, so that the other backends keep theirs. It returns
-// false if there were no types to remove.
+// refuseLargest removes the event types of the backend whose types need the most room. It returns false if there were none.
 func refuseLargest(all map[string]BackendTypes) bool {
 	largest, most := "", 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -276,7 +273,6 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 // configuration's version.
 type Configured func(ctx context.Context, workspace string, f refresh.Freshness) (byBackend map[string]BackendTypes, version int64, err error)
 
-// merger adds the stored event types of backends to catalogs.
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
@@ -290,7 +286,6 @@ type merger struct {
 
 type warning struct{ workspace, backend, text string }
 
-// logWarnings logs each warning about a workspace's backends once.
 func (m *merger) logWarnings(ctx context.Context, workspace string, c *Catalog) {
 	if m.log == nil || c == nil {
 		return
@@ -306,8 +301,7 @@ func (m *merger) logWarnings(ctx context.Context, workspace string, c *Catalog) 
 	}
 }
 
-// merged caches a catalog with the event types of backends. It must be rebuilt when the base catalog, the stored types or the configuration
-// change.
+// merged caches a catalog with the event types of backends.
 type merged struct {
 	base               *Catalog
 	stored, configured int64
@@ -341,8 +335,7 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, f ref
 	return next.catalog, nil
 }
 
-// configure replaces the prefixes and scopes of the stored event types with the configured ones, and leaves out backends that were removed
-// from the configuration.
+// configure applies the configured prefixes and scopes, and leaves out backends that were removed from the configuration.
 func configure(stored, configured map[string]BackendTypes) map[string]BackendTypes {
 	out := map[string]BackendTypes{}
 	for name, types := range stored {
@@ -426,9 +419,8 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 // HasPerCaller reports whether at least one backend acts for its callers, see [BackendTypes.PerCaller].
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
-// findPerCaller returns an event type for a name that is not in the catalog. A backend that acts for its callers may have such a type,
-// because the types of these backends are not stored. The name belongs to the backend with the longest prefix that the name begins with.
-// If that backend does not act for its callers, findPerCaller returns nil.
+// findPerCaller returns an event type for a name that is not in the catalog, if the backend with the longest matching prefix acts for
+// its callers. The types of such a backend are not stored, so the backend may have this one.
 func (c *Catalog) findPerCaller(name string) *Entry {
 	owner := ""
 	for _, backend := range slices.Sorted(maps.Keys(c.backends)) {
@@ -440,7 +432,6 @@ func (c *Catalog) findPerCaller(name string) *Entry {
 	return c.perCallerType(owner, strings.TrimPrefix(name, c.backends[owner].Prefix))
 }
 
-// perCallerType returns the event type with the given name at a backend, or nil if the backend does not act for its callers.
 func (c *Catalog) perCallerType(backend, own string) *Entry {
 	types := c.backends[backend]
 	if !types.PerCaller {
@@ -458,10 +449,8 @@ func (c *Catalog) perCallerType(backend, own string) *Entry {
 	return e
 }
 
-// maxWarnings limits the warnings about one backend.
-const maxWarnings = 20
+const maxWarnings = 20 // per backend
 
-// describeOrigin describes where an event type comes from, for a warning.
 func describeOrigin(e *Entry) string {
 	if e.Backend == "" {
 		return "the catalog"

@@ -19,19 +19,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Limits of a catalog.
 const (
-	// maxSource is the largest catalog file in bytes.
-	maxSource = 4 << 20
-	// maxEntries is the largest number of event types.
+	maxSource  = 4 << 20 // bytes of a catalog file
 	maxEntries = 2000
 	// maxVariables is the largest number of variables of a template. A subscription may have a wildcard for each variable, so an event is
 	// looked up under every combination of values and wildcards: up to 2^6 lookups.
 	maxVariables = 6
-	// maxFilters is the largest number of filters of an entry.
-	maxFilters = 20
-	// maxSchema is the largest schema, in bytes of JSON.
-	maxSchema = 128 << 10
+	maxFilters   = 20        // of an entry
+	maxSchema    = 128 << 10 // bytes of JSON
 )
 
 // The delivery modes, as SEP-3415 names them.
@@ -85,8 +80,7 @@ type Entry struct {
 	// Redact lists JSON pointers of sensitive payload members. A subscription with the argument "redact": true receives events without
 	// them.
 	Redact []string
-	// Order is [orderURI] or [orderNone].
-	Order string
+	Order  string // orderURI or orderNone
 	// Access restricts who may receive the events, in addition to the scope that the method requires. Nil adds no restriction.
 	Access *Access
 	// Backend is the backend that offers this event type, and Own the type's name at the backend. Both are empty for a type of the
@@ -135,8 +129,7 @@ func (c *Catalog) ByName(name string) *Entry {
 	return c.findPerCaller(name)
 }
 
-// Fingerprint returns a hash of the catalog's text and of its backends' event types: a SHA-256 in base64url, which has 43
-// characters.
+// Fingerprint returns a hash of the catalog's text and of its backends' event types.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
 // Text returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
@@ -182,12 +175,11 @@ type Access struct {
 	perCaller bool
 }
 
-// Check returns nil if the principal may receive the events with these values of the template's variables. The principal needs all scopes,
-// and each variable in Claims must have one of its claim's values. Check refuses a missing variable, because a subscription with a wildcard
-// or to a parent URI would also receive the events of other values. With --auth none callers have no claims, so they are refused if Claims
-// has any variable.
+// Check returns nil if the principal may receive the events with these values of the template's variables. It refuses a missing variable of
+// Claims, because a subscription with a wildcard or to a parent URI would also receive the events of other values. With --auth none callers
+// have no claims, so they are refused if Claims has any variable.
 //
-// The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
+// If scopes are missing, the error's data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	if a == nil {
 		return nil
@@ -229,7 +221,6 @@ func (a *Access) VisibleTo(p auth.Principal) bool {
 	return true
 }
 
-// hasText reports whether a claim has at least one value that is not empty.
 func hasText(values []string) bool {
 	return slices.ContainsFunc(values, func(v string) bool { return v != "" })
 }

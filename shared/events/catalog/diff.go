@@ -18,10 +18,8 @@ import (
 
 // Change is a difference between two catalogs.
 type Change struct {
-	// Event is the name of the event type.
-	Event string
-	// What describes the change, for example "the filter s is added".
-	What string
+	Event string // the event type's name
+	What  string // for example "the filter s is added"
 	// Breaking is true if the change may affect publishers or subscribers that rely on the old catalog, because an event may be
 	// refused, missing or have another structure.
 	Breaking bool
@@ -104,8 +102,7 @@ func (d *differ) compareEntries(a, b *Entry) {
 	d.compareSchemas("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// compareLists adds a change for each value that is only in b (added) or only in a (removed). The strings added and removed are
-// formats for the value. addedBreaks and removedBreaks say whether the change is breaking.
+// compareLists adds a change for each value that only one of the lists has. The strings added and removed are formats for the value.
 func (d *differ) compareLists(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -153,8 +150,8 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas compares two schemas and adds a change if they differ. The parameter what is their name in the change, e.g. "payload".
-// Only new optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
+// compareSchemas adds a change if two schemas differ. Only new optional properties and annotations are not breaking. The parameter what is
+// the schemas' name in the change, e.g. "payload".
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // cannot fail: each schema was compiled before, or is missing
@@ -178,8 +175,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible returns the description, from describeDifference, of the first difference that is more than a new optional property or
-// an annotation. It returns "" if there is no such difference. at is the JSON pointer of a and b.
+// findIncompatible describes the first difference that is more than a new optional property or an annotation, or returns "". at is the JSON
+// pointer of a and b.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -218,8 +215,7 @@ func findIncompatible(a, b any, at string) string {
 	return ""
 }
 
-// describeDifference describes how a and b differ: it returns their JSON pointer (the parameter at) and, for lists such as required, the
-// values that only one of the lists has.
+// describeDifference returns the JSON pointer at and, for lists such as required, the values that only one of the lists has.
 func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -238,8 +234,7 @@ func describeDifference(a, b any, at string) string {
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
-// findIncompatibleMember describes the first incompatible difference between a and b, which are objects that map names to schemas, such as
-// properties. The parameter at is their JSON pointer. The result is "" if all differences are compatible, such as new names.
+// findIncompatibleMember is like findIncompatible, for objects that map names to schemas, such as properties. New names are compatible.
 func findIncompatibleMember(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)
@@ -321,9 +316,8 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a
-// subscription, so that a later catalog can be compared with the event type to which the client subscribed. It can be slightly
-// larger than twice [maxSchema], because it has two schemas.
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a subscription. With
+// two schemas, it can be slightly larger than twice [maxSchema].
 func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
@@ -332,8 +326,8 @@ func (e *Entry) EncodeContract() []byte {
 // ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// HashTerms returns a hash of the terms of each event type, by its name. The terms decide whether a webhook subscription may continue: the
-// contract, the access rule, and whether webhooks are allowed. Subscriptions are rechecked only if the hash changes.
+// HashTerms returns, for the name of each event type, a hash of the terms that decide whether a webhook subscription may continue.
+// Subscriptions are rechecked only if the hash changes.
 func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -14,55 +15,41 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// node is a node of a trie whose keys are segments of URIs. A node may have both literal and variable children; find tries the literal
-// first. All variables share one child, because their names do not matter for matching. Entries cannot overlap, so at most one entry
-// matches a URI.
+// node is a node of a trie whose keys are segments of URIs. All variables share one child, because their names do not matter for matching.
+// Entries cannot overlap, so at most one entry matches a URI.
 type node struct {
-	literal  map[string]*node
-	variable *node
-	entry    *Entry // the entry that ends here
+	next  map[string]*node // by literal; "" is a variable
+	entry *Entry           // the entry that ends here
 }
 
 func (n *node) insert(e *Entry) {
 	for _, s := range e.segments {
-		var next *node
-		if s.variable != "" {
-			if n.variable == nil {
-				n.variable = &node{}
+		next := n.next[s.literal]
+		if next == nil {
+			if n.next == nil {
+				n.next = map[string]*node{}
 			}
-			next = n.variable
-		} else {
-			if n.literal == nil {
-				n.literal = make(map[string]*node)
-			}
-			if next = n.literal[s.literal]; next == nil {
-				next = &node{}
-				n.literal[s.literal] = next
-			}
+			next = &node{}
+			n.next[s.literal] = next
 		}
 		n = next
 	}
 	n.entry = e
 }
 
-// overlap returns an entry below n that could match the same URI as a template with the given segments, or nil if there is no such
-// entry.
+// overlap returns an entry below n that could match the same URI as a template with the given segments, or nil.
 func (n *node) overlap(segs []segment) *Entry {
-	if len(segs) == 0 {
+	switch {
+	case n == nil:
+		return nil
+	case len(segs) == 0:
 		return n.entry
 	}
-	if n.variable != nil {
-		if e := n.variable.overlap(segs[1:]); e != nil {
-			return e
-		}
+	candidates := []*node{n.next[""], n.next[segs[0].literal]}
+	if segs[0].variable != "" {
+		candidates = slices.Collect(maps.Values(n.next))
 	}
-	if segs[0].variable == "" {
-		if next := n.literal[segs[0].literal]; next != nil {
-			return next.overlap(segs[1:])
-		}
-		return nil
-	}
-	for _, next := range n.literal {
+	for _, next := range candidates {
 		if e := next.overlap(segs[1:]); e != nil {
 			return e
 		}
@@ -70,9 +57,8 @@ func (n *node) overlap(segs []segment) *Entry {
 	return nil
 }
 
-// Match returns the event type of a canonical URI and the decoded values of its template's variables. The map is nil for a fixed URI. Match
-// returns false if the URI is not canonical. The URI of a backend's event matches only types of that backend, even if a template of the
-// operator begins with a variable.
+// Match returns the event type of a URI and the decoded values of its template's variables, or false if the URI is not canonical. The URI of
+// a backend's event matches only types of that backend, even if a template of the operator begins with a variable.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
@@ -99,7 +85,6 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 	return e, e.bind(rest), true
 }
 
-// canonicalRest returns a URI without its scheme, or false if the URI is not canonical. If wildcards is true, segments may be [Wildcard].
 func canonicalRest(uri string, wildcards bool) (string, bool) {
 	if same, err := canonicalize(uri, wildcards); err != nil || same != uri {
 		return "", false
@@ -109,7 +94,7 @@ func canonicalRest(uri string, wildcards bool) (string, bool) {
 
 func (n *node) find(rest string) *Entry {
 	seg, tail, more := strings.Cut(rest, "/")
-	for _, next := range []*node{n.literal[seg], n.variable} {
+	for _, next := range []*node{n.next[seg], n.next[""]} {
 		switch {
 		case next == nil:
 		case !more && next.entry != nil:
@@ -123,8 +108,7 @@ func (n *node) find(rest string) *Entry {
 	return nil
 }
 
-// bind returns the decoded values that the template's variables have in a URI. The parameter rest is the URI without its scheme. A parent
-// URI has values only for the first variables.
+// bind returns the decoded variables of a URI without its scheme. A parent URI has values only for the first variables.
 func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
 		return nil

@@ -123,7 +123,6 @@ func (e *Entry) describe(member string) string {
 	return "event " + strictyaml.Clip(e.Name) + ": " + member
 }
 
-// text returns a function that reads a string of at most limit bytes.
 func (p *parser) text(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := p.file.String(n, what)
@@ -192,8 +191,6 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 	p.insert(e, n, what)
 }
 
-// readSegments splits a URI or template s into the entry's segments and variables. The parameter what is its name in messages.
-// readSegments returns false if the URI has a fault.
 func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool {
 	if s == "" { // NonEmpty has reported the fault
 		return false
@@ -216,7 +213,6 @@ func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool
 	return true
 }
 
-// insert adds the entry to the trie. If the entry could match a URI of another entry, insert adds a fault instead.
 func (p *parser) insert(e *Entry, n *strictyaml.Node, what string) {
 	if other := p.root.overlap(e.segments); other != nil {
 		p.file.Add(n.Line, "%s could match the same URI as %s of event %s in line %d", what, other.Pattern(), other.Name, other.line)
@@ -272,7 +268,7 @@ func (p *parser) readFilters(e *Entry, n *strictyaml.Node, what string) {
 	}
 }
 
-// readPointer reads a JSON pointer that is not empty, because the empty one means the whole payload.
+// readPointer reads a JSON pointer, which must not be empty because that would mean the whole payload.
 func (p *parser) readPointer(n *strictyaml.Node, what string) string {
 	pointer := p.file.NonEmpty(n, what)
 	if _, err := jsonpointer.Parse(pointer); err != nil {
@@ -396,8 +392,7 @@ func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
 }
 
-// inputSchema returns the params schema with properties for the filters and "redact", and without additional properties. It keeps the
-// operator's other keywords.
+// inputSchema adds properties for the filters and "redact" to the params schema, and excludes additional properties.
 func inputSchema(e *Entry) json.RawMessage {
 	schema := map[string]json.RawMessage{}
 	if e.ParamsSchema != nil {

@@ -25,8 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxSchemaFaults is the largest number of faults in an error.
-const maxSchemaFaults = 20
+const maxSchemaFaults = 20 // in an error
 
 // ValidatePayload checks a payload, which must be valid JSON, against the payload schema. If the payload does not fit, the error
 // is of kind fault.Unprocessable, and its data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer. A payload that
@@ -167,7 +166,6 @@ func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	return tidyFaults(collect(ve, nil)), nil
 }
 
-// collect appends the faults of a validation error and of all its causes to out.
 func collect(ve *jsonschema.ValidationError, out []jsonpointer.Fault) []jsonpointer.Fault {
 	if len(out) >= 10*maxSchemaFaults {
 		return out
@@ -244,7 +242,6 @@ func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, s
 	return raw, s
 }
 
-// addSchemaFaults adds the reasons why a schema does not compile to the file's faults, with the line of each reason if it is known.
 func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
@@ -289,8 +286,7 @@ func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// deepestCause returns the depth of the deepest cause of an error. other is 1 if that cause is a failure other than a wrong type,
-// and 0 if it is a wrong type.
+// deepestCause returns the depth of the deepest cause. other is 0 if that cause is a wrong type, and 1 otherwise.
 func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -334,8 +330,7 @@ func refLine(n *strictyaml.Node, url string) int {
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
 
-// faultsOf returns the faults of one validation error without its causes. The messages name the violated rule but never the value, because
-// errors must not contain payloads.
+// faultsOf returns the faults of one validation error without its causes. The messages do not contain the value, which may be confidential.
 func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	at := pointerOf(ve.InstanceLocation)
 	one := func(format string, args ...any) []jsonpointer.Fault {
@@ -401,7 +396,6 @@ func quoteAll(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// formatValues formats the values that a schema allows as JSON.
 func formatValues(want []any) string {
 	out := make([]string, 0, len(want))
 	for _, v := range want {
@@ -485,7 +479,6 @@ func (c *coster) cost(v any) int {
 	return sum
 }
 
-// costOfTarget returns the cost of the value to which a reference refers.
 func (c *coster) costOfTarget(ref string) int {
 	pointer, ok := strings.CutPrefix(ref, "#/")
 	path, err := jsonpointer.Parse("/" + pointer)

@@ -111,10 +111,8 @@ func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c
 // Catalog implements [Source].
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
-// Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog uses the
-// catalog of [Shared].
-//
-// The catalog includes the event types of the workspace's backends.
+// Stored is a [Source] of stored catalogs with the event types of the workspace's backends. The catalogs are at most [settings.MaxAge] old.
+// A workspace without its own catalog uses the catalog of [Shared].
 type Stored struct {
 	cache    *settings.Cache[*Catalog]
 	backends *settings.Cache[map[string]BackendTypes]
@@ -143,9 +141,8 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 	return s.Catalog(ctx, workspace)
 }
 
-// Try calls accept with the workspace's catalog and, if accept returns false, with the latest one. The catalog of this
-// process may be seconds old, and lack an event type that another process already uses. Try returns the catalog with which
-// it called accept last, even if accept returned false.
+// Try calls accept with the workspace's catalog and, if accept returns false, with the latest one, because the cached catalog may lack an
+// event type that another process already uses. Try returns the catalog with which it called accept last, even if accept returned false.
 func Try(ctx context.Context, s Source, workspace string, accept func(*Catalog) bool) (*Catalog, error) {
 	cat, err := s.Catalog(ctx, workspace)
 	if err == nil && accept(cat) || err != nil && !fault.Is(err, fault.NotFound) {
