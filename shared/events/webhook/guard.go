@@ -60,10 +60,8 @@ type blocked string
 
 func (b blocked) Error() string { return "the target is " + string(b) }
 
-// checkURL parses a target and refuses URLs to which we never deliver: schemes other than https, other ports,
-// credentials, fragments, hosts that are not in canonical form, and addresses that are not globally routable. It does
-// not resolve names. The fault is of kind Invalid and may be shown to the subscriber. The returned URL has a
-// lower-case host and omits the default port.
+// checkURL parses a target and refuses URLs to which we never deliver. It does not resolve names. The error is of kind Invalid and may be
+// shown to the subscriber. The returned URL has a lower-case host and omits the default port.
 func (g *Guard) checkURL(raw string) (*url.URL, error) {
 	u, reason := g.check(raw)
 	if reason != "" {
@@ -173,8 +171,8 @@ func (g *Guard) portNames() string {
 // ICANN's reservation of internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost returns a description of the problem with a lower-case host, or "" if the host is allowed. brackets is true if the
-// host was in brackets in the URL, as an IPv6 address must be.
+// checkHost describes the problem with a lower-case host, or returns "". brackets is true if the host was in brackets in the URL, as an IPv6
+// address must be.
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -190,10 +188,8 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 	}
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return "has no valid host"
-		}
-		if strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' ||
+			strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
 			return "has no valid host"
 		}
 	}
@@ -208,10 +204,8 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 	if len(labels) == 1 {
 		return "has a host without a domain"
 	}
-	for _, name := range localNames {
-		if strings.HasSuffix(host, "."+name) {
-			return "has a host of a local network"
-		}
+	if slices.ContainsFunc(localNames, func(name string) bool { return strings.HasSuffix(host, "."+name) }) {
+		return "has a host of a local network"
 	}
 	return ""
 }
@@ -352,7 +346,6 @@ func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// checkAddr returns an error if the address is one we must not connect to.
 func (g *Guard) checkAddr(a netip.Addr) error {
 	if a.Zone() != "" {
 		return blocked("an address with a zone")
@@ -369,10 +362,8 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 			return err
 		}
 	}
-	for _, p := range g.allowNets {
-		if p.Contains(a) {
-			return nil
-		}
+	if slices.ContainsFunc(g.allowNets, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return nil
 	}
 	if special.SafeAddr(a) != nil {
 		return blocked("an address that is not globally routable")
@@ -392,7 +383,6 @@ const (
 	readCost    = 64
 )
 
-// errExcess ends a connection on which the endpoint sent more than its quota.
 var errExcess = errors.New("the endpoint sends without end")
 
 // conn is a connection to an endpoint, below TLS. It enforces the quota of bytes that the endpoint may send (see [answerQuota]).
@@ -425,8 +415,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count the connection's running exchanges. begin adds answerQuota to the quota. end takes back the part of it
-// that the exchange did not use.
+// begin and end count the running exchanges. begin adds answerQuota to the quota, and end takes back the unused part.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
@@ -455,8 +444,7 @@ func trackExchange(ctx context.Context, timeout time.Duration) (context.Context,
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// gotConn remembers the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a
-// request.
+// gotConn runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
 func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	x.end()
 	x.markReached()
@@ -470,9 +458,8 @@ func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// markReached records that the exchange has a connection or may open one. From then on, a timeout counts as the endpoint's fault.
-// In the second half of the timeout, markReached does nothing, because the exchange has then spent most of its time waiting for a
-// free connection on our side.
+// markReached records that the exchange has a connection or may open one, so that a timeout counts as the endpoint's fault. It does nothing
+// in the second half of the timeout, because the exchange has then spent most of its time waiting for a free connection on our side.
 func (x *exchange) markReached() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)
@@ -489,9 +476,8 @@ func (x *exchange) end() {
 // connLimit limits the number of open connections, including idle ones. In net/http, only the connections per host have a limit, and the
 // idle connections of HTTP/2 have no limit at all.
 type connLimit struct {
-	open chan struct{} // has an element for each open connection
-	turn chan struct{} // has an element while an exchange waits for a connection, so that only one at a time closes idle ones
-	// reclaim closes idle connections.
+	open    chan struct{} // has an element for each open connection
+	turn    chan struct{} // has an element while an exchange waits for a connection, so that only one at a time closes idle ones
 	reclaim func()
 }
 
@@ -501,7 +487,6 @@ func newConnLimit(n int, reclaim func()) *connLimit {
 
 var errNoConn = errors.New("all connections are in use")
 
-// acquire waits until another connection may be opened, or until the exchange's context ends.
 func (l *connLimit) acquire(x *exchange) error {
 	select {
 	case l.open <- struct{}{}:
@@ -530,7 +515,6 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.open }
 
-// limitDial wraps a dial function so that it first waits until the limit of open connections (s.conns) allows another one.
 func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values

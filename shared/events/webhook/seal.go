@@ -111,8 +111,7 @@ func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPriva
 // prefixOf returns the prefix that Tink puts before data sealed with a key: a version byte and the key's id.
 func prefixOf(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{1}, id) }
 
-// changeKeys applies a change to a private keyset and returns the new private and public keysets. The parameter what describes the change
-// in errors.
+// changeKeys applies a change to a private keyset. The parameter what describes the change in errors.
 func changeKeys(private []byte, what string, change func(*keyset.Manager) error) (newPrivate, public []byte, err error) {
 	h, err := readPrivate(private)
 	if err != nil {

@@ -47,15 +47,11 @@ const (
 // Limits of an exchange.
 const (
 	// MaxBody is the maximum size of a sent body, in bytes.
-	MaxBody = 256 << 10
-	// maxURL is the maximum length of a target URL, in bytes.
-	maxURL = 2048
-	// maxAnswer limits how much of a response body Send reads, in bytes.
-	maxAnswer = 16 << 10
-	// maxAnswerHeader is the maximum size of a response header, including informational responses.
-	maxAnswerHeader = 32 << 10
-	// defaultTimeout limits exchanges for which no other timeout is given.
-	defaultTimeout = 20 * time.Second
+	MaxBody         = 256 << 10
+	maxURL          = 2048     // bytes of a target URL
+	maxAnswer       = 16 << 10 // bytes of a response body that Send reads
+	maxAnswerHeader = 32 << 10 // bytes, including informational responses
+	defaultTimeout  = 20 * time.Second
 	// MaxRetryAfter is the longest delay that an endpoint can request.
 	MaxRetryAfter = 24 * time.Hour
 )
@@ -76,8 +72,7 @@ type Options struct {
 	// At the limit, idle connections are closed. If that is not enough, a request waits within its own timeout and then fails as
 	// [Internal]. ConnsPerHost and the number of idle connections are at most half of MaxConns.
 	MaxConns int
-	// Now returns the current time.
-	Now func() time.Time
+	Now      func() time.Time
 }
 
 // Sender posts webhooks. It is safe for concurrent use. Connections are reused between calls, with HTTP/2 if the
@@ -119,8 +114,7 @@ type Request struct {
 	At time.Time
 }
 
-// maxIdle is the maximum number of idle connections to all hosts together.
-const maxIdle = 512
+const maxIdle = 512 // idle connections to all hosts
 
 // NewSender returns a new sender. Close closes its idle connections.
 func NewSender(o Options) *Sender {
@@ -258,8 +252,7 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// exchange sends a request and reads the response, within the timeout. If keep is not nil, it appends the response body to keep, as post
-// does.
+// exchange sends a request and reads the response, within the timeout. It treats keep like post.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = defaultTimeout
@@ -307,10 +300,8 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	return a, nil // the status counts even if the body broke off
 }
 
-// endedAsIdle reports whether net/http closed a connection as idle although a response had just arrived on it. This
-// happens because, for a response without a body, net/http marks the connection as idle before it hands over the
-// response. The status is then lost, but that is not the endpoint's fault. net/http does not export these errors, so
-// we compare their text.
+// endedAsIdle reports whether net/http closed a connection as idle although a response had just arrived on it. For a response without a
+// body, net/http marks the connection as idle before it hands over the response. It does not export these errors, so compare their text.
 func endedAsIdle(err error) bool {
 	return err != nil && (strings.HasSuffix(err.Error(), "http: CloseIdleConnections called") ||
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
@@ -351,8 +342,7 @@ func (s *Sender) newHeader(r *Request) http.Header {
 	return h
 }
 
-// parseTarget checks a target and returns its URL, or takes the URL from a cache if the target was checked before. The result
-// is shared between calls and must not be changed.
+// parseTarget returns the URL of a target, which it checks only once. The result is shared between calls and must not be changed.
 func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
@@ -439,21 +429,18 @@ var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
 
 // errnoOfMachine returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
 func errnoOfMachine(err error) syscall.Errno {
+	text := ""
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
 		// A DNSError keeps only the text of a socket error, so compare the text. A resolver that could not open its own
 		// configuration reports an unknown name. So also test whether the process can still open a file.
-		for _, errno := range exhausted {
-			if strings.HasSuffix(d.Err, errno.Error()) {
-				return errno
-			}
-		}
+		text = d.Err
 		var f *os.File
 		if f, err = os.Open(os.DevNull); err == nil {
 			_ = f.Close()
 		}
 	}
 	for _, errno := range exhausted {
-		if errors.Is(err, errno) {
+		if errors.Is(err, errno) || strings.HasSuffix(text, errno.Error()) {
 			return errno
 		}
 	}
@@ -548,8 +535,7 @@ type Outcome struct {
 	// Response has the first [MaxKept] bytes of a failed response's body, if the request asked to keep them. Only operators may see it
 	// (SRF-05).
 	Response string
-	// Took is the duration of the exchange.
-	Took time.Duration
+	Took     time.Duration
 	// Err is a [*Failure], or nil after a success. It is meant for the log.
 	Err error
 }

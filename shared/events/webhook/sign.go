@@ -13,6 +13,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -306,8 +307,7 @@ func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, k
 	return nil
 }
 
-// echoes reports whether a response contains the challenge. The comparison takes the same time wherever the two differ.
-// Only a different length may be faster, because the length of a challenge is not secret.
+// echoes reports whether a response contains the challenge. It compares them in constant time.
 func echoes(body []byte, nonce string) bool {
 	var echo struct {
 		Challenge string `json:"challenge"`
@@ -338,18 +338,13 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	path := target.EscapedPath()
 	// Refuse dot segments and encoded slashes. The endpoint may resolve them, and its real path could then lie outside
 	// the declared prefix.
-	if strings.Contains(path, "/.") || strings.Contains(strings.ToLower(path), "%2e") || strings.Contains(strings.ToLower(path), "%2f") {
+	lower := strings.ToLower(path)
+	if strings.Contains(path, "/.") || strings.Contains(lower, "%2e") || strings.Contains(lower, "%2f") {
 		return false
 	}
-	for _, prefix := range doc.Receivers {
-		if !strings.HasPrefix(prefix, "/") {
-			continue
-		}
-		if path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(doc.Receivers, func(prefix string) bool {
+		return strings.HasPrefix(prefix, "/") && (path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/"))
+	})
 }
 
 // NewMessageID returns a webhook-id for a control message, i.e. for a webhook without an event. It has the form msg_KIND_RANDOM
