@@ -37,19 +37,14 @@ const MaxDepth = jsonpointer.MaxDepth
 
 // Event is one occurrence of an event type of the catalog.
 type Event struct {
-	// Workspace is the workspace that the event belongs to.
 	Workspace string
 	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}. It is the webhook-id of every
 	// delivery, and it must not contain a dot, because a webhook signature joins the id, the time and the body with dots.
-	ID string
-	// URI is the canonical event:// URI.
-	URI string
-	// Name is the name of the event type in the catalog.
-	Name string
-	// Time is when the event happened, according to the publisher.
-	Time time.Time
-	// Published is when the event was accepted.
-	Published time.Time
+	ID        string
+	URI       string    // canonical
+	Name      string    // of the event type
+	Time      time.Time // when the event happened, according to the publisher
+	Published time.Time // when the event was accepted
 	// Data is the payload: valid JSON, at most [MaxPayload] bytes.
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
@@ -90,9 +85,8 @@ const idPrefix = "evt_"
 const controlPrefix = "msg_"
 
 // ForeignID returns the event id for an id that a publisher chose. It returns a valid id unchanged. Otherwise the result is
-// "ce_" and the base64url SHA-256 of source and id, so that the same pair always gives the same event id. The hash includes the
-// CloudEvents source, because CloudEvents ids are unique only within their source. ForeignID also hashes an id that begins with
-// "msg_", because receivers would mistake the webhook for a control message.
+// "ce_" and the base64url SHA-256 of source and id, because CloudEvents ids are unique only within their source. ForeignID also hashes an
+// id that begins with "msg_", because receivers would mistake the webhook for a control message.
 func ForeignID(source, id string) string {
 	if ValidID(id) && !strings.HasPrefix(id, controlPrefix) {
 		return id
