@@ -23,11 +23,9 @@ import (
 
 // Limits on the comparisons for one event and subscription.
 const (
-	// maxFilterValues limits the values of one filter.
-	maxFilterValues = 50
-	// maxAllValues limits the values of all filters of a subscription, and maxGlobs limits how many of these values contain a `*`.
-	maxAllValues = 200
-	maxGlobs     = 50
+	maxFilterValues = 50  // of one filter
+	maxAllValues    = 200 // of all filters of a subscription
+	maxGlobs        = 50  // of these values, those that contain a `*`
 )
 
 // Filter accepts events by their payload. The value at Pointer must be one of Values, in which `*` matches any characters, or it
@@ -98,7 +96,7 @@ func NewPayloads(events []event.Event) []*Payload {
 // small because a decoded payload may take some megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
-// payloadOf returns the payload of an event from recentPayloads, or adds it there. Other streams may use the result concurrently.
+// payloadOf returns the payload of an event. Other streams may use the result concurrently.
 func payloadOf(e *event.Event) *Payload {
 	p, ok := recentPayloads.Get(e)
 	if !ok {
@@ -299,13 +297,11 @@ type Bound struct {
 // rangeOps has the operators of a range, each with the results of [cmp.Compare] that satisfy it.
 var rangeOps = map[string][]int{"$gt": {1}, "$gte": {0, 1}, "$lt": {-1}, "$lte": {-1, 0}}
 
-// isRange reports whether the argument of a filter is a range.
 func isRange(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) > 0 && raw[0] == '{'
 }
 
-// newSpan reads a range of the given type.
 func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
 	if ranges == catalog.NoRange {
 		return nil, fault.New(fault.Invalid, "a range is not allowed (allowed for what is declared as a number, an integer, or a string of the format date-time)")
@@ -329,7 +325,6 @@ func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
 	return s, s.checkNotEmpty()
 }
 
-// checkNotEmpty refuses bounds that no value can satisfy.
 func (s *Span) checkNotEmpty() error {
 	for _, low := range s.Bounds {
 		for _, high := range s.Bounds {
@@ -345,8 +340,7 @@ func (s *Span) checkNotEmpty() error {
 	return nil
 }
 
-// maxBound is the maximum length of a bound's text.
-const maxBound = 64
+const maxBound = 64 // bytes of a bound's text
 
 func (s *Span) isReadable(text string) bool {
 	if s.Time {
@@ -357,7 +351,6 @@ func (s *Span) isReadable(text string) bool {
 	return err == nil && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9')
 }
 
-// accept reports whether a payload's value, or one of its elements if it is a list, is in the range.
 func (s *Span) accept(got any) bool {
 	switch got := got.(type) {
 	case string:

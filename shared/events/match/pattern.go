@@ -42,8 +42,7 @@ const (
 // parentMark is the suffix that distinguishes the key of a parent from the key of an event with the same URI.
 const parentMark = "/**"
 
-// Pattern matches the URIs of events. An event's subscribers are found by the keys of the patterns that match it, and not by trying
-// all patterns.
+// Pattern matches the URIs of events.
 type Pattern struct {
 	Kind Kind `json:"k"`
 	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, e.g.
@@ -64,9 +63,8 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.PartitionsOf(workspace, p.Key, p.Unordered)
 }
 
-// Shape is the form of a pattern. The shape of a template tells which of its variables a subscriber left open, so that they match any value.
-// The shape of a parent, such as event://github/acme, which matches all URIs below it, is its number of segments. An event matches at most one
-// key of each shape, so a reader looks up one key for each shape that is in use.
+// Shape tells which variables of a template a pattern leaves open or, for a parent, how many segments the pattern has. An event matches at
+// most one key of each shape, so a reader looks up one key for each shape that is in use.
 type Shape struct {
 	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`
@@ -85,14 +83,12 @@ func ScopeOf(entry string) string {
 	return "entry:" + entry
 }
 
-// URI returns the pattern's URI as a client writes it. For a parent, this is the key without its end, e.g. "event://github/acme" for the
-// key "event://github/acme/**". For any other pattern, it is the key itself.
+// URI returns the pattern's URI as a client writes it, e.g. "event://github/acme" for the key "event://github/acme/**".
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // CutParent returns the URI of the parent that a pattern's key stands for, or false if it is the key of another kind of pattern.
 func CutParent(key string) (uri string, ok bool) { return strings.CutSuffix(key, parentMark) }
 
-// segments splits a canonical event URI.
 func segments(uri string) []string {
 	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
@@ -300,7 +296,6 @@ func (s *Selection) selectOfBackend(arguments json.RawMessage, p auth.Principal)
 	return s.setPattern()
 }
 
-// addArgument adds one argument to the selection.
 func (s *Selection) addArgument(name string, value json.RawMessage) error {
 	refuse := func(format string, args ...any) error {
 		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": fmt.Sprintf("%.128s", name)})
@@ -372,7 +367,6 @@ func decodeArguments(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	return args, nil
 }
 
-// scalar returns the text of a string, a number or a boolean.
 func scalar(raw json.RawMessage) (string, bool) {
 	switch v := jsonrpc.Value(raw).(type) {
 	case string:
