@@ -21,11 +21,9 @@ import (
 // readers find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
-// append writes each segment of the log, which holds some of the events, together with its copies in the pattern partitions in one
-// transaction. A transaction has room for 100 writes: the segment, at least one index item, and 98 copies. append ignores any further
-// patterns, but an event matches at most 98 if its URI has up to 36 parts between slashes. The URI has at most six variables, so it matches
-// 63 wildcards: one for each set of one or more variables that a client leaves open. It also has at most 35 parents, one for each shorter
-// beginning.
+// append writes each segment of the log together with its copies in the pattern partitions in one transaction, which has room for 98 copies
+// besides the segment and an index item. append ignores any further patterns. But an event whose URI has up to 36 segments matches at most
+// 98: 63 wildcards, because its URI has at most six variables, and 35 parents.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -102,8 +100,7 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 // the event's URI as its value. Stamp and URI together give the segment's key.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, because the index
-// items get its stamp.
+// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, which gives them its stamp.
 func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
@@ -241,16 +238,14 @@ func (s stamped) mayUse(stamp int64) bool {
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending the events to
-// their own partition, or empty. unordered says whether their event type is unordered. Only a log with stamped keys needs
-// AppendPatterns, because otherwise [Log.Append] writes the copies.
+// AppendPatterns appends events of one URI to the partitions of the pattern keys, if writers stamp keys. Otherwise [Log.Append] writes the
+// copies. done is the result of appending the events to their own partition, or empty.
 //
-// The URI's own partition has one writer at a time, and its keys grow. The copies get the same keys as the events in that partition. So a
-// pattern has the events of a URI in the same order, even if the clocks of two writers differ.
+// The copies get the same keys as the events in their own partition. So a pattern has the events of a URI in the same order, even if the
+// clocks of two writers differ.
 //
-// The events that go to the same partition share a segment, and AppendPatterns writes the partitions concurrently. So a batch of many
-// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than a Lambda function may
-// run. The next try would begin with the same events, so fanout would never finish the batch.
+// AppendPatterns writes the partitions concurrently. Otherwise, when the store is slow, a batch of many events could take longer than a
+// Lambda function may run, and the next try would begin with the same events.
 func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -270,8 +265,7 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 	return write.Wait()
 }
 
-// maxPatterns is the number of patterns to which putPatterns appends concurrently.
-const maxPatterns = 8
+const maxPatterns = 8 // patterns that putPatterns writes concurrently
 
 // putPatterns appends the events in part to shard i of each pattern key. stamps has the events' keys in their own partition, by
 // event id. It is empty for an unordered event type.

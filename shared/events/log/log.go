@@ -44,6 +44,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -129,12 +130,7 @@ type Log struct {
 func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 
 // Time returns the current time of the clock with which this process stamps entries.
-func (l *Log) Time() time.Time {
-	if l.Now != nil {
-		return l.Now()
-	}
-	return time.Now()
-}
+func (l *Log) Time() time.Time { return periodic.Clock(l.Now)() }
 
 // Oldest returns the oldest key from which on the log is guaranteed to still have all entries.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
@@ -159,8 +155,6 @@ func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated b
 	return max(at, floor), true
 }
 
-// endBefore returns the position at the end of the log if the store stamps keys. If writers stamp keys, positions are times, and endBefore
-// returns the current time minus lag.
 func (l *Log) endBefore(lag time.Duration) int64 {
 	if l.TotalOrder() {
 		return l.DB.End()
@@ -204,8 +198,8 @@ func (l *Log) LookBack(p Partition) time.Duration {
 }
 
 // GivenAt returns the [Cursor.Given] for a new cursor at the end of the log, whose position is the parameter at. If the store stamps keys,
-// the end of the log does not move while no events are published. Without Given, a cursor at this end would therefore seem to become too
-// old. If writers stamp keys, the end moves with the clock, and the result is 0.
+// the end does not move while no events are published, so without Given the cursor would seem to become too old. If writers stamp keys, the
+// end moves with the clock, and the result is 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -397,7 +391,7 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 		if had != (Interest{}) {
 			cond = store.VersionIs(had.Since)
 		}
-		setBack := had.Since > since+2*MaxSkew.Microseconds() // whether the clock was set back
+		setBack := had.Since > since+2*MaxSkew.Microseconds()
 		if had.Until.After(now) && !setBack {
 			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
@@ -483,8 +477,7 @@ func (l *Log) ListBelow(ctx context.Context, workspace, parent string, n int) (u
 	return uris, err
 }
 
-// eachBelow calls take with pages of items, one item for each sub-resource of a parent, and n items at most. The sort key of an item is the
-// sub-resource's URI.
+// eachBelow calls take with pages of items for up to n sub-resources of a parent. An item's sort key is the sub-resource's URI.
 func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {
@@ -512,7 +505,6 @@ func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
 }
 
-// parentOps returns the operations that record a URI as a sub-resource of each of its parents.
 func (l *Log) parentOps(workspace, uri string) (ops []store.Op) {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	for depth := 1; depth < len(segs); depth++ {

@@ -21,11 +21,9 @@ import (
 )
 
 // Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number of
-// items to read. The read is strongly consistent. If more is true, there are further pages, and the next one begins after the key that Read
-// returns as next. If a later release wrote the first item, Read fails with [ErrLater]. An item that cannot be decoded is an entry with
-// [Entry.Lost].
-//
-// If more is false, the caller has every entry that was committed before Read was called and whose key is not greater than the result next.
+// items to read. If more is true, the next page begins after next. Otherwise the caller has every entry that was committed before Read was
+// called and whose key is not greater than next. If a later release wrote the first item, Read fails with [ErrLater]. An item that cannot be
+// decoded is an entry with [Entry.Lost].
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
@@ -297,7 +295,6 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 	return nil, nil
 }
 
-// findIn returns the newest event with the given id in a segment, or nil if the segment has no such event.
 func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.Event {
 	for _, e := range slices.Backward(l.events(ctx, segment)) {
 		if e.Event != nil && e.Event.ID == id {

@@ -51,7 +51,7 @@ func (s segment) encode() ([]byte, error) {
 	return value, err
 }
 
-// has reports whether the segment has an event, or names it in Before because an earlier segment has it. end is the key of the segment.
+// has reports whether the segment has an event or names it in Before. end is the key of the segment.
 func (s segment) has(e *event.Event, end int64) bool {
 	published := e.Published.UnixMicro()
 	for i, id := range s.Before {
@@ -75,8 +75,7 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment is the maximum size of a segment, so that it fits into an item of the store together with the item's keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into groups, one per segment. The parameter room is the maximum number of bytes of a group, and most is the maximum
-// number of its events.
+// pack divides events into groups, one per segment, of at most room bytes and most events.
 func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
@@ -115,8 +114,7 @@ func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 }
 
 // decode returns the entries of an item. If some events of the item cannot be decoded, it returns the others and one entry with
-// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns no entries if the key of the item is
-// invalid, and [ErrLater] if a later release wrote the item.
+// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns [ErrLater] if a later release wrote the item.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -155,7 +153,6 @@ func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	return last - int64(n) + 1, 1
 }
 
-// lostEntry returns the entry with [Entry.Lost] that stands for the events of an item that cannot be decoded.
 func lostEntry(item store.Item, key int64) Entry {
 	return Entry{Key: key, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
 }
@@ -203,7 +200,6 @@ func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	}
 }
 
-// brokenItem names an item of the log that cannot be decoded.
 type brokenItem struct {
 	V         int    `json:"v"`
 	Partition string `json:"p"`
@@ -213,8 +209,7 @@ type brokenItem struct {
 const brokenItems = "x#"
 
 // VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It stops at an
-// error of visit. VisitBroken keeps the records of these items for as long as readers may find the items, so that readers do not record
-// them again.
+// error of visit. It keeps the records of these items, so that readers do not record them again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -236,8 +231,7 @@ func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) er
 	})
 }
 
-// countBroken counts an item that cannot be decoded, unless this process has counted the item before. It reports whether the item was
-// counted now.
+// countBroken counts an item that cannot be decoded, and returns false if this process has counted the item before.
 func (l *Log) countBroken(item store.Item) bool {
 	if _, known := l.broken.Get(item.Key); known {
 		return false
@@ -266,8 +260,7 @@ type logEnd struct {
 	fresh    []event.Event // the events of the batch that are still to be written
 }
 
-// appendTo appends events of a URI to the partition p. It leaves out events that the partition's last segment already contains, or names in
-// Before.
+// appendTo appends events of a URI to the partition p, except those that its last segment already has.
 func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
 	end, err := l.readEnd(ctx, p, uri, events)
 	if err != nil {
@@ -307,10 +300,9 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// isRepeatable reports whether a repeated batch need not append its events again if the last segment, whose key is end, already has them.
-// If the store stamps keys, the result is always true. If writers stamp keys, the segment must be recent. An older segment may have been
-// committed so late that readers had already passed its key, and its writer may have died before it could write the segment again with a
-// new key.
+// isRepeatable reports whether a repeated batch need not append events that the last segment, whose key is end, already has. If writers stamp
+// keys, the segment must be recent. An older one may have been committed so late that readers had already passed its key, and its writer may
+// have died before it could write the segment again with a new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
