@@ -52,8 +52,7 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether an entry with the given key can be returned now, i.e. whether no source can still get an entry with a smaller
-// key.
+// mayFollow reports whether no source can still get an entry with a smaller key.
 func (m *exactMerge) mayFollow(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -91,8 +90,7 @@ func (m *exactMerge) addPast(s *source, p logPage, _ time.Time) (caughtUp bool) 
 	return s.caughtUp
 }
 
-// addAhead adds the entries after s.past to the source, and records that the source was read up to the position upTo. live
-// says that the entries come from the tail.
+// addAhead adds the entries after s.past to the source, which was read up to the position upTo. live says that they come from the tail.
 func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
@@ -107,7 +105,6 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 	s.past = max(s.past, upTo)
 }
 
-// countReturned subtracts a returned entry from the counter m.ahead or m.old.
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
 		m.ahead = m.ahead.minus(load{1, sizeOf(q.entry)})
@@ -155,8 +152,7 @@ func (m *exactMerge) forget(s *source) {
 
 func (m *exactMerge) hasPending() bool { return m.first() != nil }
 
-// returnedUntil returns the position up to which all entries of the source were returned. end is a position that the log has
-// already reached.
+// returnedUntil returns the position up to which all entries of the source were returned. For the parameter end, see readTo.
 func (s *source) returnedUntil(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
@@ -209,9 +205,8 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// findLagging returns the source that is furthest behind. Reading it first lets the cursor advance, because the cursor is one position
-// for all sources. So a client that is often disconnected while it catches up still makes progress each time. It repeats about one page
-// when it resumes.
+// findLagging returns the source that is furthest behind, because the cursor is one position for all sources. So a client that is often
+// disconnected while it catches up still makes progress each time.
 func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBehind()
@@ -235,8 +230,7 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 }
 
 // receive moves the tails' batches from the inbox to the queue. [Feed.Poll] calls it only when no source has older entries to read from the
-// log. If the inbox has dropped a batch of a source, the source reads the log again. receive drops the batches of a source that stopped
-// before an item of a later release (stuck).
+// log. If the inbox has dropped a batch of a source, the source reads the log again.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)
@@ -280,8 +274,7 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle takes batches without entries from the inbox. Such a batch only says how far a tail has read. So settle moves the floor of the
-// tail's source, i.e. the position up to which all of its entries were returned, to that position. receive does not do that in time,
+// settle moves the floors of sources by the batches without entries, which only say how far a tail has read. receive does not do that in time,
 // because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
@@ -324,8 +317,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, placed
 }
 
-// maxReads is the number of partitions that a feed reads concurrently when it opens.
-const maxReads = 16
+const maxReads = 16 // partitions that a feed reads concurrently when it opens
 
 // begin makes a feed without a cursor skip the entries that the log already has. It cannot skip them by their keys, because
 // after a writer's clock was set back, new entries may have smaller keys than old ones. So begin reads the old entries and
@@ -394,7 +386,7 @@ type source struct {
 	// continue.
 	stuck bool
 
-	// The remaining fields are only for [exactMerge]. ahead has the entries that were read and not returned yet.
+	// The remaining fields are only for [exactMerge].
 	ahead    []queued     // read and not returned yet
 	caughtUp bool         // the tail has all later entries
 	written  func() int64 // returns the last key that was written; nil if the store cannot be watched
@@ -402,19 +394,13 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBehind returns the source with the earliest position among the sources that still read entries older than their tails', or nil
-// if there is no such source.
-func (at *position) furthestBehind() (behind *source) {
+// furthestBehind returns the source of at.behind with the earliest position, or nil.
+func (at *position) furthestBehind() *source {
+	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // drop sources that were removed from the feed
 	if len(at.behind) == 0 {
 		return nil
 	}
-	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // drop sources that were removed from the feed
-	for _, s := range at.behind {
-		if behind == nil || s.past < behind.past {
-			behind = s
-		}
-	}
-	return behind
+	return slices.MinFunc(at.behind, func(a, b *source) int { return cmp.Compare(a.past, b.past) })
 }
 
 // finishPast records that the source has read all entries that are older than its tail's, or that it cannot read further.
@@ -455,7 +441,6 @@ func (r *recent) add(id string, key int64, placed bool) bool {
 	return true
 }
 
-// forget removes the oldest entry.
 func (r *recent) forget() {
 	delete(r.ids, r.order[0].id)
 	r.order[0] = handedOut{} // releases the id

@@ -238,7 +238,6 @@ func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	})
 }
 
-// end ends the feeds of the tail whose renewals match, with the error err.
 func (t *tail) end(err error, matches func(renewal) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -260,9 +259,6 @@ func (t *tail) distribute(b *batch) {
 }
 
 // Feed returns the events and notices of one stream. Only one goroutine may call its methods.
-//
-// The field in holds the batches that wait for the reader, and the error that ended the feed. The field at holds how far the
-// feed has read each partition. The field merge decides which entry is next.
 type Feed struct {
 	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
 	Truncated bool
@@ -304,7 +300,6 @@ type merge interface {
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
-// logPage is one page of a partition of the log.
 type logPage struct {
 	entries []eventlog.Entry
 	more    bool
@@ -313,13 +308,12 @@ type logPage struct {
 
 // queued is an entry that a merge has and the feed has not returned yet.
 type queued struct {
-	src   *source
-	entry eventlog.Entry
-	floor int64 // the source's new floor (see [source]) after this entry; 0 keeps the floor
-	read  time.Time
-	live  bool // from a tail, so it counts as waiting
-	// inOrder becomes [Delivery.InOrder] when the entry is returned.
-	inOrder bool
+	src     *source
+	entry   eventlog.Entry
+	floor   int64 // the source's new floor (see [source]) after this entry; 0 keeps the floor
+	read    time.Time
+	live    bool // from a tail, so it counts as waiting
+	inOrder bool // see [Delivery.InOrder]
 }
 
 // effort limits the work of one call of [Feed.Poll]. Each entry costs 1, and each page that Poll reads costs pageEffort.
@@ -357,8 +351,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of a source's older entries from the log. If the next item was written by a later release, readPast marks
-// the source as stuck (see [source]).
+// readPast reads the next page of a source's older entries. An item that a later release wrote makes the source stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()
@@ -615,9 +608,8 @@ func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.P
 		return in, nil
 	}
 	in, err := subscription.RecordInterest(ctx, ts.DB, ts.Log, workspace, p)
-	if err != nil {
-		return in, err
+	if err == nil {
+		ts.interests.Put(key, in)
 	}
-	ts.interests.Put(key, in)
-	return in, nil
+	return in, err
 }

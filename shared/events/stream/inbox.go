@@ -29,9 +29,8 @@ type inbox struct {
 // offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of its
 // partition, the position up to which the tail has read.
 //
-// If too many entries wait, offer normally ends the feed, because its reader is slow. But while the feed still reads older
-// entries from the log, the new entries have to wait however fast the reader is. In that case offer drops the batch and all
-// further batches of the same partition, and the feed reads their entries from the log later.
+// If too many entries wait, offer ends the feed. But while the feed is catching up, offer instead drops the batch and all further batches of
+// the same partition, and the feed reads their entries from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -95,7 +94,6 @@ func (a arrivals) isEmpty() bool {
 	return len(a.batches) == 0 && len(a.missed) == 0 && len(a.later) == 0
 }
 
-// take empties the inbox and returns its content.
 func (in *inbox) take() arrivals {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -141,9 +139,8 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken tells the inbox which entries the merge has taken, so that the inbox knows how many entries wait in total and whether the feed
-// is catching up. The parameter taken is the load of the entries from tails. hasPast reports whether the merge has older entries, which the
-// feed read from the log itself. readsPast reports whether sources still have such entries to read.
+// setTaken tells the inbox the load of the tails' entries that the merge has taken. readsPast reports whether sources still have older
+// entries to read from the log, and hasPast whether the merge has such entries.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -151,7 +148,6 @@ func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.catchingUp = readsPast || in.catchingUp && (hasPast || taken.reaches(in.most.half()))
 }
 
-// startCatchUp records that a source begins to read older entries from the log.
 func (in *inbox) startCatchUp() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -166,7 +162,6 @@ func (in *inbox) hold(held bool) {
 	in.held = held
 }
 
-// hasMissed reports whether a batch of the partition was dropped.
 func (in *inbox) hasMissed(p eventlog.Partition) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -187,7 +182,6 @@ func (in *inbox) signal() {
 	}
 }
 
-// endError returns the error that ended the feed, or nil if the feed has not ended.
 func (in *inbox) endError() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -212,7 +206,6 @@ func (in *inbox) stop(err error) {
 // load is a number of entries and the size of their payloads.
 type load struct{ entries, bytes int }
 
-// loadOf returns the load of some entries.
 func loadOf(entries []eventlog.Entry) load {
 	l := load{entries: len(entries)}
 	for _, e := range entries {
@@ -234,5 +227,4 @@ func (l load) minus(other load) load { return load{l.entries - other.entries, l.
 
 func (l load) half() load { return load{l.entries / 2, l.bytes / 2} }
 
-// reaches reports whether the number of entries or of bytes reaches its limit.
 func (l load) reaches(limit load) bool { return l.entries >= limit.entries || l.bytes >= limit.bytes }

@@ -22,10 +22,8 @@ type Request struct {
 	Workspace string
 	// Principal is the reader. It matters only for events of backends, which the relay subscribes to on its behalf.
 	Principal string
-	// Patterns are the patterns to which the feed is subscribed. More can be added later.
-	Patterns []match.Pattern
-	// Topics are the topics whose notices the feed returns, e.g. [TopicCatalog].
-	Topics []string
+	Patterns  []match.Pattern // [Feed.Add] adds more
+	Topics    []string        // e.g. [TopicCatalog]
 	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
 	// TopicsAfter is the position from which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log.

@@ -230,7 +230,6 @@ func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	return c, nil
 }
 
-// readAll reads a page of every partition.
 func (p *poll) readAll(ctx context.Context) error {
 	var all errgroup.Group
 	for _, s := range p.readers {
@@ -341,7 +340,6 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	return true
 }
 
-// nextCursor returns the cursor for the next poll.
 func (p *poll) nextCursor() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {

@@ -39,8 +39,7 @@ import (
 // such additional streams. A new counter begins after each period of [Shared.Life], and only the current and the previous counter
 // matter, so the streams of a killed instance stop counting after two periods.
 type Shared struct {
-	DB store.DB
-	// Max returns how many streams a principal may have open.
+	DB  store.DB
 	Max Max
 	// Fleet is how many streams all principals together may have open; 0 is no limit.
 	Fleet int64
@@ -250,7 +249,7 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 }
 
 // tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters also
-// expire. The parameter what names the item in the log.
+// expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
