@@ -58,8 +58,7 @@ type Source struct {
 	From            From
 	// Events are the mappings. The first one that matches a document is used.
 	Events []Mapping
-	// Line is the line of the source in the configuration file.
-	Line int
+	Line   int // in the configuration file
 	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue, because IAM
 	// controls access to this queue.
 	Verify verify.Settings
@@ -70,12 +69,10 @@ type Source struct {
 
 // Mapping describes how a document becomes an event. Its JSON form is that of the configuration.
 type Mapping struct {
-	// Line is the line of the mapping in the configuration file.
-	Line int `json:"-"`
+	Line int `json:"-"` // in the configuration file
 	// Match selects the documents that the mapping applies to. Nil selects all.
 	Match *pattern.Pattern `json:"match,omitempty"`
-	// Name is the event type.
-	Name string `json:"name"`
+	Name  string           `json:"name"` // the event type
 	// Variables are the values of the variables in the event type's URI template.
 	Variables map[string]Value `json:"variables,omitempty"`
 	// ID is the provider's id of the delivery, which makes a redelivery the same event. If it is zero, the event's id is derived:
@@ -90,15 +87,12 @@ type Mapping struct {
 
 // Event is the result of mapping a document.
 type Event struct {
-	// Mapping is the index of the mapping that matched.
-	Mapping   int
+	Mapping   int // the index of the mapping that matched
 	Name      string
 	Variables map[string]string
-	// ID is empty if the mapping has no ID.
-	ID string
-	// Time is zero if the document has no time.
-	Time time.Time
-	Data json.RawMessage
+	ID        string    // empty if the mapping has no ID
+	Time      time.Time // zero if the document has no time
+	Data      json.RawMessage
 }
 
 // Unfit is the data of the error that [Source.Map] returns if a document matches a mapping but lacks values that the mapping needs.
@@ -132,7 +126,7 @@ func (m *Mapping) newEvent(doc any, from From) (*Event, error) {
 	}
 	if found, _ := m.ID.Evaluate(doc); isBool(found) { // a bool has only two values, so later deliveries would count as redeliveries
 		unfit.add("/id", "%s is neither a string nor a number", m.ID)
-	} else if m.ID.isSet() {
+	} else if !m.ID.IsZero() {
 		e.ID = unfit.evaluateText(m.ID, doc, "/id")
 	}
 	if found, ok := m.Time.Evaluate(doc); ok && found != nil {
@@ -179,7 +173,7 @@ func (u *Unfit) evaluateText(v Value, doc any, pointer string) string {
 }
 
 func (u *Unfit) evaluateData(v Value, doc any, from From) json.RawMessage {
-	if !v.isSet() {
+	if v.IsZero() {
 		if v = whole; from == HTTP {
 			v = wholeBody
 		}
@@ -278,7 +272,6 @@ func isForm(contentType string) (form bool, err error) {
 	return form, nil
 }
 
-// fromForm converts a form to JSON.
 func fromForm(body []byte) ([]byte, error) {
 	fields, err := url.ParseQuery(string(body))
 	if err != nil {

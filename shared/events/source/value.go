@@ -44,8 +44,6 @@ var (
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
 )
 
-func (v Value) isSet() bool { return v.kind != none }
-
 // String returns the pointer, or a phrase that describes the value in an error message.
 func (v Value) String() string {
 	switch {
@@ -58,7 +56,7 @@ func (v Value) String() string {
 }
 
 // IsZero reports whether the value is not configured.
-func (v Value) IsZero() bool { return !v.isSet() }
+func (v Value) IsZero() bool { return v.kind == none }
 
 // MarshalJSON returns the value as it was written in the configuration.
 func (v Value) MarshalJSON() ([]byte, error) {

@@ -83,9 +83,8 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored.
-// But a mapping matched this document earlier, so the operator's new pattern may be wrong, and the document is dead-lettered
-// again.
+// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored. But a
+// mapping matched this document earlier, so the operator's new pattern may be wrong.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
@@ -155,7 +154,6 @@ type Backends struct {
 // pathToken names the token in the path of a backend's webhook.
 const pathToken = "token"
 
-// serveBackend serves the webhooks of backends.
 func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
 	responder := httpjson.Responder{Challenge: `Webhook realm="backends"`, Log: h.Log, Limited: h.Limited}
 	responder.Serve(w, withPath(r, demand.HookPath), http.StatusNoContent, func() (any, error) {

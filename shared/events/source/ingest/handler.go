@@ -119,7 +119,6 @@ func (h *Handler) Mount(mux *http.ServeMux) {
 	mux.Handle("/sources/", h) // any other path gets a 404 from the handler
 }
 
-// answer is the body of a 202 response.
 type answer struct {
 	Accepted []publish.Accepted `json:"accepted"`
 }
@@ -170,7 +169,6 @@ func (h *Handler) findSource(r *http.Request) (source.Source, error) {
 	return source.Source{}, fault.New(fault.NotFound, "there is no source at this path")
 }
 
-// incoming is a request to an existing source.
 type incoming struct {
 	*Handler
 	source  source.Source
@@ -316,8 +314,7 @@ func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time
 	}
 }
 
-// toUnprocessable converts an error about an event into one about the document that it was mapped from: an invalid event becomes
-// Unprocessable.
+// toUnprocessable converts an error about an event into one about the document that it was mapped from.
 func toUnprocessable(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:
@@ -337,8 +334,7 @@ func isUnfit(err error) bool {
 	return fault.Is(err, fault.Unprocessable) || fault.Is(err, fault.TooLarge)
 }
 
-// toInput looks up the event's type in the catalog of the source's workspace, and makes the event's URI from the type's URI
-// template.
+// toInput looks up the event's type in the catalog of the source's workspace, and makes the event's URI.
 func (d *Documents) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
 	cat, err := d.Catalogs.Catalog(ctx, s.Workspace)
 	if err != nil {
@@ -557,7 +553,6 @@ func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []
 	return nil
 }
 
-// isEncoded reports whether a body has a Content-Encoding.
 func isEncoded(h http.Header) bool {
 	encoding := h.Get("Content-Encoding")
 	return encoding != "" && !strings.EqualFold(encoding, "identity")
@@ -575,7 +570,6 @@ func decode(h http.Header, body []byte) ([]byte, error) {
 	}
 }
 
-// unzip decompresses a GZIP body to at most the given number of bytes.
 func unzip(body []byte, most int) ([]byte, error) {
 	z, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {

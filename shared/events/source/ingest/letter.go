@@ -110,7 +110,6 @@ func encodeRetry(s source.Source, doc any, ident identity) []byte {
 // marshal encodes JSON and escapes the characters that SQS refuses because XML cannot hold them.
 func marshal(v any) []byte { return queue.Escape(jsonrpc.Encode(v)) }
 
-// parseRetry decodes the result of encodeRetry.
 func parseRetry(body []byte) (r retry, doc any, err error) {
 	malformed := fault.New(fault.Invalid, "is not the document of a source")
 	if json.Unmarshal(body, &r) != nil {
@@ -155,11 +154,9 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves the key of a request whose event is about to be published. It returns a function, end, which the caller must call
-// afterwards. The parameter of end says whether the caller has added a record under the key. reserve returns nil instead of end while a
-// different event is being published under the key, for example because the same signed request was sent under two ids. Two calls with the
-// same event both succeed, because the events queue drops the duplicate. If several processes share the store, the reservation is written
-// to the store.
+// reserve reserves the key of a request whose event is about to be published. The caller must afterwards call end, with true if it has added a
+// record under the key. end is nil while a different event is being published under the key, for example because the same signed request was
+// sent under two ids. Two calls with the same event both succeed, because the events queue drops the duplicate.
 func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {

@@ -139,8 +139,7 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// allows reports whether the limits allow writing an outcome. omitted is the number of outcomes of its kind that were not written
-// since the last record.
+// allows reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last record.
 func (r *OutcomeLog) allows(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -39,11 +39,10 @@ type Trial struct {
 	URI     string `json:"uri,omitempty"`
 	ID      string `json:"id,omitempty"`
 	// Time is omitted if the event would get the time of the request.
-	Time   time.Time       `json:"time,omitzero"`
-	Data   json.RawMessage `json:"data,omitempty"`
-	Faults any             `json:"faults,omitempty"`
-	// Document is the document that pointers and patterns are evaluated on.
-	Document any `json:"document,omitempty"`
+	Time     time.Time       `json:"time,omitzero"`
+	Data     json.RawMessage `json:"data,omitempty"`
+	Faults   any             `json:"faults,omitempty"`
+	Document any             `json:"document,omitempty"` // what pointers and patterns are evaluated on
 }
 
 // Try shows what a source would do with a saved HTTP request or a bus message, without publishing. A request has one trial. A bus message
@@ -258,20 +257,19 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 
 // CheckSecrets looks up the secrets of all sources. For each source with a secret that does not exist, or that its scheme cannot use,
 // it adds an error of kind fault.Invalid.
-func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(context.Context, secret.Value) (string, error)) error {
+func CheckSecrets(ctx context.Context, sources []source.Source, secrets lookup) error {
 	var all []error
 	for _, s := range sources {
 		if len(s.Secrets) == 0 {
 			continue
 		}
-		_, err := newVerifier(ctx, s, lookup)
+		_, err := newVerifier(ctx, s, secrets)
 		all = append(all, fault.Wrap(fault.Invalid, err, "line %d: source %s", s.Line, s.Name))
 	}
 	return errors.Join(all...)
 }
 
-// newVerifier returns the verifier of a source with its current secrets.
-func newVerifier(ctx context.Context, s source.Source, lookup func(context.Context, secret.Value) (string, error)) (*verify.Verifier, error) {
+func newVerifier(ctx context.Context, s source.Source, lookup lookup) (*verify.Verifier, error) {
 	secrets := make([]string, len(s.Secrets))
 	for i, v := range s.Secrets {
 		var err error

@@ -26,14 +26,12 @@ import (
 // number of values in all alternatives.
 const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
-	maxSize = 8 << 10
-	// maxDepth is the maximum nesting depth of a pattern.
+	maxSize  = 8 << 10
 	maxDepth = jsonpointer.MaxDepth
 	// maxAlternatives is the maximum number of alternatives that a pattern expands to. For example, two $or lists of 3 make 9. EventBridge
 	// has the same limit.
 	maxAlternatives = 1000
-	// maxValues is the maximum number of values in all alternatives together.
-	maxValues = 20_000
+	maxValues       = 20_000 // in all alternatives together
 )
 
 // Pattern is a parsed event pattern. It is safe for concurrent use.
@@ -132,8 +130,7 @@ func contains(value any, ok test) bool {
 	return ok(value)
 }
 
-// maxFaults limits the faults that one error lists.
-const maxFaults = 20
+const maxFaults = 20 // in one error
 
 // Parse parses a pattern. If the pattern has mistakes, the error is a fault of kind Invalid, whose data is a
 // []jsonpointer.Fault with up to [maxFaults] of them.
@@ -316,7 +313,6 @@ type object []struct {
 	value any
 }
 
-// read decodes JSON, with objects as values of type object.
 func (p *parser) read(text []byte) any {
 	if len(text) > maxSize {
 		p.fail("", "has %d bytes, %d are allowed", len(text), maxSize)

@@ -67,7 +67,6 @@ func (p *parser) parseOperator(o object, pointer string) test {
 	return nil
 }
 
-// parseText parses the operand of an operator on strings.
 func (p *parser) parseText(operator string, v any, pointer string) test {
 	s, ok := v.(string)
 	if !ok {
@@ -213,8 +212,7 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 	return nil
 }
 
-// maxExponent limits the exponents of numbers in patterns. Numbers in documents need no limit, because they are only
-// compared with numbers of patterns.
+// maxExponent limits the exponents of numbers in patterns. Numbers in documents are only compared with these, so they need no limit.
 const maxExponent = 10_000
 
 // decimal is a number in normal form, 0.digits times ten to the power of exponent. The first and last digit are not
@@ -245,7 +243,6 @@ func parseDecimal(n json.Number) decimal {
 	return decimal{negative, digits, exponent}
 }
 
-// compare returns a negative number, zero or a positive number if d is less than, equal to or greater than e.
 func (d decimal) compare(e decimal) int {
 	switch {
 	case d.sign() != e.sign():
@@ -266,8 +263,7 @@ func (d decimal) sign() int {
 	return 1
 }
 
-// compare returns a test that compares numbers with n. For a number that is smaller than, equal to or larger than n, the test calls the
-// function holds with -1, 0 or 1. The number passes the test if that function returns true.
+// compare returns a test for numbers, which calls holds with the result of comparing the number with n.
 func (p *parser) compare(n json.Number, pointer string, holds func(int) bool) test {
 	d := parseDecimal(n)
 	if d.exponent > maxExponent || d.exponent < -maxExponent {

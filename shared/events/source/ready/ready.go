@@ -136,10 +136,8 @@ func read(name, file string) []byte {
 	return text
 }
 
-// width is the maximum length of a comment line.
-const width = 120
+const width = 120 // of a comment line
 
-// writeComment writes text as a comment between the items of a list.
 func writeComment(b *bytes.Buffer, text string) {
 	const margin = "  #"
 	line := margin
@@ -200,7 +198,6 @@ func Write(dir string, providers []Provider, force bool) error {
 	return nil
 }
 
-// checkAbsent returns a Conflict if one of the files exists.
 func checkAbsent(paths []string) error {
 	var there []string
 	for _, p := range paths {

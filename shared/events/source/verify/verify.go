@@ -61,10 +61,8 @@ type check func(Request) (proof, *refusal)
 
 // proof has the parts of a verified request that its signature covers, so that an attacker cannot change them.
 type proof struct {
-	// at is the signed time, or zero if the scheme does not sign the time.
-	at time.Time
-	// signed is a hash of the signed text, or "" if the scheme signs nothing.
-	signed string
+	at     time.Time // the signed time, or zero if the scheme does not sign the time
+	signed string    // a hash of the signed text, or "" if the scheme signs nothing
 }
 
 // New returns a verifier for the scheme in s. A request must match one of the secrets.
@@ -324,8 +322,7 @@ type Settings struct {
 
 // Fault describes a problem with one setting.
 type Fault struct {
-	// Setting is the name of the setting in the configuration.
-	Setting string `json:"setting"`
+	Setting string `json:"setting"` // its name in the configuration
 	Message string `json:"message"`
 }
 
@@ -455,15 +452,12 @@ func (s Settings) Headers() []string {
 
 // Limits for secrets.
 const (
-	// MaxSecrets is the maximum number of secrets of a source.
-	MaxSecrets = 5
-	// minSecret is the minimum length of a secret in bytes. 16 random bytes are 128 bits.
-	minSecret = 16
+	MaxSecrets = 5  // of a source
+	minSecret  = 16 // bytes
 	// minPathSecret is the minimum length of a secret for the scheme none. It is longer because every proxy that logs URLs can see the
 	// secret, and because people often use hexadecimal digits, of which 24 have only 96 bits.
 	minPathSecret = 24
-	// maxSecret is the maximum length of a secret in bytes.
-	maxSecret = 1024
+	maxSecret     = 1024
 
 	webhookPrefix = "whsec_"
 	minWebhookKey = 24 // Standard Webhooks, "Signature scheme"
@@ -505,7 +499,6 @@ func checkSecrets(scheme string, secrets []string) error {
 
 func isWebhookSecret(secret string) bool { return strings.HasPrefix(secret, webhookPrefix) }
 
-// webhookKey decodes a secret in the format of Standard Webhooks.
 func webhookKey(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, webhookPrefix)
 	if !ok {
