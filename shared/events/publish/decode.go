@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"mime"
@@ -55,16 +56,13 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 
 // firstByte returns the first byte that is not white space, or 0 if b has only white space.
 func firstByte(b []byte) byte {
-	for _, c := range b {
-		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
-			return c
-		}
+	if b = bytes.TrimLeft(b, " \n\t\r"); len(b) > 0 {
+		return b[0]
 	}
 	return 0
 }
 
-// parseEvent parses one event of the request. The parameter at is the event's JSON Pointer in the request. If workspaces is true, the event
-// may have the members workspace and resend, which only the inbox allows.
+// parseEvent parses one event of the request. The parameter at is the event's JSON Pointer in the request.
 func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{At: at, DataAt: at + "/data"}
 	if firstByte(raw) != '{' {
@@ -125,7 +123,6 @@ func (r *faultList) unknownMember(at, name string) {
 	r.add(fault.Invalid, at, "has the unknown member %q (allowed: uri, data, id, time)", name)
 }
 
-// parseText parses a non-empty string.
 func (r *faultList) parseText(value json.RawMessage, at string) string {
 	s, ok := jsonrpc.String(value)
 	if !ok {

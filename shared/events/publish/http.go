@@ -84,7 +84,6 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 // firstRead is the maximum memory that Content-Length alone can reserve, before any of the body has arrived.
 const firstRead = 64 << 10
 
-// read parses the events in a request.
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if err := httpjson.CheckEncoding(r.Header); err != nil {
 		return nil, err
@@ -144,7 +143,6 @@ const (
 	modeBinary
 )
 
-// modeOf returns the form in which the events are sent.
 func modeOf(h http.Header) (mode, error) {
 	contentType := h.Get("Content-Type")
 	if contentType == "application/json" && h.Get("Ce-Specversion") == "" { // the most frequent case
@@ -187,8 +185,7 @@ func (r Refusal) LimitName() string {
 	return r.Limit.Limit
 }
 
-// maxFaults limits the faults in one response.
-const maxFaults = 100
+const maxFaults = 100 // in one response
 
 // faultList collects the faults of a request.
 type faultList struct {
@@ -223,7 +220,6 @@ func (r *faultList) addError(pointer string, err error) {
 	r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 }
 
-// describe returns a fault as a sentence.
 func describe(pointer, msg string) string {
 	if pointer == "" {
 		return "the body " + msg
@@ -231,7 +227,6 @@ func describe(pointer, msg string) string {
 	return pointer + ": " + msg
 }
 
-// addUnknown adds a fault for a URI that matches no event type.
 func (r *faultList) addUnknown(pointer, uri string) {
 	if r.URI == "" {
 		r.URI = uri
@@ -247,15 +242,11 @@ func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 		r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 		return
 	}
+	if !below {
+		faults = []jsonpointer.Fault{{Message: fault.Public(err)}}
+	}
 	for _, x := range faults {
-		at, msg := pointer, fault.Public(err)
-		if below {
-			at, msg = pointer+x.Pointer, x.Message
-		}
-		r.add(fault.Unprocessable, at, "%s", msg)
-		if !below {
-			return
-		}
+		r.add(fault.Unprocessable, pointer+x.Pointer, "%s", x.Message)
 	}
 }
 

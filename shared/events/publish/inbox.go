@@ -89,7 +89,6 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 
 func (b *Inbox) log() *slog.Logger { return cmp.Or(b.Log, slog.Default()) }
 
-// prepare turns an inbox message into messages for the events queue.
 func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
 	in, err := b.read(ctx, m.Body)
 	if err != nil {
@@ -144,26 +143,18 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 	var out []queue.Outgoing
 	var refused error
 	_, err := catalog.Try(ctx, b.Service.Catalog, workspace, func(cat *catalog.Catalog) bool {
-		out, refused = b.check(cat, workspace, in, spans)
-		return !dependsOnCatalog(refused)
+		var begun trace.Spans
+		if out, _, refused = b.Service.prepare(cat, workspace, in, &begun); refused != nil {
+			begun.End(fault.KindOf(refused).String())
+			return !dependsOnCatalog(refused)
+		}
+		*spans = append(*spans, begun...)
+		return true
 	})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
 	}
 	return out, refused
-}
-
-// check turns inputs into messages for the events queue and starts their spans. If the catalog refuses an input, check ends the spans
-// again.
-func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, error) {
-	var begun trace.Spans
-	out, _, err := b.Service.prepare(cat, workspace, in, &begun)
-	if err != nil {
-		begun.End(fault.KindOf(err).String())
-		return nil, err
-	}
-	*spans = append(*spans, begun...)
-	return out, nil
 }
 
 // dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with err, because an
@@ -172,7 +163,6 @@ func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
 
-// newDeadLetter returns the dead letter for a message.
 func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	var faults any
 	if data, ok := fault.DataOf(err).(Refusal); ok && len(data.Faults) > 0 {
@@ -245,7 +235,7 @@ func (o BackendPublisher) Publish(ctx context.Context, workspace string, in Inpu
 	in.OfBackend = true
 	relay := auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}
 	_, err := o.service.Accept(ctx, relay, []Input{in})
-	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable) {
+	if dependsOnCatalog(err) {
 		again := *o.service
 		again.Catalog = o.latest
 		_, err = again.Accept(ctx, relay, []Input{in})
@@ -268,7 +258,6 @@ func (o BackendPublisher) Gap(ctx context.Context, workspace, uri string) error 
 	return fault.Wrap(fault.Unavailable, o.service.Queue.Send(ctx, queue.Events, out), "queue a gap")
 }
 
-// findType returns the event type of a URI, and the workspace's catalog.
 func findType(ctx context.Context, in catalog.Source, workspace, uri string) (*catalog.Catalog, *catalog.Entry, error) {
 	cat, err := in.Catalog(ctx, workspace)
 	if err != nil {

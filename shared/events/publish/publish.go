@@ -38,12 +38,10 @@ import (
 
 // Limits of a request.
 const (
-	// maxEvents is the maximum number of events in one request or message.
-	maxEvents = 1000
+	maxEvents = 1000 // in one request or message
 	// MaxBody is the maximum size of a body in bytes.
 	MaxBody = 5 << 20
-	// maxID is the maximum length of a publisher's id in bytes. An id that is not valid ([event.ValidID]) is replaced by a hash.
-	maxID = 4096
+	maxID   = 4096 // bytes of a publisher's id
 )
 
 // Input is one event as the publisher sent it.
@@ -76,10 +74,8 @@ type Input struct {
 	// means the event's member /uri.
 	At, URIAt, DataAt string
 
-	// parsed is true if Data is a part of JSON text that was already checked.
-	parsed bool
-	// cloud reports whether the event is a CloudEvent.
-	cloud bool
+	parsed bool // Data is a part of JSON text that was already checked
+	cloud  bool // the event is a CloudEvent
 }
 
 // Accepted is the result for an accepted input.
@@ -174,7 +170,6 @@ func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans tr
 	return nil
 }
 
-// prepare checks inputs against a catalog, starts their spans and encodes them for the events queue.
 func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, []Accepted, error) {
 	now := s.now()
 	out := make([]queue.Outgoing, 0, len(in))
@@ -351,12 +346,7 @@ func escapeData(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 }
 
 func needsEscape(b []byte) bool {
-	for _, c := range []byte{'<', '>', '&', 0xE2, 0xEF} {
-		if bytes.IndexByte(b, c) >= 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]byte{'<', '>', '&', 0xE2, 0xEF}, func(c byte) bool { return bytes.IndexByte(b, c) >= 0 })
 }
 
 // fewMembers is the number of members up to which names are compared one by one instead of in a map.
@@ -430,7 +420,7 @@ func (o *object) has(names [][]byte) bool {
 	return false
 }
 
-// maxPointer limits the length of a pointer, because the names in a payload may be long.
+// maxPointer limits a pointer in bytes, because the names in a payload may be long.
 const maxPointer = 1024
 
 func pointerTo(open []object) string {
@@ -449,7 +439,6 @@ func pointerTo(open []object) string {
 	return b.String()
 }
 
-// stringEnd returns the index after the string that starts at i.
 func stringEnd(b []byte, i int) int {
 	for i++; ; i++ {
 		switch b[i] {
