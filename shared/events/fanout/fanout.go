@@ -169,7 +169,6 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	return f.sendTasks(ctx, pageTasks(groups, subscribers))
 }
 
-// sendTasks queues page tasks.
 func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
@@ -218,7 +217,6 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 	return failed
 }
 
-// spanError returns the kind of an error, with which a trace span ends, or "" for nil.
 func spanError(err error) string {
 	if err == nil {
 		return ""
@@ -226,7 +224,6 @@ func spanError(err error) string {
 	return fault.KindOf(err).String()
 }
 
-// pageTasks returns the page tasks of all groups that did not fail. subscribers has the number of subscribers of each pattern.
 func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue.Outgoing) {
 	for _, g := range groups {
 		g.try(func() error {
@@ -356,7 +353,6 @@ func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, 
 
 func (f *Fanout) now() time.Time { return periodic.Clock(f.Now)() }
 
-// append appends the events of each group to the log, in the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 	each(groups, func(g *uriBatch) error { return f.appendOne(ctx, g) })
 }
@@ -434,9 +430,7 @@ const recordTime = time.Second
 type patternID struct{ workspace, key string }
 
 // match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the number of
-// subscribers of each pattern with webhooks. A shape is the form of a pattern ([match.Shape]). The first read gets the shapes that are in
-// use, and the number of subscribers of the URI itself. match makes a second read only if parents or wildcards have subscribers, or if
-// streams or polls read them.
+// subscribers of each pattern with webhooks. It makes a second read only if parents or wildcards have subscribers or readers.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
@@ -456,7 +450,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]i
 	for _, g := range groups {
 		g.try(func() error {
 			for _, scope := range match.ScopesOf(g.entry.Name) {
-				webhooks, inBand := subscription.InUse(r.item(subscription.ShapesKey(g.workspace, scope)), scope, now)
+				webhooks, inBand := subscription.InUse(r.items[subscription.ShapesKey(g.workspace, scope)], scope, now)
 				g.webhookKeys = append(g.webhookKeys, patternKeys(g, webhooks)...)
 				g.inBandKeys = append(g.inBandKeys, patternKeys(g, inBand)...)
 			}
@@ -477,12 +471,12 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]i
 	for _, g := range groups {
 		g.try(func() error {
 			g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
-				n := subscription.HeaderCount(r.item(subscription.HeaderKey(g.workspace, key)))
+				n := subscription.HeaderCount(r.items[subscription.HeaderKey(g.workspace, key)])
 				subscribers[patternID{g.workspace, key}] = n
 				return n <= 0
 			})
 			g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
-				return !eventlog.ReadInterest(r.item(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+				return !eventlog.ReadInterest(r.items[eventlog.InterestKey(g.workspace, key)]).Until.After(now)
 			})
 			return nil
 		})
@@ -490,7 +484,6 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]i
 	return subscribers, nil
 }
 
-// patternKeys returns the keys of the patterns with the given shapes that match a group's events.
 func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	for _, s := range shapes {
 		if key, ok := match.KeyUnder(g.entry, g.vars, g.uri, s); ok {
@@ -540,5 +533,3 @@ func (r *reads) do(ctx context.Context, db store.DB) error {
 	r.pending = nil
 	return nil
 }
-
-func (r *reads) item(k store.Key) *store.Item { return r.items[k] }
