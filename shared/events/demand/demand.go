@@ -105,7 +105,6 @@ func wantKey(workspace, principal, uri string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerID(principal) + "#" + hash(uri)}
 }
 
-// statePartition returns the partition with the states of the subscriptions at a backend.
 func statePartition(workspace, backend string) string { return "es#" + workspace + "#" + backend }
 
 func stateKey(workspace, uri, what string) store.Key {
@@ -173,8 +172,7 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 	}
 }
 
-// checkLimit returns an error if the principal already has [maxWanted] demands at the backend. key is the key of its next
-// demand.
+// checkLimit returns an error if the principal of a new demand, whose key is given, already has [maxWanted] demands at the backend.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
 	q, n := queryOf(key.Partition, prefix), 0
@@ -211,9 +209,8 @@ func uriOf(it *store.Item) string {
 	return uri
 }
 
-// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, the parameter before is the
-// state from before that, and await ignores an error that is already in that state. Otherwise before is zero. After the time
-// [Registry.Start] it stops waiting and returns nil.
+// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, before is the state from
+// before that, and await ignores an error that is already in that state. After the time [Registry.Start] it stops waiting and returns nil.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -406,7 +403,6 @@ type Hook struct {
 	ID    string `json:"id,omitempty"`
 	Until int64  `json:"until,omitempty"`
 
-	// Secrets are the valid secrets.
 	Secrets []string `json:"-"`
 }
 

@@ -18,10 +18,8 @@ import (
 // Some backends act for their callers (see package catalog). The relay subscribes there with the token of the principal that wants the
 // events. So the demand has the token, encrypted with a key that is derived from the deployment's key, and both are removed together.
 
-// maxToken limits the Authorization header in bytes.
-const maxToken = 16 << 10
+const maxToken = 16 << 10 // bytes of the Authorization header
 
-// cipher returns the cipher for tokens.
 func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	if r.Key == nil {
 		return nil, fault.New(fault.Internal, "there is no key for the tokens of callers")
