@@ -69,7 +69,7 @@ func noSubscription() error {
 
 // Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. The parameter resumed is
 // [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
-// it as it is and reports false. For example, an attempt from before the last resumption may fail late.
+// it as it is and reports false.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -118,9 +118,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate calls judge with the current record of a subscription, and ends the subscription if judge returns a [*Terminated]. ended is
-// the subscription with its state from before the call, except that the state of a subscription of SEP-1803 is already Disabled. If judge
-// returns nil or another error, the subscription continues, and Terminate returns nil and that error.
+// Terminate calls judge with the current record of a subscription, and ends the subscription if judge returns a [*Terminated]. It returns the
+// subscription as it was before, except that a subscription of SEP-1803 already has the state Disabled. If judge returns nil or another error,
+// the subscription continues.
 //
 // Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. The transaction of the deletion also makes the
 // writes that extraOps returns for the subscription and the reason of the [*Terminated].
@@ -225,7 +225,6 @@ func expiryPartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-// expiryKey returns the key of the subscription's expiry entry, by which [Sweeper.Sweep] finds the subscription after it has expired.
 func (s *Subscription) expiryKey() store.Key {
 	h := fnv.New32a()
 	h.Write([]byte(s.ID))
@@ -375,7 +374,6 @@ func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// isFailing reports whether the last attempt failed for any subscription with an endpoint at the origin.
 func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, error) {
 	for after := ""; ; {
 		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, maxSelected)

@@ -33,8 +33,7 @@ type RegisterRequest struct {
 	IdempotencyKey string
 }
 
-// maxIdempotencyKey is the maximum length of an idempotency key in bytes.
-const maxIdempotencyKey = 128
+const maxIdempotencyKey = 128 // bytes
 
 // Registered is the answer to a [RegisterRequest]. It is the only answer that contains the secret.
 type Registered struct {
@@ -305,8 +304,6 @@ type Registrar struct {
 
 func (g *Registrar) now() time.Time { return g.Service.Store.now() }
 
-// verify sends a challenge to a target, unless the principal verified the target within the last day or the operator vouches
-// for it.
 func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
 	return challenge.Verifier{
 		DB: g.Service.Store.DB, Now: g.now, Send: g.Targets.Verify,
@@ -343,11 +340,8 @@ func grantOf(cat *catalog.Catalog, p auth.Principal) Grant {
 // IsZero lets encoding/json leave an empty grant out.
 func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 
-// The functions AccessRevoked, SchemaChanged, TypeRemoved and NoWebhooks return the reasons for terminating a subscription (SEP-3415,
-// sections "Subscription Termination" and "Event type removal and breaking changes").
-
-// Terminated is the error for a subscription that must end. Its reason comes from [AccessRevoked], [SchemaChanged], [TypeRemoved] or
-// [NoWebhooks].
+// Terminated is the error for a subscription that must end (SEP-3415, sections "Subscription Termination" and "Event type removal and
+// breaking changes"). Its reason comes from [AccessRevoked], [SchemaChanged], [TypeRemoved] or [NoWebhooks].
 type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
@@ -440,8 +434,7 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	}
 }
 
-// authorize checks that the principal has [auth.ScopeSubscribe], which all methods for clients require, and returns the workspace's
-// catalog.
+// authorize checks that the principal has [auth.ScopeSubscribe], and returns the workspace's catalog.
 func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if err := p.Require(auth.ScopeSubscribe); err != nil {
 		return nil, err
@@ -453,8 +446,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents checks the scope and returns the catalog, as authorize does, for the methods of MCP Events. It also refuses the anonymous
-// principal, because otherwise any caller could end another caller's subscription by guessing its parameters.
+// permitEvents does the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
+// another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, NeedsPrincipal()

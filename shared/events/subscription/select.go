@@ -128,8 +128,7 @@ type Choice struct {
 	parents   bool   // only subscriptions to a parent
 }
 
-// maxSelected is the maximum number of subscriptions that [Lists.Select] reads for one page.
-const maxSelected = 100
+const maxSelected = 100 // subscriptions that [Lists.Select] reads for one page
 
 // Selected is a subscription with the status of its deliveries.
 type Selected struct {
@@ -195,9 +194,7 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter marks positions in the second part of the list of [Lists.SelectCovering]. The first part has the subscriptions to the event
-// type, and the second part the subscriptions to parents. A position, i.e. the value of the parameter after or of the result next, begins
-// with this prefix if the second part is meant.
+// parentsAfter begins the positions in the second part of the list of [Lists.SelectCovering], which has the subscriptions to parents.
 const parentsAfter = "~"
 
 // SelectCovering returns a page of the subscriptions that match an event. The parameter entry is the event's type, and uri its URI.

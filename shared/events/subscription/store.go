@@ -47,7 +47,6 @@ func (s *Store) now() time.Time { return periodic.Clock(s.Now)() }
 
 func (s *Store) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
-// tally returns the counters of subscriptions per principal and workspace.
 func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
@@ -248,9 +247,7 @@ const maxConflicts = 50
 var errContested = fault.New(fault.Unavailable, "the subscription is being changed by other requests")
 
 const (
-	// resealPage is how many subscriptions one call of [Store.Reseal] visits.
-	resealPage = 200
-	// resealConcurrency is how many subscriptions one call of [Store.Reseal] works on concurrently.
+	resealPage        = 200 // subscriptions per call of [Store.Reseal]
 	resealConcurrency = 16
 )
 
@@ -452,12 +449,10 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
-// needs no such record, because each URI has its own partition. RecordInterest does not write again if a stored record still lasts long
-// enough.
+// needs no such record, because each URI has its own partition.
 //
 // When RecordInterest returns, the event log has every event that fanout handled before it knew of the interest. So a client that then
-// reads the log finds these events there. Its stream or its next poll gets the later ones, because fanout writes them into the pattern's
-// partitions.
+// reads the log misses no events.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }

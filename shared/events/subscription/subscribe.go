@@ -28,11 +28,9 @@ type SubscribeRequest struct {
 	Arguments json.RawMessage // an object; nil is an empty one
 	URL       string
 	Secret    string
-	// Cursor is where delivery starts. If it is empty, delivery starts now.
-	Cursor string
-	// MaxAge is the greatest age of replayed events; 0 means no limit.
-	MaxAge time.Duration
-	TTL    TTL
+	Cursor    string        // where delivery starts; empty is now
+	MaxAge    time.Duration // of replayed events; 0 means no limit
+	TTL       TTL
 	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
 	// challenge.
 	Plain bool
@@ -42,10 +40,8 @@ type SubscribeRequest struct {
 
 // TTL is the lifetime that a client suggests.
 type TTL struct {
-	// Asked is true if the client sent ttlMs. Otherwise the server's default applies.
-	Asked bool
-	// Forever is true if ttlMs is null, so that the subscription should not expire.
-	Forever bool
+	Asked   bool // the client sent ttlMs; otherwise the server's default applies
+	Forever bool // ttlMs is null, so that the subscription should not expire
 	For     time.Duration
 }
 
@@ -55,8 +51,8 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether it was
-	// suspended until this request, which has resumed it. Status summarizes its deliveries so far.
+	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether this
+	// request has resumed it after a suspension. Status summarizes its deliveries so far.
 	Refreshed, Resumed bool
 	Status             Status
 }

@@ -59,10 +59,8 @@ func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
 	}
-	for _, key := range s.Skip {
-		if match.Matches(key, p.Event.URI) {
-			return false
-		}
+	if slices.ContainsFunc(s.Skip, func(key string) bool { return match.Matches(key, p.Event.URI) }) {
+		return false
 	}
 	return p.Passes(s.Filters)
 }

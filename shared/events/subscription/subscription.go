@@ -149,9 +149,8 @@ type Subscription struct {
 	// Paused is when a person paused the deliveries.
 	Paused Micros `json:"pau,omitempty"`
 	// Marked is the state under which an index lists the subscription (see [Lists.Select]), or empty.
-	Marked State `json:"mk,omitempty"`
-	// Revision increases with each write of this record.
-	Revision int64 `json:"-"`
+	Marked   State `json:"mk,omitempty"`
+	Revision int64 `json:"-"` // increases with each write of this record
 }
 
 // owe records that the subscriber must still get a replay after the position.
@@ -422,10 +421,9 @@ func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit 
 		if err != nil {
 			return nil, "", err
 		}
-		if sub.isExpired(l.now()) {
-			continue
+		if !sub.isExpired(l.now()) {
+			views = append(views, sub.view())
 		}
-		views = append(views, sub.view())
 	}
 	if page.More {
 		next = page.Last
@@ -462,7 +460,6 @@ func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, 
 	return &v, nil
 }
 
-// isExpired reports whether the subscription has expired.
 func (s *Subscription) isExpired(now time.Time) bool {
 	return !s.Until.IsZero() && !now.Before(s.Until)
 }

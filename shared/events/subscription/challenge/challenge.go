@@ -200,7 +200,6 @@ func (c challenge) begin(ctx context.Context, db store.DB) error {
 	return quota.Exceeded("pendingVerifications", maxPending, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host)
 }
 
-// fail counts a failed challenge against the principal and the host.
 func (c challenge) fail(ctx context.Context, db store.DB, log *slog.Logger) {
 	own := c.add(c.failures, pendingCount, -1)
 	own.Item.Counts[failedCount] = 1

@@ -149,8 +149,7 @@ func (c Counts) Recount(
 	return corrected, errors.Join(errs...)
 }
 
-// recount recounts a workspace if a recount is due, and returns by how much it changed the sum. principals returns all principals of a
-// workspace that have subscriptions.
+// recount recounts a workspace if a recount is due, and returns by how much it changed the sum.
 func (c Counts) recount(
 	ctx context.Context, workspace string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (by int64, err error) {
