@@ -27,8 +27,7 @@ func resumedKey(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
 }
 
-// requeueTime is the time over which one run of Requeue spreads the messages.
-const requeueTime = time.Minute
+const requeueTime = time.Minute // over which one run of Requeue spreads the messages
 
 // claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another one
 // continues after this time.
@@ -84,9 +83,8 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
-// resumed, or if another worker has that right. The second result is the version of the claimed item, with which the caller releases the
-// claim.
+// claim gives this worker the exclusive right to requeue the messages of a resumed switch, and returns the version of the claimed item. It
+// returns nil if the switch has not been resumed, or if another worker has that right.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
 	if err != nil || it == nil {

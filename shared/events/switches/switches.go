@@ -283,7 +283,6 @@ func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin strin
 	return "", nil
 }
 
-// namesOf returns the cache of the names of a workspace's switches. The [refresh.Value] reads them again when they are too old.
 func (s *Set) namesOf(workspace string) *refresh.Value[map[Name]bool] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
