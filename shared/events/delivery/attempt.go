@@ -212,7 +212,7 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 		}
 	}
 	s.Done(out)
-	if out.Internal() { // the attempt was canceled, or failed because of this program
+	if out.Internal() {
 		f.cancel()
 		return
 	}
@@ -367,7 +367,6 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 	span.End(string(out.Category))
 }
 
-// fill sets the id, body and timeout of the webhook request r.
 func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (err error) {
 	if del.Control != nil {
 		r.Timeout, r.Body = s.options.EventsTimeout, del.Control.Body

@@ -149,8 +149,7 @@ type Dispatcher struct {
 	waitWrites *semaphore.Weighted // limits the concurrent writes of [Dispatcher.waitLater]
 }
 
-// maxPerEndpoint limits the concurrent first attempts to one endpoint. The limit is lower if a quarter of [Options.Concurrency] is lower.
-const maxPerEndpoint = 64
+const maxPerEndpoint = 64 // concurrent first attempts to one endpoint, or a quarter of [Options.Concurrency] if that is lower
 
 // maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served, so that a redelivered page
 // does not repeat their webhooks.

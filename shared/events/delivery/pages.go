@@ -288,8 +288,7 @@ func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Pa
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, old...), "mark a page that was paused")
 }
 
-// finishTime limits how long the writes at the end of a batch may take.
-const finishTime = 10 * time.Second
+const finishTime = 10 * time.Second // for the writes at the end of a batch
 
 // finishContext returns a context for writes that must happen even if the time of the batch is over.
 func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -306,7 +305,7 @@ const (
 // batches remembers when the last three batches of pages ended, to find out whether the process is busy.
 type batches struct {
 	mu   sync.Mutex
-	ends [3]time.Time // when the last three batches ended, the oldest first
+	ends [3]time.Time // the oldest first
 }
 
 func (b *batches) end() {
@@ -340,8 +339,8 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps prepares the tasks into which the task t was split (parts), and returns them. Each gets t's Since and Late, because its events
-// are as old and as late as t's. Its Hops is one higher than t's, so that events cannot move from task to task forever.
+// followUps prepares the tasks into which the task t was split (parts), and returns them. Their Hops is one higher than t's, so that events
+// cannot move from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -367,8 +366,7 @@ type pageResult struct {
 	subscribers map[string]bool // the subscribers for which left has no task
 }
 
-// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
-// send an event to one subscriber, only that delivery is repeated later.
+// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded.
 func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscription.Subscriber, read time.Time) pageResult {
 	var (
 		wg  sync.WaitGroup

@@ -84,7 +84,6 @@ func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscri
 	return verdict{action: actions[ruling.Decision], paused: ruling.Switch}, nil
 }
 
-// actions maps the decisions of package judge to the actions of the lanes.
 var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }

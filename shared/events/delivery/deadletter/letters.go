@@ -103,8 +103,7 @@ type Operations struct {
 	tests      *quota.Buckets[string] // limits test events, by endpoint
 }
 
-// maxTested is the maximum number of endpoints in Operations.tests, which remembers when each endpoint last got a test event.
-const maxTested = 20_000
+const maxTested = 20_000 // endpoints in Operations.tests
 
 // NewOperations returns Operations for the store o.DB.
 func NewOperations(o Options) *Operations {

@@ -142,7 +142,6 @@ func memberText(object []byte, name string) (text string) {
 	return text
 }
 
-// isOfQueue reports whether an item of the workspace's list is a queue's message and not a delivery.
 func isOfQueue(it *store.Item) bool {
 	_, rest, _ := strings.Cut(it.Sort, "#")
 	return strings.HasPrefix(rest, ofQueue)

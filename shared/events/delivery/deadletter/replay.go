@@ -74,7 +74,6 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 	return truncated, nil
 }
 
-// tasksOf returns page tasks that send the events to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
 	for _, t := range task.Pages(workspace, pattern, subscription.RangeOf(id), 1, events) {
 		t.Delay, t.Late = delay, true
@@ -164,8 +163,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	return pattern, events, next, nil
 }
 
-// maxReads is the largest number of pages of the log that countEvents, or one step of a replay, reads.
-const maxReads = 1000
+const maxReads = 1000 // pages of the log that countEvents, or one step of a replay, reads
 
 // countEvents counts the events that a replay would send. more reports whether countEvents stopped early, so that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {

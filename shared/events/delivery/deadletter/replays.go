@@ -404,7 +404,6 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	return n, err
 }
 
-// retryLetter looks up the letter's subscription and retries the letter.
 func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {
@@ -482,7 +481,6 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// countSkipped counts n letters or events as skipped. The parameter why is the reason, for example [SkippedEnded].
 func (r *Replay) countSkipped(why string, n int) {
 	if n <= 0 {
 		return

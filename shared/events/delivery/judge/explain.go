@@ -26,21 +26,16 @@ type Kind string
 
 // The kinds of outcomes.
 const (
-	kindDelivered Kind = "delivered"
-	// kindWaiting means that another attempt follows.
-	kindWaiting Kind = "waiting"
-	// kindDead means that the delivery was given up and is a dead letter.
-	kindDead Kind = "dead"
-	// kindFiltered means that the subscription asks for other events.
-	kindFiltered  Kind = "filtered"
-	kindPaused    Kind = "paused"
-	kindSuspended Kind = "suspended"
-	// kindLater means that the subscription was created after the event was published.
-	kindLater        Kind = "subscribedLater"
+	kindDelivered    Kind = "delivered"
+	kindWaiting      Kind = "waiting"  // another attempt follows
+	kindDead         Kind = "dead"     // given up, and a dead letter
+	kindFiltered     Kind = "filtered" // the subscription asks for other events
+	kindPaused       Kind = "paused"
+	kindSuspended    Kind = "suspended"
+	kindLater        Kind = "subscribedLater" // the subscription was created after the event was published
 	kindEnded        Kind = "ended"
 	kindNotPermitted Kind = "notPermitted"
-	// kindUnrecorded means that the outcome is unknown, because the delivery log does not keep all attempts.
-	kindUnrecorded Kind = "unrecorded"
+	kindUnrecorded   Kind = "unrecorded" // unknown, because the delivery log does not keep all attempts
 )
 
 // Outcome tells whether one subscription got an event, and why or why not.
@@ -176,7 +171,6 @@ func (x *Explainer) explainOne(ctx context.Context, s *subject, id string, sub *
 	return x.explain(ctx, s, id, sub, stored[id])
 }
 
-// readSubject reads the event's type from the catalog, and the event's newest records from the delivery log.
 func (x *Explainer) readSubject(ctx context.Context, e Event) (*subject, error) {
 	s := &subject{Event: e, records: map[string][]records.Record{}}
 	cat, err := x.Catalogs.Catalog(ctx, e.Workspace)
@@ -275,7 +269,6 @@ func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	return slices.ContainsFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered && r.At.After(end) })
 }
 
-// isEnded reports whether the subscription was deleted or disabled.
 func (o *Outcome) isEnded() bool {
 	return o.Subscription == nil || o.Subscription.State == subscription.Disabled
 }
@@ -349,7 +342,6 @@ func (o *Outcome) setWaiting(due time.Time) {
 	}
 }
 
-// explainPause explains a delivery that a switch pauses.
 func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, name switches.Name) error {
 	sw, err := x.Switches.Get(ctx, s.Workspace, name)
 	if err != nil {
@@ -369,7 +361,6 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 	return nil
 }
 
-// describePause says what a switch pauses, and who turned it on.
 func describePause(sw *switches.Switch) string {
 	kind, of, _ := strings.Cut(string(sw.Name), "/")
 	switch kind {

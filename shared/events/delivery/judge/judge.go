@@ -29,21 +29,15 @@ import (
 // Decision says whether to send an event that the subscriber's filters accept, and why not.
 type Decision int
 
+// The decisions.
 const (
-	// Undecided is the zero value, for an event about which [Judge.Decide] was not asked, for example because a filter had rejected it.
-	Undecided Decision = iota
-	// Send means that the subscriber receives the event.
+	Undecided Decision = iota // [Judge.Decide] was not asked, for example because a filter had rejected the event
 	Send
-	// NotPermitted means that the principal has no right to the event.
-	NotPermitted
-	// TypeRemoved means that the event's type is no longer in the catalog, so its access rule is unknown.
-	TypeRemoved
-	// Replayed means that the subscription is suspended, and its next refresh replays the event from the log.
-	Replayed
-	// Suspended means that the subscription is suspended, and the event joins its backlog.
-	Suspended
-	// Paused means that a switch pauses the delivery.
-	Paused
+	NotPermitted // the principal has no right to the event
+	TypeRemoved  // the event's type is no longer in the catalog, so its access rule is unknown
+	Replayed     // the subscription is suspended, and its next refresh replays the event from the log
+	Suspended    // the subscription is suspended, and the event joins its backlog
+	Paused       // a switch pauses the delivery
 )
 
 // Ruling is a decision. If it is [Paused], Switch is the switch that pauses the delivery.

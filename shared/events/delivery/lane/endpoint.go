@@ -192,7 +192,6 @@ func (l *Lanes) forget() {
 	}
 }
 
-// record updates the health of an endpoint and its origin with the outcome of an attempt.
 func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	e := l.get(id, target)
 	o := e.origin
@@ -392,7 +391,7 @@ func (s *FastSlot) Hang(ctx context.Context) {
 	}
 }
 
-// Hang records that the endpoint hangs, as [FastSlot.Hang] does.
+// Hang records that the endpoint hangs, like [FastSlot.Hang].
 func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
 
 // recordHang records that the endpoint hangs. Unless the parameter warned says that the endpoint has a mark already, recordHang also writes

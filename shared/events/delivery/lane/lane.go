@@ -215,8 +215,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, 
 	}
 }
 
-// full reports whether an endpoint has so many attempts in the fast lane, or so many bytes in their bodies, that another attempt with the
-// given bytes may not start.
+// full reports whether another attempt with the given bytes would exceed the endpoint's limits in the fast lane.
 func (l *Lanes) full(e *endpointState, bytes int64) bool {
 	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
@@ -318,7 +317,7 @@ type FastSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *FastSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release subtracts the attempt and its bytes from the counters of the endpoint, the pool and the fast lane. The caller holds the lock.
+// release updates the counters. The caller holds the lock.
 func (s *FastSlot) release() {
 	s.e.fast--
 	s.e.fastBytes -= s.call.Bytes
@@ -368,7 +367,7 @@ type DetachedSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *DetachedSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release subtracts the slot from the counters of detached attempts. The caller holds the lock.
+// release updates the counters. The caller holds the lock.
 func (s *DetachedSlot) release() {
 	s.e.hanging--
 	s.lanes.detached--
@@ -438,8 +437,7 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	}
 }
 
-// addToRing puts a flow at the end of its principal's ring, unless the flow's endpoint already has as many attempts under way as it may
-// have.
+// addToRing puts a flow at the end of its principal's ring, unless the flow's endpoint is full.
 func (l *Lanes) addToRing(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
@@ -453,8 +451,8 @@ func (l *Lanes) addToRing(f *flow) {
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, because the principal
-// had its turn. If the principal's ring is then empty, it removes the principal from the pool's ring.
+// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, or removes the principal
+// if its ring is empty.
 func (l *Lanes) removeFromRing(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -470,7 +468,6 @@ func (l *Lanes) removeFromRing(f *flow) {
 	}
 }
 
-// remove takes a waiting attempt out of its flow, because its wait is over.
 func (l *Lanes) remove(w *waiter) {
 	f := w.flow
 	first := f.waiting[0] == w
@@ -490,7 +487,6 @@ func (l *Lanes) remove(w *waiter) {
 	}
 }
 
-// endWait ends the wait of an attempt with a verdict. s is the attempt's slot, or nil unless the verdict is Granted.
 func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	l.remove(w)
 	w.slot, w.Verdict = s, v
@@ -597,8 +593,7 @@ const (
 	turnStepBack = 60
 )
 
-// leasesPerSecond is the number of leases into which the tokens of a second are divided. For example, with a rate limit of 100,
-// a process leases 25 tokens at a time.
+// leasesPerSecond divides the tokens of a second into leases. For example, with a rate limit of 100, a lease has 25 tokens.
 const leasesPerSecond = 4
 
 // allow takes a token for one attempt, or returns false if the tokens of this second are used up. If the store does not answer, it allows

@@ -19,7 +19,7 @@ type SlowSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *SlowSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release subtracts the slot from the counters of the slow lane. The caller holds the lock.
+// release updates the counters. The caller holds the lock.
 func (s *SlowSlot) release() {
 	s.e.slow--
 	s.e.slowBytes -= s.call.bytesHeld()

@@ -83,7 +83,6 @@ func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *e
 	return m.reactivate(ctx, del)
 }
 
-// reactivate schedules the next attempt of a suspended delivery for now.
 func (m *Manager) reactivate(ctx context.Context, del *state.Delivery) error {
 	_, err := m.Deliveries.Schedule(ctx, del, nil, m.Deliveries.Now()) // false if another worker has reactivated the delivery
 	return err
@@ -207,8 +206,7 @@ func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.isPlain(del.Target) {
 		return nil
 	}
-	const tries = 5
-	for range tries {
+	for range 5 {
 		done, err := m.tryGap(ctx, del)
 		if done || err != nil {
 			return err
@@ -241,10 +239,9 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 		due = periodic.Earlier(next, now.Add(gapEvery)) // the last notice is in the future if the clock was set back
 	}
 	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
-	condition := state.UnchangedSince(version)
 	done, err = m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
-	}, condition))
+	}, state.UnchangedSince(version)))
 	if done && err == nil {
 		m.Log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}

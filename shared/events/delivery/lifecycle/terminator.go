@@ -95,7 +95,6 @@ func (t *Terminator) isPlain(url string) bool {
 	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
-// newNotice returns the delivery of a termination notice, which tells the endpoint why the subscription ends.
 func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // cannot fail, because the error member is valid JSON already
 		Type  string          `json:"type"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -75,8 +76,8 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled,
-// i.e. acknowledged or dead-lettered, or 0 if that is unknown. open reports whether the store has deliveries that are still to be sent.
+// SettledPosition implements [subscription.Watermark]. at is 0 if the position is unknown. open reports whether the store has deliveries that
+// are still to be sent.
 func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
@@ -191,10 +192,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 // and not in the first minute of the process. It ignores errors, because a missing record only makes the watermarks of subscriptions
 // advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
-	for _, m := range batch {
-		if now.Sub(m.Sent) > lateAfter {
-			return
-		}
+	if slices.ContainsFunc(batch, func(m queue.Message) bool { return now.Sub(m.Sent) > lateAfter }) {
+		return
 	}
 	p.mu.Lock()
 	due := !p.written.IsZero() && now.Sub(p.written) >= progressEvery

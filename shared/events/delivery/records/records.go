@@ -241,8 +241,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 	})
 }
 
-// maxLook is the maximum number of records that [OfEvent] reads.
-const maxLook = 200
+const maxLook = 200 // records that [OfEvent] reads
 
 // OfEvent returns the records of an event in a subscription's list, newest first. It reads only the oldest [maxLook] records of the list
 // since the given time. If that is the event's time of publication, these records usually include all records of the event.
@@ -319,8 +318,7 @@ func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, a
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-// minStep is the minimum number of entries that [MergeLists] asks for in one query.
-const minStep = 4
+const minStep = 4 // entries that [MergeLists] asks for in one query, at least
 
 // MergeLists returns the newest entries of several subscriptions' lists as one page. list reads from one of these lists, and keyOf returns
 // an entry's sort key. Entries with the same key are on the same page.

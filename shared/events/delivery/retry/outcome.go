@@ -165,7 +165,6 @@ func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *
 	return notes, err
 }
 
-// suspendFailing suspends a subscription whose attempts of the last hour failed too often.
 func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *subscription.Subscriber, name string, now time.Time) error {
 	failing, err := o.rates.isFailing(ctx, o.Deliveries.DB, workspace, sub.ID, sub.Resumed, now)
 	if err != nil || !failing {
@@ -238,8 +237,7 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// spendBudget reports whether to write the status of a subscription whose last write is a minute old. It allows statusBudget such writes per
-// minute for all subscriptions together, and after that one in statusShare, chosen at random.
+// spendBudget reports whether to write the status of a subscription whose last write is a minute old.
 func (s *statuses) spendBudget(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0

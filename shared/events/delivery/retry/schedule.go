@@ -78,7 +78,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves a minute's due entries to the slow queue. If only is not nil, it is a filter: entries for which it returns false stay.
+// moveMinute moves a minute's due entries to the slow queue. If only is not nil, entries for which it returns false stay.
 func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -89,8 +89,7 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(s
 	return moved, errors.Join(errs...)
 }
 
-// move moves a partition's due entries to the slow queue, with a delay for entries that are not due yet. If only is not nil, it is a
-// filter: entries for which it returns false stay.
+// move moves a partition's due entries like [Job.moveMinute], with a delay for entries that are not due yet.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -218,7 +217,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
-// isFromFuture reports whether an entry was written while the clock was ahead, i.e. whether its time of writing is later than now.
+// isFromFuture reports whether an entry was written while the clock was ahead.
 func isFromFuture(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }

@@ -117,8 +117,7 @@ const (
 	// delivery. If the message arrived before the delivery is written, it would be dropped. A write normally takes far less
 	// time than this delay.
 	EarlyMessage = time.Second
-	// DueShards is the number of partitions for the due entries of one minute.
-	DueShards = 8
+	DueShards    = 8 // partitions for the due entries of one minute
 	// RetriedFor is how long a delivery and its event are stored: five days for the retries, and then as a dead letter.
 	RetriedFor = 5*24*time.Hour + KeptFor
 )
@@ -148,8 +147,7 @@ type Backlog struct {
 	Oldest time.Time
 }
 
-// maxBacklog is the maximum number of items that [ReadBacklog] reads.
-const maxBacklog = 1000
+const maxBacklog = 1000 // items that [ReadBacklog] reads
 
 // ReadBacklog counts the deliveries to a subscription that are stored and still to be sent.
 func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Backlog, err error) {
@@ -290,9 +288,8 @@ func (del *Delivery) DueItem() store.Item {
 // DueEntry is the value of an item in the due table. Its task is the message to send at the time At.
 type DueEntry struct {
 	Task task.Single `json:"t"`
-	At   int64       `json:"at"` // when to send the message, in milliseconds since 1970
-	// Made is when the entry was written, in milliseconds since 1970.
-	Made int64 `json:"made,omitempty"`
+	At   int64       `json:"at"`             // when to send the message, in milliseconds since 1970
+	Made int64       `json:"made,omitempty"` // when the entry was written, in milliseconds since 1970
 }
 
 // ErrNewer is the error for a delivery that a newer program stored. This program leaves such a delivery to the newer processes, for
@@ -330,8 +327,7 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 	}
 }
 
-// maxForgets is the number of deliveries that WriteNotes deletes concurrently.
-const maxForgets = 16
+const maxForgets = 16 // deliveries that WriteNotes deletes concurrently
 
 // WriteNotes writes the store operations in notes, which attempts leave to be written together: their records, and the deletions that
 // [Delivery.DeletionNotes] returns.
@@ -456,8 +452,7 @@ type Deliveries struct {
 	storing map[string]*newBody // events that this process is storing now, by workspace and key
 }
 
-// maxBodies is the maximum number of entries in [Deliveries.bodies]. An entry is small, because it does not contain the event.
-const maxBodies = 20_000
+const maxBodies = 20_000 // entries in [Deliveries.bodies], which do not contain the events
 
 // NewDeliveries returns a Deliveries that uses the given store. The clock and the log may be nil.
 func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *Deliveries {

@@ -173,8 +173,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 	}))
 }
 
-// Suspend stores a delivery until its subscriber refreshes the suspended subscription. e is the event, which may be nil if the delivery is
-// already stored. Suspend returns false if another worker continues the delivery or it has ended.
+// Suspend stores a delivery until its subscriber refreshes the suspended subscription. For a stored delivery, e may be nil.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
 	return isWritten(ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor}))
@@ -224,8 +223,7 @@ type change struct {
 	also  func() []store.Op // further writes of the transaction
 }
 
-// maxContests limits how often a worker tries to write a delivery that other workers keep changing.
-const maxContests = 5
+const maxContests = 5 // writes of a delivery that other workers keep changing
 
 // write stores the state of a delivery after a step of [transitions], in one transaction with the other writes of the change c.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (result, error) {
@@ -366,15 +364,10 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // delivery already has a due entry with a later time, the new entry gets the same time, so that frequent requests do not postpone the
 // delivery.
 //
-// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry
-// has a different key, in a minute that the job still visits. For example, an entry that is already due moves to the current
-// minute.
+// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a different
+// key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same reason.
 //
-// If the stored delivery is suspended, it has no message. If the new delivery would be attempted (StepSchedule), renew schedules the stored
-// one immediately. Otherwise it keeps waiting for the subscriber's refresh. A paused delivery continues to wait for its switch if the new
-// one would be paused, too. Its waiting message also gets another key, because the switch may be sending the message.
-//
-// If the delivery has changed once more, renew returns tryAgain.
+// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted (StepSchedule).
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {
 	now := ds.Now()
 	switch {
