@@ -1,6 +1,5 @@
 // Package app has a constructor for each role of the product, such as publishing or the MCP endpoint, which connects the role's parts.
-// Both modes use the same constructors. [Core] holds what all roles share. The stand-alone server (package standalone) runs all roles in
-// one process. On AWS, each function runs one.
+// The stand-alone server (package standalone) runs all roles in one process. On AWS, each function runs one.
 //
 //	role        constructor                       on AWS                stand-alone
 //	publish     [NewPublishing]                   functions/publish     POST /events, POST /sources/…, inbox queue
@@ -13,12 +12,8 @@
 //	relay       relays.New                        functions/relay       one goroutine
 //	admin       operators.NewHandler              functions/admin       /admin/v1, /console
 //
-// To learn which parts handle an event, a subscription or a tools/call, read this file and webhooks/webhooks.go. Packages
-// webhooks, relays and operators are separate from this one only because functions that do not import them are much
-// smaller.
-//
-// Package app contains no domain rules. It also does not read the environment, open stores or create clients of AWS.
-// Package standalone and functions/internal/boot do that, and fill in a Core.
+// Packages webhooks, relays and operators are separate from this one only because functions that do not import them are much
+// smaller. Packages standalone and functions/internal/boot read the environment, open stores, and fill in a [Core].
 package app
 
 import (
@@ -61,7 +56,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Version is the version that the product reports to clients, backends and endpoints. The linker sets it for a release.
+// Version is the version of the product. The linker sets it for a release.
 var Version = "0.1.0"
 
 // UserAgent identifies the product to webhook endpoints and backends.
@@ -74,26 +69,22 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends clients want, so that the relay subscribes to these events at the backends. It may
-	// be nil in a process without subscriptions and backends.
+	// Demand records which events of backends clients want. It may be nil in a process without subscriptions and backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
 	// Metrics and Tracer may be nil, which turns counting or tracing off.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
-	// Auth authenticates callers. A role without callers uses it only as the directory of principals ([auth.Directory]), to
-	// check whether they still have their rights. There it may be nil.
+	// Auth authenticates callers. A role without callers uses only the directory of principals ([auth.Directory]), and there it may be nil.
 	Auth auth.Authenticator
-	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share it, so that
-	// it logs each refused host only once.
+	// All endpoints share the Guard, so that it logs each refused host only once.
 	Guard auth.Guard
 	// ResourceMetadata is the URL at which clients learn how to get a token. It is empty if they do not need one.
 	ResourceMetadata string
 }
 
-// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. The callers of
-// config then use [Core.Limits], the limits from the settings.
+// config returns the current configuration, or nil if there is none or it cannot be read.
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -121,12 +112,10 @@ func (c *Core) CallerQuota(name string) quota.LimitFunc {
 	return func(ctx context.Context, p auth.Principal) float64 { return limitOf(ctx, p.Workspace, p.ID) }
 }
 
-// maxStreams returns the number of streams that a principal may have open.
 func (c *Core) maxStreams(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Streams)(ctx, p))
 }
 
-// maxSessions returns the number of sessions that a principal may have.
 func (c *Core) maxSessions(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Sessions)(ctx, p))
 }
@@ -140,8 +129,7 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that no
-// process's clock is off by more than [eventlog.MaxSkew]. If an assumption is wrong, only these metrics show it.
+// WatchLog registers the metrics of the event log, which show if its assumptions about slow appends and skewed clocks are wrong.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,
@@ -158,8 +146,7 @@ func (c *Core) WatchLog() error {
 // clockLeeway is how far the clock of a token's issuer may be ahead of or behind the server's clock.
 const clockLeeway = 30 * time.Second
 
-// NewTokenAuthenticator returns the authenticator of --auth jwt. If settings are missing or out of range, the error is of
-// kind fault.Invalid.
+// NewTokenAuthenticator returns the authenticator of --auth jwt.
 func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
 	return jwt.New(jwt.Options{
 		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience,
@@ -167,19 +154,14 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 	})
 }
 
-// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end, so that the dispatcher's
-// [delivery.Gate] stops attempts to ended subscriptions. If the dispatcher runs in another process, both functions in the options are
-// nil.
-//
-// [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
+// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end. If the dispatcher runs in another process,
+// both functions are nil.
 type SubscriptionOptions struct {
-	// Started is called with the id of a subscription before the subscription is written. Ended is called before the
-	// response to the request that ends the subscription.
+	// Started is called before the subscription with this id is written, and Ended before the response to the request that ends it.
 	Started, Ended func(id string)
 }
 
-// NewSubscriptions returns the service that finds and ends subscriptions. It is the deregister role, and other roles use it
-// too. It does not create subscriptions, which webhooks.NewRegistrar does.
+// NewSubscriptions returns the service that finds and ends subscriptions, which is the deregister role.
 func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{
@@ -199,9 +181,8 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
-// NewReview returns the review that decides whether subscriptions may continue. It checks that their event types are still
-// compatible, and that their principals may still receive the events. It checks the current rights only if [Core.Auth] is a
-// directory of principals.
+// NewReview returns the review that decides whether subscriptions may continue. It checks the current rights of principals only if
+// [Core.Auth] is a directory of principals.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
@@ -209,14 +190,13 @@ func NewReview(c *Core) *review.Review {
 
 // Publishing is the role that accepts events.
 type Publishing struct {
-	Service *publish.Service // validates events and puts them on the events queue
+	Service *publish.Service
 	Handler *publish.Handler // serves POST /events
 	Sources *ingest.Handler  // serves POST /sources/{name}
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewHooks returns the webhook subscriptions through which backends send their events to this server. The function key returns the
-// deployment's key, from which the tokens and secrets of these subscriptions are derived.
+// NewHooks returns the webhook subscriptions through which backends send their events to this server. key returns the deployment's key.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -225,14 +205,13 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	return demand.Hooks{DB: c.DB, Base: base, Key: key}
 }
 
-// PublishingOptions configure [NewPublishing]. They differ between a stand-alone server and the function publish.
+// PublishingOptions configure [NewPublishing].
 type PublishingOptions struct {
-	// Secrets looks up the secrets with which the server verifies the signatures of sources.
+	// Secrets looks up the secrets of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
 	Key func(context.Context) ([]byte, error)
-	// Dropped is called for each event from a backend that this process drops. In a process without a gateway it is nil, and
-	// the process logs the number of dropped events instead.
+	// Dropped is called for each event from a backend that this process drops. If it is nil, the process logs their number.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
@@ -276,8 +255,7 @@ func newInbox(c *Core, documents ingest.Documents, service *publish.Service) *pu
 	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Documents: documents}, Log: c.Log}
 }
 
-// newDocuments returns the component that converts the requests of sources (POST /sources/{name}), and their messages in the
-// inbox queue, to events.
+// newDocuments returns the component that converts requests and messages of sources to events.
 func newDocuments(c *Core, service *publish.Service) ingest.Documents {
 	return ingest.Documents{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
@@ -289,22 +267,19 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// EndpointOptions configure [NewEndpoint]. One of the fields may be nil: functions/register has only a Registrar, and
-// functions/deregister only a Deregistrar.
+// EndpointOptions configure [NewEndpoint]. One of the fields may be nil.
 type EndpointOptions struct {
 	Registrar   events.Registrar
 	Deregistrar events.Deregistrar
 }
 
-// NewEndpoint returns an MCP endpoint that only changes subscriptions, for a function to which the function stream
-// forwards such requests.
+// NewEndpoint returns an MCP endpoint that only changes subscriptions, for functions to which the function stream forwards requests.
 func NewEndpoint(c *Core, o EndpointOptions) (*mcp.Endpoint, error) {
 	options := endpointOptions(c)
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	return mcp.New(options)
 }
 
-// endpointOptions returns the options that all endpoints have in common.
 func endpointOptions(c *Core) mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
@@ -320,8 +295,7 @@ type StreamOptions struct {
 	// Backends and Conversation may be nil.
 	Backends     mcp.Gateway
 	Conversation streams.Conversation
-	// Registrar and Deregistrar create and end subscriptions in this process. ForwardRegistrar and ForwardDeregistrar
-	// forward these requests to another function instead.
+	// Registrar and Deregistrar create and end subscriptions in this process, or the other two forward these requests to a function.
 	Registrar                            events.Registrar
 	Deregistrar                          events.Deregistrar
 	ForwardRegistrar, ForwardDeregistrar http.Handler
@@ -332,8 +306,7 @@ type StreamOptions struct {
 // pollMin and pollMax limit the time until the next events/poll that the server suggests.
 const pollMin, pollMax = time.Second, 30 * time.Second
 
-// NewStreamEndpoint returns the MCP endpoint, which is the stream role. Clients list and read events there, receive them on
-// streams and with polls, and call the tools of the backends.
+// NewStreamEndpoint returns the MCP endpoint of the stream role.
 func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options, l := endpointOptions(c), c.Limits
 	options.Feeds, options.Leases, options.Sessions, options.Subscriptions = o.Feeds, o.Leases, c.DB, NewLists(c)
@@ -350,8 +323,8 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	return mcp.New(options)
 }
 
-// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store. The
-// parameter concurrent is the number of requests that each instance can serve concurrently.
+// NewSharedLeases returns the leases that limit the open streams of all instances together. concurrent is the number of requests that each
+// instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent of all requests; the rest is for calls, so that they always find a free instance
 	l := c.Limits
@@ -364,7 +337,7 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 // NewLocalLeases returns the leases that limit the streams of a single process.
 func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) }
 
-// GatewayOptions configure [NewGateway]. They differ between a stand-alone server and AWS.
+// GatewayOptions configure [NewGateway].
 type GatewayOptions struct {
 	// Secrets resolves the secrets in settings; nil reads environment variables.
 	Secrets gateway.Secrets
@@ -372,14 +345,13 @@ type GatewayOptions struct {
 	Key []byte
 	// HTTP is the client for requests to backends; nil is the default one.
 	HTTP *http.Client
-	// Commands runs the backends that are programs on this machine, and sends them requests. It is nil if the process runs none.
+	// Commands runs the backends that are programs on this machine. It is nil if the process runs none.
 	Commands backends.Commands
-	// LogDelay is how long the log line of a call may wait to be written together with others. It must be 0 if the process may
-	// be frozen after each response, as on Lambda.
+	// LogDelay is how long the log line of a call may wait to be written together with others. On Lambda it must be 0, because the process
+	// may be frozen after each response.
 	LogDelay time.Duration
-	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call, so that the next call
-	// need not open it again. It must be 0 if the process may be frozen after each response, because the backend would send its questions
-	// to the frozen process.
+	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call. On Lambda it must be 0,
+	// because the backend would send its questions to a frozen process.
 	StreamLinger time.Duration
 }
 
@@ -406,8 +378,8 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// NewConversation returns the service that passes messages of conversations to the configured context providers. The caller
-// sets the options that differ between a stand-alone server and AWS, and NewConversation sets the others.
+// NewConversation returns the service that passes messages of conversations to the configured context providers. It sets the options that
+// are the same on a stand-alone server and on AWS.
 func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
 	o.Source, o.Catalogs, o.DB, o.Log = c.Config, c.Catalogs, c.DB, c.Log
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))

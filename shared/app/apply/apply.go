@@ -1,10 +1,5 @@
-// Package apply checks an operator's catalogs and configuration, and stores all of them together.
-// If it refuses a file, it stores no file. It checks the files against each other, against the stored documents that they replace,
-// and against the subscriptions that would end. On AWS, `mcpevents catalog apply` uses it for a deployment. A stand-alone server
-// uses it at its start and when a file changes.
-//
-// The packages that own the sections of the files parse and check them. Package shared/storage/settings describes how a change
-// reaches all processes.
+// Package apply checks an operator's catalogs and configuration, and stores all of them together or none.
+// It checks the files against each other, against the stored documents that they replace, and against the subscriptions that would end.
 package apply
 
 import (
@@ -30,12 +25,11 @@ import (
 // Files are the operator's files.
 type Files struct {
 	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces without one of their
-	// own. It is allowed only if All is true. Otherwise, Apply would also check it against workspaces that have their own catalog in
-	// the store.
+	// own. It is allowed only if All is true, because Apply could not tell otherwise which workspaces have their own catalog.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
-	// All means that these are all files of the server, so that Apply removes stored catalogs for which there is no file.
+	// All means that these are all files of the server, so that Apply removes stored catalogs without a file.
 	All bool
 	// AllowBreaking accepts catalogs that end subscriptions, and a configuration that [Target.KeepKeys] refuses.
 	AllowBreaking bool
@@ -44,27 +38,23 @@ type Files struct {
 // Target is the server or deployment to which files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If it is nil,
-	// Apply refuses every catalog that could end subscriptions.
+	// Endings counts the live subscriptions that the new catalogs would end. If it is nil, Apply refuses every catalog that could end some.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
-	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
-	// all webhook subscriptions end.
+	// KeepKeys refuses a configuration without a section for keys if the stored one has keys, because all calls could fail without keys.
 	KeepKeys bool
 	// KeepConfig refuses a configuration that has become empty, see [config.Document.CheckNotEmptied].
 	KeepConfig bool
 }
 
-// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
-// the deployment can read them. It sets KeepKeys, because it does not know whether callers need the keys. canCount says whether db
-// has the table of subscriptions. Without that table, [Target.Endings] is nil.
+// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions can read
+// them. canCount says whether db has the table of subscriptions, which [Target.Endings] needs.
 func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
-		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
-		// These subscriptions will end in any case.
+		// The review has no directory of principals, so Endings also counts subscriptions that will end because their principal has no key.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
@@ -84,7 +74,6 @@ func refuseCommands(_ context.Context, c *config.Config) error {
 	return nil
 }
 
-// Catalog is the result of [Target.Apply] for the catalog of one workspace.
 type Catalog struct {
 	Workspace string
 	Version   int64 // counts the catalogs of the workspace, from 1
@@ -92,22 +81,18 @@ type Catalog struct {
 	Changes   []catalog.Change
 }
 
-// Outcome is the result of [Target.Apply].
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
-	// ConfigVersion is the version of the stored configuration after the call of Apply. It is 0 if Apply had only catalogs to
-	// write.
+	// ConfigVersion is 0 if Apply had only catalogs to write.
 	ConfigVersion int64
 	ConfigChanged bool
 }
 
-// CatalogChanged reports whether at least one catalog changed.
 func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// plan is the state of one call of Apply. It reads each stored document only once, so that the write replaces exactly the checked
-// documents.
+// plan is the state of one call of Apply. It reads each stored document only once, so that the write replaces exactly these documents.
 type plan struct {
 	*Target
 	Files
@@ -116,8 +101,7 @@ type plan struct {
 	changes map[string][]catalog.Change
 }
 
-// Apply checks the files and, if all of them are accepted, writes them together, see [settings.Write]. If it refuses a file, it
-// writes no file, and the error is of kind fault.Invalid. All processes use the new files within [settings.MaxAge]. The caller
+// Apply checks the files and, if all of them are accepted, writes them together. Otherwise the error is of kind fault.Invalid. The caller
 // must then announce the changes to clients with [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
@@ -135,8 +119,7 @@ func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	return p.write(ctx)
 }
 
-// read reads the stored configuration. If the files are all files of the server ([Files.All]), it also marks stored catalogs without a
-// file for removal, and replaces a missing configuration with an empty one.
+// read reads the stored configuration. With [Files.All], it also marks stored catalogs without a file for removal.
 func (p *plan) read(ctx context.Context) (err error) {
 	if p.All {
 		names, err := catalog.Names(ctx, p.DB)
@@ -146,7 +129,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 		given := p.Catalogs
 		p.Catalogs = maps.Clone(given)
 		for _, workspace := range names {
-			p.Catalogs[workspace] = given[workspace] // nil if there is no file for the workspace, which removes its stored catalog
+			p.Catalogs[workspace] = given[workspace]
 		}
 		p.Config = cmp.Or(p.Config, &config.Config{})
 	}
@@ -154,8 +137,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the catalog that a workspace uses before the write: its own or otherwise the catalog of
-// [catalog.Shared].
+// currentCatalog returns the catalog that a workspace uses before the write.
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.storedCatalog(ctx, workspace)
 	if err != nil || own.Catalog != nil || own.Invalid != nil {
@@ -164,7 +146,6 @@ func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Do
 	return p.storedCatalog(ctx, catalog.Shared)
 }
 
-// storedCatalog returns the stored catalog of a workspace or of [catalog.Shared].
 func (p *plan) storedCatalog(ctx context.Context, workspace string) (d catalog.Document, err error) {
 	d, known := p.stored[workspace]
 	if !known {
@@ -208,7 +189,6 @@ func (p *plan) check(ctx context.Context) error {
 	return nil
 }
 
-// source returns the catalogs of the files.
 func (f Files) source() catalog.Workspaces {
 	s := catalog.Workspaces{Own: map[string]catalog.Source{}}
 	for workspace, c := range f.Catalogs {
@@ -222,8 +202,7 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the given configuration. If the files have no configuration, it checks the stored one, because the sources in it
-// may not fit the new catalogs.
+// checkConfig checks the given configuration or else the stored one, because its sources may not fit the new catalogs.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {
@@ -257,8 +236,7 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return c.Locate(errors.Join(all...))
 }
 
-// nextCatalog returns the catalog that a workspace will have after the write: the one in the files or, without one, its current
-// catalog.
+// nextCatalog returns the catalog that a workspace will have after the write.
 func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {
@@ -271,7 +249,6 @@ func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Cata
 	return d.Catalog, err
 }
 
-// write writes the changed catalogs and the changed configuration together.
 func (p *plan) write(ctx context.Context) (o Outcome, err error) {
 	var edits []settings.Edit
 	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {

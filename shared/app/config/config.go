@@ -1,9 +1,5 @@
 // Package config parses the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and the
-// limits that are flags and environment variables.
-//
-// Like the catalog, the file is read strictly: an unknown or repeated member is a fault. Parse reports all faults together,
-// each with its line. The package reads the environment only through the functions that callers pass, and it creates no
-// clients.
+// limits that are flags and environment variables. It reads the file as strictly as the catalog.
 package config
 
 import (
@@ -43,21 +39,20 @@ type Config struct {
 	Backends []api.Backend
 	// Sources turn the webhooks of providers, and the messages of AWS services such as EventBridge, into events.
 	Sources []source.Source
-	// Conversation says which messages of conversations clients are asked to send, and to which context providers they go. The
-	// zero value asks for none.
+	// Conversation says which messages of conversations go to which context providers.
 	Conversation rules.Conversation
 
-	// quotas has the limits of each principal, by the name of the quota. They replace the limits from the settings. An identity
-	// without a name stands for the principals of the workspace that have no limit of their own. A rate of 0 is unlimited.
+	// quotas has the limits of each principal, by the name of the quota. An identity without a name stands for the principals of the workspace
+	// that have no limit of their own.
 	quotas map[identity]map[string]float64
-	// profiles has the profile of each principal. An identity without a name stands for all other principals of the workspace.
+	// profiles has the profile of each principal, with the same meaning of an identity without a name.
 	profiles map[identity]spec.Profile
 	file     string // the name of the file, for messages
 	source   []byte
 }
 
-// Parse parses a configuration file. It reports all faults together: the error is of kind fault.Invalid and has a line for each
-// fault, for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
+// Parse parses a configuration file. The error is of kind fault.Invalid and has a line for each fault, for example "config.yaml:3: backend
+// a: url is missing".
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
 // ParseFile does the same as [Parse], with another file name in messages.
@@ -83,7 +78,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	return p.config, nil
 }
 
-// Locate adds the name of the file to each line of an error that a check of the configuration returned. It returns nil if err is nil.
+// Locate adds the name of the file to each line of an error that a check of the configuration returned.
 func (c *Config) Locate(err error) error {
 	if err == nil {
 		return nil
@@ -92,10 +87,10 @@ func (c *Config) Locate(err error) error {
 	return &fault.Error{Kind: fault.KindOf(err), Message: before + strings.ReplaceAll(err.Error(), "\n", "\n"+before)}
 }
 
-// Empty reports whether the file of the configuration has no text at all, not even comments.
+// Empty reports whether the file has no text at all, not even comments.
 func (c *Config) Empty() bool { return len(bytes.TrimSpace(c.source)) == 0 }
 
-// isBlank reports whether a configuration file has only comments and blank lines.
+// isBlank reports whether a file has only comments and blank lines.
 func isBlank(src []byte) bool {
 	for line := range strings.Lines(string(src)) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
@@ -105,8 +100,7 @@ func isBlank(src []byte) bool {
 	return true
 }
 
-// fingerprint returns a hash of a workspace's backends and their settings, which changes if any of them or their order
-// changes. It is empty for a workspace without backends.
+// fingerprint returns a hash of a workspace's backends and their settings, or "" without backends.
 func (c *Config) fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
@@ -140,7 +134,7 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintln(h)
 }
 
-// findChangedWorkspaces returns the workspaces whose backends differ between two configurations.
+// findChangedWorkspaces returns the workspaces whose backends differ.
 func findChangedWorkspaces(before, after *Config) []string {
 	var all []string
 	for _, b := range slices.Concat(before.Backends, after.Backends) {
@@ -154,16 +148,12 @@ func findChangedWorkspaces(before, after *Config) []string {
 
 // Limits of the section "conversation".
 const (
-	// maxProviders is the largest number of context providers.
 	maxProviders = 20
-	// minBudget and maxBudget limit the setting "budget": the time within which context providers must answer.
+	// minBudget and maxBudget limit the time within which context providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to
-	// a message. The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six,
-	// such as \u0000.
+	// The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six, such as \u0000.
 	minContext, maxContext = 256, 48 << 10
-	// maxPriority is the highest priority of a context provider, and -maxPriority is the lowest.
-	maxPriority = 1000
+	maxPriority            = 1000
 )
 
 func (p *parser) readConversation(n *strictyaml.Node, what string) {
@@ -249,14 +239,12 @@ type parser struct {
 	config *Config
 }
 
-// nameMembers returns a function for [strictyaml.File.Fields] that names members in error messages without a prefix, for example
-// "principal". For the mapping itself, the function returns the parameter thing, for example "a key".
+// nameMembers returns a function for [strictyaml.File.Fields] that names members without a prefix, and the mapping itself thing.
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
 
-// nameWithin does the same as [nameMembers], but prefixes each member with the name of the mapping, for example
-// "conversation: budget".
+// nameWithin is like [nameMembers], with the name of the mapping as a prefix, for example "conversation: budget".
 func nameWithin(mapping string) func(member string) string {
 	return func(member string) string {
 		if member == "" {
@@ -266,9 +254,8 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for an element of a list, for example a backend. The prefix contains the element's own
-// name, for example "backend github: url". The name is in *name as soon as the member "name" has been read. Before that, the text is
-// "a backend: url".
+// nameAfter is like [nameWithin] for an element of a list, for example "backend github: url". The name is in *name as soon as the member
+// "name" has been read.
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -278,11 +265,9 @@ func nameAfter(thing string, name *string) func(member string) string {
 	}
 }
 
-// identity names a principal, a backend or a provider of a workspace.
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element of a list has the same identity. The parameter lines has the lines of the earlier
-// elements. The parameter thing is the kind of element in the message, for example "backend".
+// checkUnique adds a fault if an earlier element has the same identity. lines has the lines of the earlier elements.
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -290,8 +275,7 @@ func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.
 	lines[id] = n.Line
 }
 
-// readPrincipal reads the member "principal" of a quota or a profile. An entry without this member applies to each principal of
-// the workspace, so an empty text is a fault.
+// readPrincipal refuses an empty text, because an entry without a principal applies to each principal of the workspace.
 func (p *parser) readPrincipal(n *strictyaml.Node, what string) string {
 	s, ok := p.file.Text(n, what)
 	if ok && s == "" {
@@ -333,7 +317,7 @@ func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	return time.Time{}
 }
 
-// duration returns a function that reads a duration. It adds a fault if the duration is shorter than least or longer than most.
+// duration returns a function that reads a duration from least to most.
 func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
 		s, ok := p.file.Text(n, what)
@@ -347,7 +331,7 @@ func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, wh
 
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
-// readLine returns a function that reads a text of a single line with at most limit bytes.
+// readLine returns a function that reads a single line of at most limit bytes.
 func (p *parser) readLine(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := strings.TrimSpace(p.file.String(n, what))
@@ -378,8 +362,7 @@ func (p *parser) readURL(n *strictyaml.Node, what string) string {
 	return s
 }
 
-// withoutSecrets returns a URL for an error message, without its user information and query, because they may contain keys. The
-// URL may be invalid.
+// withoutSecrets returns a URL, which may be invalid, without its user information and query, because they may contain keys.
 func withoutSecrets(text string) string {
 	text, _, _ = strings.Cut(text, "?")
 	if at := strings.LastIndex(text, "@"); at >= 0 {
@@ -391,7 +374,7 @@ func withoutSecrets(text string) string {
 // headerName matches the name of an HTTP header (field-name in RFC 9110), up to 128 characters.
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
 
-// ownHeaders are the headers that the gateway sets itself, so the configuration of a backend must not set them.
+// ownHeaders are the headers that the gateway sets itself.
 var ownHeaders = []string{
 	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -419,7 +402,6 @@ func (p *parser) readHeaders(n *strictyaml.Node, what string) map[string]secret.
 	return out
 }
 
-// carriesCredentials reports whether a header carries credentials, judging by its name.
 func carriesCredentials(header string) bool {
 	header = strings.ToLower(header)
 	return slices.ContainsFunc([]string{"auth", "cookie", "token", "secret", "key", "password", "credential", "signature"},
@@ -428,11 +410,10 @@ func carriesCredentials(header string) bool {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
-// parameterName matches the name of a parameter in SSM Parameter Store, without a version, for example /mcp-events/github.
+// parameterName matches the name of a parameter in SSM Parameter Store.
 var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 
-// maxParameter is the maximum length of a parameter's name in bytes. SSM allows 1,011 characters for the name together with the
-// part of the ARN before it, for example arn:aws:ssm:eu-central-1:123456789012:parameter.
+// maxParameter is in bytes. SSM allows 1,011 characters for the name together with the part of the ARN before it.
 const maxParameter = 900
 
 // readSecret reads a reference to a secret, such as env:GITHUB_TOKEN or ssm:/mcp-events/github.
@@ -440,8 +421,7 @@ func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
 	return p.readValue(n, what, true)
 }
 
-// readValue reads a text, or a reference to a secret such as env:GITHUB_TOKEN. If isSecret is true, only a reference is allowed,
-// so that files contain no secrets.
+// readValue reads a text, or a reference such as env:GITHUB_TOKEN. If isSecret is true, only a reference is allowed.
 func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secret.Value {
 	s := p.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
@@ -470,8 +450,7 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 // "quota=50;webhook-timeout=10s".
 const EnvSettings = envPrefix + "SETTINGS"
 
-// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting in
-// EnvSettings is unknown or given twice, or if its own variable is set too.
+// withSettings returns a lookup that also finds the settings in [EnvSettings].
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {
@@ -486,7 +465,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 		if isIgnored(name) {
-			continue // LogIgnored logs a warning for this removed setting
+			continue
 		}
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":
@@ -522,8 +501,7 @@ func Names() map[string]bool {
 	return names
 }
 
-// FromNames returns the limits with the given values, by the names of their flags, for example {"quota": "50"}. All other limits
-// have their defaults. FromNames ignores the environment.
+// FromNames returns the limits with the given values, by the names of their flags. It ignores the environment.
 func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {

@@ -25,13 +25,12 @@ func EnvName(flag string) string {
 }
 
 // Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same
-// tags, so a flag and a function always agree on names and defaults. The help of the command line has a heading for each group.
+// tags, so a flag and a function always agree on names and defaults.
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
-	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or,
-	// on managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 is no
-	// limit. It is not a flag, because on a stand-alone server streams do not block other requests.
+	// StreamConcurrency is how many instances of the function stream can run on AWS. Open streams take at most 80 % of the requests that
+	// these instances can serve, so that calls get through. 0 is no limit.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
 	PublishRate       float64 `name:"publish-rate" default:"1000" group:"Limits" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" group:"Limits" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
@@ -50,8 +49,7 @@ type Limits struct {
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" group:"Streams and polls" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" group:"Streams and polls" help:"How long a stream may be quiet before it sends a heartbeat."`
 
-	// PollMin and PollMax limit the pause until the next events/poll that the server suggests to a client; 0 means the default.
-	// They are not settings. Tests shorten them.
+	// PollMin and PollMax are not settings. Tests shorten them.
 	PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
@@ -95,14 +93,13 @@ type Limits struct {
 func DefaultLimits() Limits {
 	l, err := FromEnv(func(string) (string, bool) { return "", false })
 	if err != nil {
-		panic(err) // cannot happen, because the tests of this package parse the defaults
+		panic(err)
 	}
 	return l
 }
 
-// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. A limit has its
-// default if its variable is missing or empty, or if the parameter except contains its name. The error is of kind fault.Invalid if a
-// value cannot be parsed or is out of range.
+// FromEnv reads the limits from environment variables and from [EnvSettings]. A limit has its default if its variable is missing or empty,
+// or if except contains its name.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -116,7 +113,7 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
 		if tag.Get("name") == "" {
-			continue // this field is not a setting
+			continue
 		}
 		name := EnvName(tag.Get("name"))
 		text, ok := lookup(name)
@@ -124,7 +121,7 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 			text = tag.Get("default")
 		}
 		if text == "" {
-			continue // the setting has no default, so the field stays zero
+			continue
 		}
 		if err := setField(v.Field(i), text); err != nil {
 			return Limits{}, fault.New(fault.Invalid, "%s: %q is not %s", name, text, err)
@@ -137,7 +134,7 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
-// setField parses a value into a field, or a comma-separated list of values into a field that is a slice.
+// setField parses a value into a field, or a comma-separated list into a slice.
 func setField(field reflect.Value, text string) error {
 	if field.Kind() == reflect.Slice {
 		for part := range strings.SplitSeq(text, ",") {
@@ -175,7 +172,7 @@ func setField(field reflect.Value, text string) error {
 	return nil
 }
 
-// Check checks that all limits are within the ranges for which the system is designed. Its errors are of kind fault.Invalid.
+// Check checks that all limits are within their ranges. Its errors are of kind fault.Invalid.
 func (l Limits) Check() error {
 	return cmp.Or(l.checkRanges(), l.checkChoices(), l.checkAddresses(),
 		checkSchedule("retry-schedule", l.RetrySchedule), checkSchedule("events-retry-schedule", l.EventsSchedule))
@@ -280,11 +277,9 @@ func checkSchedule(name string, delays []time.Duration) error {
 	return nil
 }
 
-// removal says how to replace a removed setting, and whether a server starts with it.
 type removal struct {
 	instead string // what to do instead
-	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that deployments that
-	// still set them continue to work.
+	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that existing deployments continue to work.
 	stops bool
 }
 
@@ -310,7 +305,7 @@ var removed = map[string]removal{
 	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// CheckNotRemoved returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
+// CheckNotRemoved returns nil unless the setting was removed.
 func CheckNotRemoved(name string) error {
 	if r, ok := removed[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)
@@ -328,7 +323,7 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// isIgnored reports whether the setting was removed and servers ignore it, see [removal].
+// isIgnored reports whether the setting was removed and servers ignore it.
 func isIgnored(name string) bool {
 	r, ok := removed[name]
 	return ok && !r.stops

@@ -59,8 +59,8 @@ func (p *parser) readKey(n *strictyaml.Node) auth.Key {
 	return k
 }
 
-// checkSpelling adds a fault for each unknown scope that begins with "events:" or looks like a misspelled known one, for
-// example event:read. It accepts other unknown scopes, because event types and backends can require scopes of any name.
+// checkSpelling adds a fault for each unknown scope that begins with "events:" or looks like a misspelled known one. It accepts other
+// scopes, because event types and backends can require scopes of any name.
 func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 	known := append(auth.Scopes(), auth.ScopeManage, auth.ScopeOperate)
 	for _, s := range scopes {
@@ -77,9 +77,7 @@ func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 // maxTypos is the edit distance up to which an unknown scope counts as a misspelled known one.
 const maxTypos = 2
 
-// editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If
-// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is at least as large as
-// the difference between the lengths.
+// editDistance returns the Levenshtein distance between two texts, or maxTypos+1 if their lengths differ by more than maxTypos.
 func editDistance(a, b string) int {
 	if d := len(a) - len(b); d > maxTypos || -d > maxTypos {
 		return maxTypos + 1
@@ -105,14 +103,11 @@ func editDistance(a, b string) int {
 }
 
 const (
-	// maxQuotas is the largest number of entries in the section "quotas".
-	maxQuotas = 10_000
-	// maxPrincipals is the largest number of entries in the section "principals".
+	maxQuotas     = 10_000
 	maxPrincipals = 10_000
 )
 
-// QuotaLimit returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
-// setting, its default. 0 is no limit.
+// QuotaLimit returns the limit of a quota for principals without their own. 0 is no limit.
 func (l Limits) QuotaLimit(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
@@ -146,8 +141,7 @@ func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64
 	return l.QuotaLimit(name)
 }
 
-// Profile returns the profile of the MCP Events extension that the configuration sets for a principal, or otherwise for its
-// workspace. It is empty if the configuration sets no profile for them.
+// Profile returns the profile of the MCP Events extension that the configuration sets for a principal or its workspace, or "".
 func (c *Config) Profile(workspace, principal string) spec.Profile {
 	return cmp.Or(c.profiles[identity{workspace, principal}], c.profiles[identity{workspace, ""}])
 }
@@ -184,12 +178,12 @@ func (p *parser) readQuota(n *strictyaml.Node) (id identity, limits map[string]f
 	return id, limits
 }
 
-// readLimit reads the value of a quota: a number, or a rate per second where 0 is unlimited.
+// readLimit reads the value of a quota.
 func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
 		return float64(p.file.Int(1, 1_000_000_000)(n, name))
 	}
-	var rate *float64 // stays nil for null and for an empty value
+	var rate *float64
 	if err := n.Decode(&rate); err != nil || rate == nil || !(*rate >= 0) || *rate > 1e9 {
 		p.file.Add(n.Line, "%s must be a number per second from 0, which means no limit", name)
 		return 0
@@ -218,7 +212,6 @@ func (p *parser) readPrincipals(n *strictyaml.Node, what string) {
 	}
 }
 
-// maxBackends is the largest number of backends.
 const maxBackends = 100
 
 var (
@@ -263,8 +256,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "a backend has no name")
 	}
 	p.checkCommand(n, &b, command, given, say)
-	// A configured Authorization header and oauth would authenticate the same requests: the gateway's own and, without
-	// forwardToken, also callers' requests.
+	// A configured Authorization header and oauth would authenticate the same requests.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
@@ -277,7 +269,6 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 	return b
 }
 
-// readRules reads the rules that say which of a backend's tools callers may use, or which of its prompts, resources or extensions.
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Var("allow", &r.Allow, p.readGlobs),
@@ -330,8 +321,7 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads a section with the settings of an OAuth client into o. The parameter others has further fields that the section
-// may have. readClient returns the names of the members that the section has.
+// readClient reads the settings of an OAuth client into o. It returns the names of the members that the section has.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -342,11 +332,9 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 	}, others...)...)
 }
 
-// clientWithSecret names, for error messages, the settings of an OAuth client that authenticates itself with a secret.
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed lists the names of
-// these three settings for the message.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. needed has their names.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)
@@ -367,7 +355,7 @@ func (p *parser) checkCredentials(n *strictyaml.Node, what string) {
 	}
 }
 
-// The ways in which the gateway can authenticate itself at a token endpoint, with their names in OAuth.
+// The ways in which the gateway can authenticate itself at a token endpoint.
 const (
 	secretInHeader = "client_secret_basic"
 	secretInBody   = "client_secret_post"
@@ -407,7 +395,6 @@ func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
 	return x
 }
 
-// commandFields returns the members that only a backend with a command has.
 func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	return []strictyaml.Field{
 		strictyaml.Var("command", &c.Args, p.readCommand),
@@ -418,9 +405,7 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets the backend's command to
-// c. It also adds a fault for each member that such a backend cannot have, for example headers next to a command. The parameter given
-// has the names of the backend's members, and the function say returns how a message names a member.
+// checkCommand checks that a backend has either a command or a url, and no members that do not fit. given has the names of its members.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:
@@ -442,7 +427,6 @@ func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command
 	}
 }
 
-// maxArguments limits the number of a command's arguments.
 const maxArguments = 200
 
 func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
@@ -459,8 +443,7 @@ func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
 	return args
 }
 
-// readEnvironment reads environment variables. The value of a variable whose name suggests a secret must be a reference to
-// a secret, not the secret itself.
+// readEnvironment reads environment variables. A variable whose name suggests a secret must refer to one.
 func (p *parser) readEnvironment(n *strictyaml.Node, what string) map[string]secret.Value {
 	out := map[string]secret.Value{}
 	for _, m := range p.file.Members(n, what) {

@@ -32,8 +32,7 @@ const document = "config"
 // Document is the stored configuration.
 type Document struct {
 	settings.Stored
-	// Config is empty if there is no configuration. It is nil if the configuration cannot be read, because another version of this
-	// program wrote it. Invalid then has the reason.
+	// Config is nil if another version of this program wrote the configuration. Invalid then has the reason.
 	Config  *Config
 	Invalid error
 }
@@ -50,8 +49,7 @@ func Read(ctx context.Context, db store.DB) (Document, error) {
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Replace returns the edit that replaces the configuration, and that records for which workspaces [settings.Announce] has
-// to announce changed backends.
+// Replace returns the edit that replaces the configuration, and that records the workspaces with changed backends for [settings.Announce].
 func (d Document) Replace(next *Config) settings.Edit {
 	before := cmp.Or(d.Config, &Config{})
 	e := settings.Edit{Old: d.Stored, Text: next.source}
@@ -59,9 +57,8 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. Some programs
-// truncate a file before they rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and
-// quotas would then be lost. If next is nil, CheckNotEmptied returns nil.
+// CheckNotEmptied returns an error if next is an empty configuration and the stored one is not empty. Some programs truncate a file before
+// they rewrite it, and a full disk can stop them in between.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -69,7 +66,7 @@ func (d Document) CheckNotEmptied(next *Config) error {
 	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
 }
 
-// Load reads the stored configuration. It returns an empty one if there is no configuration.
+// Load reads the stored configuration.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
 	d, err := Read(ctx, db)
 	return d.Config, cmp.Or(err, d.Invalid)
@@ -79,20 +76,18 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 // the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
-	// empty is the result of the methods while no configuration is stored.
 	empty *current
 }
 
-// current is a parsed configuration with values that are derived from it: an authenticator of its keys, and the prefixes and scopes
-// of backends' event types, by workspace and backend.
+// current is a parsed configuration with values that are derived from it. eventTypes is by workspace and backend.
 type current struct {
 	config     *Config
 	keys       *auth.StaticKeys
 	eventTypes map[string]map[string]catalog.BackendTypes
 }
 
-// NewStored returns a Stored over the store. If now is nil, it uses time.Now, and if log is nil, slog.Default. It adds the
-// backends in own, for example the MCP server of a program that embeds the server, before the configured backends.
+// NewStored returns a Stored over the store. It adds the backends in own, for example the MCP server of a program that embeds the server,
+// before the configured backends.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.NewStaticKeys(c.Keys, now)
@@ -113,11 +108,10 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 		}
 		return with(c)
 	}, now, log)
-	empty, _ := with(&Config{}) // an empty list of keys is valid
+	empty, _ := with(&Config{})
 	return &Stored{cache, empty}
 }
 
-// current returns the configuration and its version, which is 0 if none is stored.
 func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, int64, error) {
 	c, version, err := s.cache.Read(ctx, "", f)
 	if err == nil && version == 0 {
@@ -126,7 +120,7 @@ func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, in
 	return c, version, err
 }
 
-// Config returns the configuration. It is empty if none is stored.
+// Config returns the configuration.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	c, _, err := s.current(ctx, refresh.Cached)
 	if err != nil {
@@ -153,8 +147,7 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// EventTypes returns the prefix and scopes that the configuration gives the event types of each backend of a workspace. It is a
-// [catalog.Configured].
+// EventTypes returns the prefix and scopes of the event types of each backend of a workspace. It is a [catalog.Configured].
 func (s *Stored) EventTypes(ctx context.Context, workspace string, f refresh.Freshness) (map[string]catalog.BackendTypes, int64, error) {
 	c, version, err := s.current(ctx, f)
 	if err != nil {
@@ -175,8 +168,7 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 // Invalidate drops the cached configuration, see [settings.Cache.Invalidate].
 func (s *Stored) Invalidate() { s.cache.Invalidate() }
 
-// Authenticator returns an authenticator that uses the stored keys. It may accept a key for up to [settings.MaxAge] after the key
-// was removed. It also implements [auth.Directory].
+// Authenticator returns an authenticator that uses the stored keys. It also implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -189,7 +181,6 @@ func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Princ
 	return c.keys.Authenticate(ctx, h)
 }
 
-// Principals implements [auth.Directory].
 func (k storedKeys) Principals(ctx context.Context, workspace, id string, f refresh.Freshness) ([]auth.Principal, error) {
 	c, _, err := k.current(ctx, f)
 	if err != nil {
@@ -200,15 +191,13 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, f refr
 
 // Limits of the section "sources".
 const (
-	// maxSources is the largest number of sources.
-	maxSources = 100
-	// maxMappings is the largest number of mappings of a source.
+	maxSources  = 100
 	maxMappings = 100
-	// maxMapping is the largest size of a pattern or payload of a mapping, in bytes of JSON.
+	// maxMapping is in bytes of JSON.
 	maxMapping = 64 << 10
 )
 
-// Source returns the source with a name. If the source does not exist, the error lists the names of all sources.
+// Source returns the source with a name.
 func (c *Config) Source(name string) (source.Source, error) {
 	var names []string
 	for _, s := range c.Sources {
@@ -259,7 +248,7 @@ func (p *parser) readSource(n *strictyaml.Node) source.Source {
 	return s
 }
 
-// checkReachable adds faults for mappings that are never used, because the first matching mapping wins.
+// checkReachable adds faults for mappings that are never used, because an earlier one always matches.
 func (p *parser) checkReachable(events []source.Mapping, what string) {
 	for i, m := range events[:len(events)-1] {
 		if m.Match == nil {
@@ -295,7 +284,7 @@ func (p *parser) readFrom(n *strictyaml.Node, what string) source.From {
 	return from
 }
 
-// readVerify reads how a source verifies its sender. All members except scheme and secrets are settings of the scheme hmac.
+// All members except scheme and secrets are settings of the scheme hmac.
 func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 	before := p.file.Count()
 	v := &s.Verify
@@ -329,7 +318,6 @@ func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 	}
 }
 
-// mappingParser reads the mappings of a source.
 type mappingParser struct {
 	*parser
 	from   source.From
@@ -373,8 +361,7 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds the faults that a parser of JSON found in the value of the node n. The JSON Pointer of a fault refers to a part of
-// n, whose line becomes the line of the fault.
+// addFaults adds the faults that a parser of JSON found in the node n. A fault's JSON Pointer gives the line.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // cannot fail, because the pointer is from a parser
@@ -382,8 +369,7 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds faults for JSON Pointers to values that the source's requests never contain. If another part of the source is
-// invalid, it adds no faults, because it is then unknown what the requests contain.
+// addMissing adds faults for JSON Pointers to values that the source's requests never contain.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)
@@ -407,7 +393,7 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a function that reads a value. The value must not be an object, and check must accept it.
+// readText returns a function that reads a value that check accepts.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()

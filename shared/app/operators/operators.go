@@ -1,5 +1,5 @@
-// Package operators has the constructors of the roles for operators: the admin API and the console. It is separate from package webhooks,
-// so that functions without an admin API do not contain its operations.
+// Package operators has the constructors of the admin API and the console. It is separate from package webhooks, so that functions without
+// an admin API do not contain its operations.
 package operators
 
 import (
@@ -32,22 +32,18 @@ type Options struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Switches      *switches.Set
-	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, because the function admin
-	// has no connection to the backends. The states are then empty.
+	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, where nothing is connected to the backends.
 	AddStates func(ctx context.Context, workspace string, backends []admin.Backend)
-	// SourceSecrets looks up the secrets of sources, to check the signature of a request that an operator tries. It is nil on
-	// AWS, because the function admin must not read secrets. Signatures are then not checked.
+	// SourceSecrets looks up the secrets of sources, to check the signature of a request that an operator tries. It is nil on AWS.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Closing is closed when the server shuts down, to end the live streams of the admin API. It may be nil.
+	// Closing is closed when the server shuts down, to end the live streams of the admin API.
 	Closing <-chan struct{}
-	// Rest serves all paths outside the admin API and the console.
+	// Rest serves all other paths.
 	Rest http.Handler
 }
 
-// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on to
-// [Options.Rest]. It sends no webhooks itself: when an operator retries a delivery, for example, the roles retry and dispatch
-// carry that out. The handler is not part of a mux, because a mux would redirect requests for switches whose names contain a
-// URL.
+// NewHandler returns the admin role. The handler is not part of a mux, because a mux would redirect requests for switches whose names
+// contain a URL.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -58,7 +54,7 @@ func NewHandler(c *app.Core, o Options) http.Handler {
 			page.ServeHTTP(w, r)
 		case at == strings.TrimSuffix(console.Prefix, "/"):
 			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
-		case at == "/" && r.Method == http.MethodGet: // of a person who opens the server's address in a browser
+		case at == "/" && r.Method == http.MethodGet:
 			http.Redirect(w, r, console.Prefix, http.StatusFound)
 		default:
 			o.Rest.ServeHTTP(w, r)

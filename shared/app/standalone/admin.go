@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// newMetrics creates the metrics, and the handler of GET /metrics. The readers of [Options] receive the same metrics.
+// newMetrics creates the metrics, and the handler of GET /metrics.
 func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
@@ -41,9 +41,8 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
-// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because
-// the database is already closed.
+// registerMetrics registers the metrics whose values are read at each export. The last export comes after the shutdown, when the database
+// is already closed, and has no values from it.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
@@ -75,7 +74,7 @@ func (s *Server) registerMetrics() error {
 	)
 }
 
-// readFlag returns a function that reads a metric. The value is 1 while the function condition returns true, and otherwise 0.
+// readFlag returns a function that reads a metric of 0 or 1.
 func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
@@ -85,8 +84,7 @@ func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, er
 	}
 }
 
-// queueReadings returns a function that reads the same figure of each queue, for example its number of messages. The parameter figure
-// returns the figure of one queue.
+// queueReadings returns a function that reads the same figure of each queue.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -100,8 +98,7 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 	}
 }
 
-// serveMetrics serves GET /metrics in the text format of Prometheus. Only operators of the default workspace may read it, because
-// the metrics cover the whole process and name the backends and sources of all workspaces.
+// serveMetrics serves GET /metrics. Only operators of the default workspace may read it, because the metrics cover all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	if err := s.checkOperator(r); err != nil {
 		responder := httpjson.Responder{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
@@ -111,7 +108,6 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.ServeHTTP(w, r)
 }
 
-// checkOperator returns an error if the caller may not read the metrics, see [Server.serveMetrics].
 func (s *Server) checkOperator(r *http.Request) error {
 	if err := s.core.Guard.Check(r); err != nil {
 		return err
@@ -129,7 +125,7 @@ func (s *Server) checkOperator(r *http.Request) error {
 	return nil
 }
 
-// listenAdmin opens the listener of the admin API. It returns nil if the API has no address of its own.
+// listenAdmin opens the listener of the admin API, or returns nil if the API has no address of its own.
 func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	if o.AdminAddr == "" {
 		return nil, nil
@@ -146,8 +142,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveAdmin returns the handler of the main address. If the admin API has an address of its own, serveAdmin starts serving
-// the API there. Otherwise the returned handler also serves the admin API.
+// serveAdmin returns the handler of the main address. If the admin API has an address of its own, serveAdmin starts serving it there.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
 	rest := http.Handler(r.mux)
 	if listener != nil {
@@ -168,12 +163,10 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// backendPatience is how long a backend has to respond before it counts as unreachable. It is the time limit of
-// the gateway's own requests, because clients can use a backend that responds within it.
+// backendPatience is the time limit of the gateway's own requests.
 const backendPatience = 10 * time.Second
 
-// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It
-// leaves out backends that answer only requests with a caller's token.
+// addStates fills in whether each backend of a workspace responds. It leaves out backends that need a caller's token.
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
@@ -198,10 +191,9 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	asked.Wait()
 }
 
-// addCommandStates fills in the states of backends that are commands and do not run now. It sends them no requests, because a
-// request would start the command.
+// addCommandStates fills in the states of commands that do not run now. It sends no requests, because those would start the commands.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
-	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just read the backends to make the list
+	all, _ := s.core.Config.Backends(ctx)
 	for _, b := range all {
 		i := slices.IndexFunc(list, func(l admin.Backend) bool { return l.Name == b.Name })
 		if i < 0 || b.Command == nil || b.Workspace != workspace || s.commands.Running(b) {

@@ -18,25 +18,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// A backup is a compressed tar file of the database and the keys. They belong together, because secrets in the database can be
-// opened only with the keys. The checksum of gzip reveals a damaged backup.
+// A backup is a compressed tar file of the database and the keys that open its secrets. The checksum of gzip reveals a damaged backup.
 const (
 	databaseName = "mcpevents.db"
 	keysName     = "keys.json"
 )
 
 // Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
-// directory at the same time. The backup then contains everything that the server had accepted before the backup began. If
-// the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If shown is not nil, Backup writes
-// progress bars to it.
+// directory at the same time. If the keys keep changing during the backup, the error is of kind [fault.Conflict]. If shown is not nil,
+// Backup writes progress bars to it.
 func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
 
-// copier is the type of the function [engine.Copy], which copies a database. Tests pass another function.
+// copier is the type of [engine.Copy].
 type copier func(ctx context.Context, path, to string, begun func(size int64)) error
 
-// backup implements [Backup]. Tests pass a copyFile that changes the keys.
 func backup(ctx context.Context, data, file string, shown io.Writer, copyFile copier) (err error) {
 	defer func() { err = explain(ctx, err, "back up "+data) }()
 	path := filepath.Join(data, databaseName)
@@ -74,7 +71,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(out.Name()) }() // fails if the file was renamed
+	defer func() { _ = os.Remove(out.Name()) }()
 	zipped, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -89,13 +86,11 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	return durable.Rename(out.Name(), file)
 }
 
-// maxCopies is how many times a backup copies the database before it gives up, because the keys changed during each copy.
+// maxCopies is how many times a backup copies the database because the keys changed during each copy.
 const maxCopies = 3
 
-// copyWithKeys calls copyDatabase and returns the content of the keys file for this copy of the database.
-//
-// While copyDatabase runs, [DropKeys] could remove a key that the copy still needs, because a backup does not lock the data directory.
-// So if the keys change during a copy, copyWithKeys copies the database again.
+// copyWithKeys calls copyDatabase and returns the content of the keys file. If the keys change meanwhile, it calls copyDatabase again,
+// because [DropKeys] could have removed a key that the copy still needs.
 func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err error) {
 	before, _, err := readKeysFile(data)
 	if err != nil {
@@ -118,8 +113,7 @@ func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err erro
 		secretsPath(data))
 }
 
-// explain adds the name of the failed operation, which is the parameter what, to an error. If ctx has ended, the error says that the
-// operation was interrupted.
+// explain adds the failed operation to an error, and whether ctx has ended.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)
@@ -145,7 +139,6 @@ func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer
 	})
 }
 
-// addFile appends a file with the given content to an archive.
 func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader, size int64, shown io.Writer) error {
 	if err := to.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: time.Now()}); err != nil {
 		return err
@@ -156,8 +149,8 @@ func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader
 	return err
 }
 
-// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is damaged,
-// it removes the files that it has written. If shown is not nil, Restore writes progress bars to it.
+// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If shown is not nil, Restore
+// writes progress bars to it.
 func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
 	defer func() { err = explain(ctx, err, "restore "+file) }()
 	in, err := os.Open(file)

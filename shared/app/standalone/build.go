@@ -41,7 +41,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// open opens the store and the queues, reads or creates the keys, and fills in [app.Core], which all roles share.
+// open opens the store and fills in [app.Core].
 func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) {
 	if o.Auth == auth.ModeJWT {
 		if s.tokens, err = app.NewTokenAuthenticator(o.Limits, o.Log); err != nil {
@@ -72,7 +72,7 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	return keys, nil
 }
 
-// newAuthenticator returns the authenticator of callers, and the URL at which they learn how to get a token.
+// newAuthenticator also returns the URL at which callers learn how to get a token.
 func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch mode {
 	case auth.ModeKeys:
@@ -83,7 +83,7 @@ func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ aut
 	return auth.AcceptAll(), ""
 }
 
-// openStore opens the store and the queues of the data directory, and reads or creates its keys.
+// openStore opens the store and the queues, and reads or creates the keys.
 func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set) (keys secrets, err error) {
 	path := o.Data
 	if path != ":memory:" {
@@ -112,8 +112,7 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 	return keys, nil
 }
 
-// roles are the parts that are needed only to start the server: run starts their workers, and newRoutes and serveAdmin serve
-// them over HTTP.
+// roles are the parts that are needed only to start the server.
 type roles struct {
 	publishing    app.Publishing
 	fanout        *fanout.Fanout
@@ -126,8 +125,7 @@ type roles struct {
 	mux           *http.ServeMux
 }
 
-// build creates all roles. Each step needs parts of the steps before it: publishing counts dropped events at the gateway, conversations
-// publish events, and the MCP endpoint needs all of them.
+// build creates all roles. Each step needs parts of the steps before it.
 func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {
@@ -169,7 +167,6 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	return r, nil
 }
 
-// buildGateway creates the gateway and the commands that it runs.
 func (s *Server) buildGateway(ctx context.Context, keys secrets) error {
 	identity, err := app.Identity()
 	if err != nil {
@@ -187,8 +184,7 @@ func (s *Server) buildGateway(ctx context.Context, keys secrets) error {
 	return nil
 }
 
-// buildDelivery creates the dispatcher and the other parts that read or end subscriptions: terminator, replays, switches and
-// periodic jobs.
+// buildDelivery creates the dispatcher and the other parts that read or end subscriptions.
 func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) error {
 	opener, err := webhook.NewOpener(keys.Private)
 	if err != nil {
@@ -214,7 +210,6 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 	return nil
 }
 
-// buildEndpoint creates the MCP endpoint, and the service to which the endpoint passes messages of conversations.
 func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) (err error) {
 	sealer, err := webhook.NewSealer(keys.Public)
 	if err != nil {

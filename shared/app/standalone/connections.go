@@ -19,26 +19,23 @@ import (
 
 // connections is a listener with a limited number of connections.
 //
-// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client.
-// These are idle connections, connections without a complete request header, and connections whose client is slow to send a
-// request body or to read a response. It closes connections of the client address that has most of them, so that one client
-// cannot lock out the others. It never closes a connection while the server is working on its request, or has a stream open
-// whose client keeps up. It reserves a few connections for health checks and operators.
+// When it is full, it closes old connections on which the server only waits for the client: idle connections, connections without a
+// complete request header, and connections whose client is slow to send a request body or to read a response. It closes connections of
+// the client address that has most of them, so that one client cannot lock out the others. It reserves a few connections for health
+// checks and operators.
 type connections struct {
 	net.Listener
 	most     int // concurrent connections
-	reserved int // how many of them are only for health checks and operators
+	reserved int
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
 }
 
 const (
-	// slowClient is how long a client may take to send the body of a request, or to read the response, before the server
-	// may close its connection to make room.
+	// slowClient is how long a client may take to send the body of a request, or to read the response, when connections are scarce.
 	slowClient = 5 * time.Second
-	// refusedClient is how long a client may take to send the rest of a request that the server has refused on a reserved
-	// connection. The server reads the rest before it closes the connection.
+	// refusedClient is how long a client may take to send the rest of a request that was refused on a reserved connection.
 	refusedClient = 500 * time.Millisecond
 	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
 	readTime  = time.Minute
@@ -49,8 +46,7 @@ func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
 }
 
-// reserveLast reserves about a sixteenth of the connections, but at most 64, for health checks and operators. These are the
-// connections that are accepted when all others are open. It returns l.
+// reserveLast reserves about a sixteenth of the connections, but at most 64, for health checks and operators. It returns l.
 func (l *connections) reserveLast() *connections {
 	l.reserved = min(64, l.most/16+1)
 	return l
@@ -64,11 +60,11 @@ type connection struct {
 	reserved bool // true if it serves only health checks and operators
 
 	state http.ConnState
-	body  bool      // true if the client is still sending the body of a request
+	body  bool
 	since time.Time // when state or body changed last
 
 	writing atomic.Int64 // the start of the current write minus the field blocked, in nanoseconds since 1970; 0 between writes
-	bounded atomic.Bool  // true if the handler has set a deadline for writes
+	bounded atomic.Bool
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
 	// bytes at a time would never exceed readTime.
@@ -77,7 +73,7 @@ type connection struct {
 	wrote   time.Time     // when the last write ended
 }
 
-// Accept implements [net.Listener]. It closes connections for which it has no room.
+// Accept implements [net.Listener].
 func (l *connections) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -91,8 +87,7 @@ func (l *connections) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts an accepted connection as open and returns it. If all but the reserved connections are open, it makes room first. It
-// returns nil if the limit is reached nevertheless.
+// admit counts an accepted connection as open, after making room for it if necessary. It returns nil if the limit is reached nevertheless.
 func (l *connections) admit(c net.Conn) *connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,11 +105,9 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections. It
-// closes several at a time, because each call has to look at all connections. It spares running requests that have waited for less
-// than [slowClient], with two exceptions. One is that there is no other connection to close. The other is that more than a quarter of
-// all connections wait in a running request, because a client could open new requests faster than they count as slow. The caller
-// holds l.mu.
+// makeRoom closes several connections that wait for their clients. It spares running requests that have waited for less than [slowClient],
+// unless there is no other connection to close, or more than a quarter of all connections wait in a running request, because a client could
+// open new requests faster than they count as slow. The caller holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -127,9 +120,8 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes up to about 1/64 of all connections: idle connections, connections without a complete request header, and
-// connections whose request has waited for the client for longer than the parameter patience. It returns the number of closed
-// connections. The caller holds l.mu.
+// closeWaiting closes up to about 1/64 of the connections: idle ones, ones without a complete request header, and ones whose request has
+// waited for the client for longer than patience. It returns their number. The caller holds l.mu.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	byPrefix := map[netip.Prefix]int{}
@@ -150,8 +142,8 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waitTime returns how long a running request has waited for the client to send its body or to read the response. It returns 0 if the
-// request does not wait. The caller holds the mutex of k.all.
+// waitTime returns how long a running request has waited for the client to send its body or to read the response. The caller holds the mutex
+// of k.all.
 func (k *connection) waitTime(now time.Time) time.Duration {
 	var since time.Time
 	if at := k.writing.Load(); at != 0 {
@@ -166,8 +158,8 @@ func (k *connection) waitTime(now time.Time) time.Duration {
 	return max(now.Sub(since), 1)
 }
 
-// Write implements [net.Conn]. It fails if the client takes longer than [readTime] to read writeSize bytes. If the handler has set
-// a deadline, only that deadline applies.
+// Write implements [net.Conn]. It fails if the client takes longer than [readTime] to read writeSize bytes, unless the handler has set a
+// deadline.
 func (k *connection) Write(p []byte) (n int, err error) {
 	defer k.writing.Store(0)
 	now := time.Now()
@@ -196,8 +188,7 @@ func (k *connection) Write(p []byte) (n int, err error) {
 	}
 }
 
-// SetWriteDeadline implements [net.Conn]. Until the deadline is removed, Write does not apply [readTime]. [http.Server] removes
-// it at the end of each request.
+// SetWriteDeadline implements [net.Conn]. [http.Server] removes the deadline at the end of each request.
 func (k *connection) SetWriteDeadline(t time.Time) error {
 	k.bounded.Store(!t.IsZero())
 	return k.Conn.SetWriteDeadline(t)
@@ -211,7 +202,7 @@ func (k *connection) Close() error {
 	return k.Conn.Close()
 }
 
-// recordState records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.
+// recordState is the [http.Server.ConnState] hook.
 func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	if k, ok := c.(*connection); ok {
 		l.mu.Lock()
@@ -220,8 +211,7 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// recordBody sets whether the client of a request is still sending the request's body. It does nothing if the request did not arrive
-// through a [connections] listener.
+// recordBody records whether the client of a request is still sending the request's body.
 func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
@@ -232,8 +222,8 @@ func recordBody(r *http.Request, body bool) {
 
 type connectionKey struct{}
 
-// attach makes a server report the states of its connections to l. On reserved connections, the server then refuses all requests
-// except health checks and requests of operators.
+// attach makes a server report the states of its connections to l. On reserved connections, the server then serves only health checks and
+// operators.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
 	graceful.CloseUnused(s)
@@ -244,7 +234,7 @@ func (l *connections) attach(s *http.Server) {
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k, ok := r.Context().Value(connectionKey{}).(*connection)
 		if ok && k.reserved && !forOperators(r.URL.Path) {
-			// net/http reads the rest of the body before it closes the connection. Without a deadline, it would wait for a slow client forever.
+			// net/http reads the rest of the body before it closes the connection, and would wait for a slow client forever.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")
@@ -255,32 +245,28 @@ func (l *connections) attach(s *http.Server) {
 	})
 }
 
-// clientLeft closes the connection of a client that has disconnected while its request continues, so that another client can
-// connect. It is [mcp.Options.Left].
+// clientLeft closes the connection of a client that has disconnected while its request continues. It is [mcp.Options.Left].
 func clientLeft(r *http.Request) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		_ = k.Close()
 	}
 }
 
-// forOperators reports whether requests for a path are from health checks or operators. They are also served on the reserved
-// connections.
+// forOperators reports whether requests for a path are from health checks or operators.
 func forOperators(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)
 }
 
-// bodyTime is how long a client may take to send the body of a request. For the largest body, 5 MiB, that is about 85 KiB per
-// second.
+// bodyTime is how long a client may take to send the body of a request, which has up to 5 MiB.
 const bodyTime = time.Minute
 
-// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read to its end. Otherwise the
-// response could be late, because net/http first reads up to 256 KiB of that rest.
+// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read. net/http reads up to 256 KiB of it
+// before it sends the response.
 const refusedBodyTime = time.Second
 
-// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams
-// too, so boundBodies sets a deadline and removes it after the body. If a handler responds without reading the body, the client
-// gets the response within [refusedBodyTime].
+// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams too, so
+// boundBodies sets a deadline and removes it after the body.
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := newTimedBody(w, r, limit)
@@ -295,16 +281,14 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 // deadline, which would otherwise end a stream that answers the request.
 type timedBody struct {
 	io.ReadCloser
-	control *http.ResponseController
-	left    int64 // bytes; negative if the length is unknown
-	whole   bool
-	// received is called when the whole body has been read.
+	control  *http.ResponseController
+	left     int64 // bytes; negative if the length is unknown
+	whole    bool
 	received func()
 }
 
-// newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
-// the connection cannot have a deadline. It is a separate function so that its variables do not take up space on the stack of
-// boundBodies, which an open stream keeps until it ends.
+// newTimedBody returns nil if there is no body, or if the connection cannot have a deadline. It is a separate function so that its variables
+// do not take up space on the stack of boundBodies, which an open stream keeps until it ends.
 func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil

@@ -14,12 +14,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// debugConnections is the maximum number of concurrent connections to the address of [ServeDebug].
 const debugConnections = 16
 
 // ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address must
-// be a loopback address, because callers are not authenticated. ServeDebug refuses requests from web pages of other sites, and
-// requests whose Host is not a loopback name. The function started returns the server, or nil while the server is starting.
+// be a loopback address, because callers are not authenticated. started returns the server, or nil while the server is starting.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if host, _, err := net.SplitHostPort(addr); err != nil || !auth.IsLoopback(host) {
 		return fault.New(fault.Invalid, "--debug-addr %.100q is not HOST:PORT with a loopback address, such as 127.0.0.1:6060", addr)
@@ -36,11 +34,11 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		counters := map[string]any{} // remains empty while the server starts
+		counters := map[string]any{}
 		if s := started(); s != nil {
 			counters = s.Counters()
 		}
-		_ = json.NewEncoder(w).Encode(counters) // fails if the client has disconnected
+		_ = json.NewEncoder(w).Encode(counters)
 	})
 	guard := auth.NewGuard(nil, nil, nil)
 	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

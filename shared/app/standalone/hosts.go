@@ -9,19 +9,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// These expressions match the elements of lists of hosts and origins. An element may be empty. A host is a name or an address,
-// with or without a port. An origin has the form in which browsers send it; [isOrigin] also refuses default ports.
+// These expressions match elements of lists. An element may be empty. A host may have a port. An origin has the form in which browsers
+// send it.
 var (
 	hosts   = regexp.MustCompile(`^([\w-]+(\.[\w-]+)*|[0-9a-fA-F]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\])?(:\d+)?$`)
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)
 )
 
-// checkHosts refuses entries of settings that can never match, because they would silently have no effect. For example, a URL in
-// --blocked-targets blocks nothing, because targets are compared by host. On AWS, the template refuses such values.
+// checkHosts refuses entries of settings that can never match. For example, a URL in --blocked-targets blocks nothing, because targets are
+// compared by host. On AWS, the template refuses such values.
 func checkHosts(l config.Limits) error {
 	for name, list := range map[string][]string{"blocked-targets": l.BlockedTargets, "allowed-hosts": l.AllowedHosts} {
 		for _, host := range list {
-			if name == "blocked-targets" { // in this setting, .example.com stands for all names below it
+			if name == "blocked-targets" {
 				host = strings.TrimPrefix(host, ".")
 			}
 			if !hosts.MatchString(host) {
@@ -37,15 +37,13 @@ func checkHosts(l config.Limits) error {
 	return nil
 }
 
-// isOrigin reports whether an element of a list is empty or the header Origin of a request can equal it. Browsers leave out the default
-// port.
+// isOrigin reports whether text is empty or a possible header Origin. Browsers leave out the default port.
 func isOrigin(text string) bool {
 	return origins.MatchString(text) && !(strings.HasPrefix(text, "https:") && strings.HasSuffix(text, ":443")) &&
 		!(strings.HasPrefix(text, "http:") && strings.HasSuffix(text, ":80"))
 }
 
-// trimLists returns the limits without spaces around the elements of lists, as [config.FromEnv] reads them. The command line keeps the
-// spaces, so that no host would equal the second element of "a.example, b.example".
+// trimLists removes the spaces around the elements of lists, which the command line keeps.
 func trimLists(l config.Limits) config.Limits {
 	v := reflect.ValueOf(&l).Elem()
 	for i := range v.NumField() {

@@ -19,20 +19,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// secrets are the keys of a server. They are in a file that only its owner can read.
+// secrets are the keys of a server, in a file that only its owner can read.
 type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals webhook secrets
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
-	// Identity is the server's own private key. It adds an asymmetric signature (v1a of Standard Webhooks) to webhooks,
-	// next to the signature with the subscription's secret.
+	// Identity is the server's own private key. It adds an asymmetric signature (v1a of Standard Webhooks) to webhooks.
 	Identity string `json:"identity"`
 }
 
 func secretsPath(data string) string { return filepath.Join(data, keysName) }
 
-// loadSecrets reads the keys of the data directory, or creates them at the first start. It refuses keys that do not open the
-// secrets in the database.
+// loadSecrets reads or creates the keys of the data directory. It refuses keys that do not open the secrets in the database.
 func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error) {
 	if data == ":memory:" {
 		return newSecrets()
@@ -67,17 +65,15 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	return s, writeCheckValue(ctx, db, s)
 }
 
-// The item with checkValueKey is a check value: a fixed text that is sealed with the same keys as the webhook secrets in the database.
-// Because the keys are in another file, a server opens the check value at its start to find out whether the two files belong
-// together.
+// The check value is a fixed text that is sealed with the same keys as the webhook secrets in the database. It shows at the start whether
+// the database and the keys, which are in another file, belong together.
 var (
 	checkValueKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
 	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a check value that the keys open. The parameter fresh says whether the keys were just
-// created. If the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind
-// fault.Conflict. A database that never had subscriptions fits any keys.
+// checkSealed reports whether the database has a check value that the keys open. fresh says whether the keys were just created. If the keys
+// do not fit the database, the error is of kind fault.Conflict. A database that never had subscriptions fits any keys.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {
@@ -102,7 +98,6 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 	return false, fault.New(fault.Conflict, "the keys cannot decrypt the check value")
 }
 
-// writeCheckValue seals the check value with the newest key and stores it.
 func writeCheckValue(ctx context.Context, db store.DB, s secrets) error {
 	sealer, err := webhook.NewSealer(s.Public)
 	if err != nil {
@@ -125,8 +120,7 @@ func newSecrets() (secrets, error) {
 	return s, nil
 }
 
-// checkWritable returns an error with the reason if the data directory is not writable. SQLite would only say "unable to open
-// database file".
+// checkWritable returns an error with the reason if the data directory is not writable, which SQLite does not give.
 func checkWritable(data string) error {
 	probe, err := os.CreateTemp(data, "write-*")
 	if err != nil {
@@ -137,7 +131,7 @@ func checkWritable(data string) error {
 	return nil
 }
 
-// causeOf returns the cause of an error of a file operation, without the name of the file, for example "permission denied".
+// causeOf returns the cause of an error of a file operation, for example "permission denied".
 func causeOf(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -145,8 +139,8 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty.
-// In the second case the server would otherwise create a new database, and silently start without its subscriptions and events.
+// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty, because
+// the server would silently start without its subscriptions and events.
 func checkDatabase(data, path string) error {
 	if err := checkWritable(data); err != nil {
 		return err
@@ -170,7 +164,6 @@ func readSecrets(data string) (secrets, error) {
 	return s, err
 }
 
-// readKeysFile returns the content of the keys file and the keys in it.
 func readKeysFile(data string) (content []byte, s secrets, err error) {
 	content, err = os.ReadFile(secretsPath(data))
 	if err != nil {
@@ -182,7 +175,7 @@ func readKeysFile(data string) (content []byte, s secrets, err error) {
 	return content, s, nil
 }
 
-// writeSecrets replaces the keys file atomically, because a partly written file could not open any stored secret.
+// writeSecrets writes atomically, because a partly written file could not open any stored secret.
 func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -191,9 +184,8 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// lockKeys locks the keys of a data directory, so that a command can read, change and write them. Without the lock, a command
-// could replace the keys that another one has just written, and secrets sealed with a lost key can never be opened. A running
-// server does not need the lock, because it only reads the keys when it starts.
+// lockKeys locks the keys of a data directory, so that a command can read, change and write them. A running server does not need the lock,
+// because it only reads the keys when it starts.
 func lockKeys(data string) (unlock func(), err error) {
 	if _, err := readSecrets(data); err != nil {
 		return nil, err // return before a lock file is created
@@ -205,8 +197,7 @@ func lockKeys(data string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If the parameter on is false, it returns
-// nil, and webhooks have no v1a signature.
+// loadIdentity returns the server's own key for v1a signatures, or nil if it is off.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -218,14 +209,10 @@ func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	return webhook.NewIdentity(key), nil
 }
 
-// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. From then
-// on it seals new secrets with the new key, and still opens existing ones with the old keys. On AWS, where several processes
-// share the keyset, this takes two steps: first all processes must be able to open with the new key, and then they may seal with
-// it.
+// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. It then seals new
+// secrets with the new key, and still opens existing ones with the old keys.
 func RotateKeys(data string) error { return rotateKeys(data, webhook.AddKey) }
 
-// rotateKeys implements [RotateKeys]. A test passes an addKey that calls [RotateKeys] or [DropKeys], as if two commands ran
-// concurrently.
 func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error {
 	unlock, err := lockKeys(data)
 	if err != nil {
@@ -246,15 +233,13 @@ func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error 
 	return writeSecrets(data, s)
 }
 
-// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with
-// which no other stored secret is sealed. It refuses a directory that a server uses. Earlier backups can still be restored, because
-// each backup contains the keys of its database.
+// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with which no other
+// stored secret is sealed. It refuses a directory that a server uses.
 func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKeys(ctx, data, reseal) }
 
-// OldKeys are the numbers of old keys that [DropKeys] removed, and that it kept because stored secrets need them.
+// OldKeys counts the old keys that [DropKeys] removed, and those that stored secrets still need.
 type OldKeys struct{ Removed, Kept int }
 
-// dropKeys implements [DropKeys]. A test passes a reseal that fails, or that calls [RotateKeys], as if two commands ran concurrently.
 func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (old OldKeys, err error) {
 	unlock, err := lockKeys(data)
 	if err != nil {
@@ -277,7 +262,7 @@ func dropKeys(ctx context.Context, data string, reseal func(context.Context, sto
 	if _, err := checkSealed(ctx, db, s, false); err != nil {
 		return old, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
-	// Seal the check value again too. Otherwise it would remain sealed with the first key, which could then never be removed.
+	// Otherwise the check value would remain sealed with the first key, which could then never be removed.
 	if err := writeCheckValue(ctx, db, s); err != nil {
 		return old, err
 	}
@@ -297,7 +282,7 @@ func dropKeys(ctx context.Context, data string, reseal func(context.Context, sto
 	return old, writeSecrets(data, s)
 }
 
-// reseal opens each subscription secret that is sealed with an older key, and seals it with the newest one.
+// reseal seals each subscription secret with the newest key.
 func reseal(ctx context.Context, db store.DB, s secrets) error {
 	opener, err := webhook.NewOpener(s.Private)
 	if err != nil {
@@ -317,9 +302,8 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The parameter prefix
-// has the first bytes of the sealed secret. For example, 5 bytes (40 bits) become 6 complete base64 characters (36 bits). sealedText
-// leaves out the last 4 bits, because they share a character with the following byte.
+// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. It leaves out the last bits of
+// prefix that share a character with the following byte. For example, 5 bytes (40 bits) become 6 characters (36 bits).
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

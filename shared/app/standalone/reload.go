@@ -19,8 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// files returns the catalogs and the configuration of the options. They replace all catalogs in the store, including the
-// catalogs of workspaces that the options no longer have.
+// files returns the catalogs and the configuration of the options, which replace all catalogs in the store.
 func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError
@@ -43,8 +42,7 @@ func (o Options) files() (apply.Files, error) {
 // error in a catalog.
 //
 // Open streams are notified of changed catalogs and backends, and webhook subscriptions to event types that no longer exist
-// end. If a workspace loses its own catalog, its streams are notified once. To be notified of later changes of the shared
-// catalog, their clients have to reconnect.
+// end. If a workspace loses its own catalog, its streams are not notified of later changes of the shared catalog.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
 	if err == nil {
@@ -71,25 +69,21 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
-// checkNotEmptied returns an error if the new configuration is empty and the stored one is not; see
-// [config.Document.CheckNotEmptied].
 func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error {
 	before, err := config.Read(ctx, s.db)
 	return cmp.Or(err, before.CheckNotEmptied(now))
 }
 
-// applyConfig applies only the configuration. It is called after Reload has refused the options as a whole, for example because of an
-// invalid catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see
-// [Server.checkNotEmptied]).
+// applyConfig applies only the configuration, after Reload has refused the options as a whole. It keeps the current configuration if the new
+// one is invalid or empty.
 //
 // It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would fail and
-// all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
+// all webhook subscriptions would end.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return
 	}
-	// AllowBreaking skips the check for subscriptions that the catalogs would end. It is safe here, because no catalog is
-	// applied.
+	// AllowBreaking is safe here, because no catalog is applied.
 	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -99,14 +93,13 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// isRefusal reports whether err means that the settings are invalid, and not that reading or writing them failed.
+// isRefusal reports whether err means that the settings are invalid.
 func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused decides whether the server starts although its settings were refused, and returns nil if so. With
-// [Options.LastSettings], the server starts with the previous settings if the store has some that this version can read. Otherwise
-// startRefused returns the refusal, which may be nil.
+// startRefused returns nil if the server starts although its settings were refused. With [Options.LastSettings], the server starts with the
+// previous settings if the store has some that this version can read.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused
@@ -134,7 +127,7 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 	return nil
 }
 
-// apply checks and stores the files, makes this process use them, and notifies open streams of the changes.
+// apply stores the files, makes this process use them, and notifies open streams.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.CountEndings, Check: func(ctx context.Context, c *config.Config) error {
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
@@ -153,8 +146,8 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
-// logBusSources logs a warning for each source of an AWS service. Such a source receives nothing, because only a deployment on AWS
-// has the inbox queue. It is not refused, so that one file can be used in both places.
+// logBusSources logs a warning for each source of an AWS service, because only a deployment on AWS has the inbox queue. The source is not
+// refused, so that one file can be used in both places.
 func (s *Server) logBusSources(f apply.Files) {
 	if f.Config == nil {
 		return
@@ -166,7 +159,6 @@ func (s *Server) logBusSources(f apply.Files) {
 	}
 }
 
-// logChanges logs the changed catalogs and event types for the operator.
 func (s *Server) logChanges(ctx context.Context, done apply.Outcome, f apply.Files) {
 	for _, c := range done.Catalogs {
 		if !c.Changed {

@@ -1,10 +1,7 @@
-// Package standalone runs the whole product in one process: the listeners and connections, the endpoints for MCP clients,
-// publishers and operators, and all deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and
-// dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them. Only one process
-// at a time may use a data directory.
+// Package standalone runs the whole product in one process, with its state in one SQLite file. Package app creates the roles, such as
+// fanout and dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them.
 //
-// The command serve starts a server of this package, and the public package server wraps it for other programs. Read [New]
-// first, then [Server.build], which connects the roles, and [Server.run], which starts the workers.
+// Read [New] first, then [Server.build], which connects the roles, and [Server.run], which starts the workers.
 package standalone
 
 import (
@@ -46,11 +43,10 @@ import (
 
 // Options configure a server.
 type Options struct {
-	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the server does
-	// not listen. Then the program serves [Server.Handler] itself, and is responsible for restricting access to it.
+	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the program serves
+	// [Server.Handler] itself, and is responsible for restricting access to it.
 	Addr string
-	// Data is the directory of the database and the keys. The server creates it if necessary. With ":memory:", all data is
-	// lost when the process ends.
+	// Data is the directory of the database and the keys. With ":memory:", all data is lost when the process ends.
 	Data string
 	// Catalog declares the event types, in YAML. CatalogName is the file's name in error messages, by default catalog.yaml.
 	Catalog     []byte
@@ -59,45 +55,38 @@ type Options struct {
 	Workspaces map[string]*catalog.Catalog
 	// Config has the API keys, backends and sources. It may be nil.
 	Config *config.Config
-	// Upstream is the program's own MCP server, which becomes a backend in this process. It speaks Streamable HTTP of any
-	// revision, and receives its requests at the path /mcp. Only callers of the default workspace see its tools, prompts and
-	// resources, together with the events. Requests to it carry no credentials, because the server has already authenticated
-	// the caller.
+	// Upstream is the program's own MCP server, which becomes a backend in this process. It receives its requests at the path /mcp. Only
+	// callers of the default workspace see its tools, prompts and resources. Requests to it carry no credentials, because the server has
+	// already authenticated the caller.
 	Upstream http.Handler
 	// Auth is how callers are authenticated, by default [auth.ModeNone].
 	Auth auth.Mode
 	// AllowBreaking accepts catalogs that end live subscriptions. Otherwise they are refused.
 	AllowBreaking bool
-	// SettingsError is set by a program that could not read the catalogs or the configuration. [New] and [Server.Reload] then
-	// treat these settings as refused, with this error as the reason.
+	// SettingsError is set by a program that could not read the catalogs or the configuration, which then count as refused.
 	SettingsError error
-	// LastSettings lets the server start with the previous catalogs and configuration, which are in the data directory, if
-	// the new ones are refused. The server then logs the reason, and reports it in GET /readyz and in a metric until
-	// [Server.Reload] succeeds. Without LastSettings, New fails.
+	// LastSettings lets the server start with the previous catalogs and configuration if the new ones are refused. The server then reports
+	// the refusal in its log, in GET /readyz and in a metric. Without LastSettings, New fails.
 	LastSettings bool
-	// Limits are all other settings, which correspond to the flags of the command serve. The zero value means [DefaultLimits].
-	// To change some settings, start from DefaultLimits().
+	// Limits are all other settings, see [DefaultLimits], which the zero value means.
 	Limits config.Limits
 	// AdminAddr is a separate address for the admin API and the console. With [auth.ModeNone] it must be a loopback address.
-	// If it is empty, they are served at Addr.
 	AdminAddr string
-	// Metrics are readers that receive the same metrics as GET /metrics, for example a periodic exporter of OpenTelemetry. The
-	// program that passes them shuts them down.
+	// Metrics are readers that receive the same metrics as GET /metrics. The program that passes them shuts them down.
 	Metrics []sdk.Reader
-	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
-	// that passes it shuts it down.
+	// Traces receives the spans of events and of calls to backends. The program that passes it shuts it down.
 	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
 
-// DefaultLimits returns the default settings, which are the default values of the flags of the command serve.
+// DefaultLimits returns the default settings.
 func DefaultLimits() config.Limits { return config.DefaultLimits() }
 
-// Event is an event to publish; see [publish.Input].
+// Event is an event to publish.
 type Event = publish.Input
 
-// Accepted is an accepted event: its id, and its URI in canonical form.
+// Accepted is an accepted event.
 type Accepted = publish.Accepted
 
 // Server is a running server. [New] starts it and [Server.Shutdown] ends it. Its methods may be called concurrently.
@@ -107,19 +96,18 @@ type Server struct {
 	// AdminURL is the URL of the admin API without its path.
 	AdminURL string
 
-	core       *app.Core
-	db         *sqlite.DB
-	queues     *queuesqlite.Queues
-	tails      *stream.Tails
-	publisher  *publish.Service
-	dispatcher *delivery.Dispatcher
-	attempts   attemptLimits
-	endpoint   *mcp.Endpoint
-	tokens     *jwt.Authenticator // nil unless callers authenticate with tokens ([auth.ModeJWT])
-	handler    http.Handler
-	metrics    http.Handler
-	listening  *http.Server // nil if the server does not listen
-	// connections limits the connections of the server in the field listening. It is nil if the server does not listen.
+	core        *app.Core
+	db          *sqlite.DB
+	queues      *queuesqlite.Queues
+	tails       *stream.Tails
+	publisher   *publish.Service
+	dispatcher  *delivery.Dispatcher
+	attempts    attemptLimits
+	endpoint    *mcp.Endpoint
+	tokens      *jwt.Authenticator // nil unless callers authenticate with tokens ([auth.ModeJWT])
+	handler     http.Handler
+	metrics     http.Handler
+	listening   *http.Server // nil if the server does not listen
 	connections *connections
 	served      chan error
 	operators   *http.Server // nil unless the admin API has an address of its own
@@ -131,12 +119,12 @@ type Server struct {
 	terminator   *lifecycle.Terminator
 	conversation *conversation.Service
 
-	refused atomic.Bool // true if the last catalogs or configuration were refused
+	refused atomic.Bool
 
 	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
 	stop    context.CancelFunc
-	drained atomic.Bool // true when the server begins to close the database
+	drained atomic.Bool
 	workers sync.WaitGroup
 	undo    []func() // if the start fails, these functions close the parts that it has opened
 
@@ -144,8 +132,8 @@ type Server struct {
 	ended    error // the result of the shutdown
 }
 
-// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If something in the
-// options or in the data directory is missing or out of range, the error is of kind fault.Invalid.
+// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If the options or the data directory
+// are invalid, the error is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -166,9 +154,8 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	// Do everything that can fail before the first worker starts and the first request is served. Open the listeners before the
-	// roles are built, because the sender must know the server's own address in order to refuse webhooks to it. Apply the settings
-	// after the roles are built, because a changed catalog can end subscriptions, and only the roles can do that.
+	// Do everything that can fail before the first worker starts. Listen before building the roles, because the sender refuses webhooks to
+	// the server's own address. Apply the settings after building the roles, because a changed catalog can end subscriptions.
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -238,8 +225,7 @@ func (o *Options) complete() error {
 	return auth.CheckListen(o.Addr, o.Auth)
 }
 
-// httpServer returns a server for one of the addresses. It limits the time for everything except request bodies and
-// responses, which boundBodies and connections limit.
+// httpServer limits the time for everything except request bodies and responses, which boundBodies and connections limit.
 func (s *Server) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -247,19 +233,16 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// Handler returns the handler of all paths: /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, /.well-known/…
-// and, unless they have an address of their own, /admin and /console.
+// Handler returns the handler of all paths, including /admin and /console unless they have an address of their own.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication,
-// the workspace is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its
-// errors.
+// the workspace is "default". Publish returns when the events are on disk.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if !auth.ValidWorkspace(workspace) { // no client could subscribe to events of such a workspace
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
-	// Do not apply the quota publish-rate. It protects the server from its callers, and this program would only lose its own
-	// events.
+	// The quota publish-rate protects the server from its callers, and this program would only lose its own events.
 	return s.publisher.WithoutQuota().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
@@ -273,10 +256,8 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 	}
 }
 
-// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay
-// in the store. If ctx ends first, Shutdown cancels the running deliveries, which the server repeats after its next start, and
-// returns the error of ctx within a few seconds. It also returns an error if the store cannot be closed. Further calls wait
-// for the first one and return the same error.
+// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. If ctx ends first, Shutdown cancels
+// the running deliveries, which the server repeats after its next start, and returns the error of ctx within a few seconds.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
 	return s.ended
@@ -303,7 +284,7 @@ func (s *Server) drain(ctx context.Context) error {
 		if s.upstream != nil {
 			_ = s.upstream.Wait(ctx) // fails only if ctx ended, which is reported below
 		}
-		_ = s.conversation.Close(ctx) // fails only if ctx ended, which is reported below
+		_ = s.conversation.Close(ctx)
 		s.tails.Close()
 		close(done)
 	}()
@@ -315,8 +296,7 @@ func (s *Server) drain(ctx context.Context) error {
 	s.commands.Close(ctx)
 	s.backends.Flush()
 	s.drained.Store(true)
-	// Close cancels the contexts of handlers that still run, and waits a few seconds for them before the database is closed. A
-	// handler that ignores the cancellation gets an error from the closed database.
+	// Close cancels the contexts of handlers that still run. A handler that ignores this gets an error from the closed database.
 	closing := s.queues.Close()
 	select {
 	case <-done:
@@ -329,7 +309,6 @@ func (s *Server) drain(ctx context.Context) error {
 	return cmp.Or(closing, err)
 }
 
-// adminConnections returns the maximum number of concurrent connections to [Options.AdminAddr].
 func adminConnections() int { return min(256, descriptors.MaxIncoming()/4+1) }
 
 func listenTCP(addr, what string) (net.Listener, error) {
@@ -340,8 +319,7 @@ func listenTCP(addr, what string) (net.Listener, error) {
 	return listener, fault.Wrap(fault.Unavailable, err, "%s", what)
 }
 
-// listen opens the main listener and limits its connections. It returns nil if addr is empty. If adminAddr is set, the limit
-// leaves file descriptors for the connections of the admin API.
+// listen opens the main listener, or returns nil if addr is empty. It leaves file descriptors for connections to adminAddr.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

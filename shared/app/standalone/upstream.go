@@ -11,10 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// upstreamName is the name of the backend that [Options.Upstream] becomes, in logs, metrics and the admin API.
+// upstreamName is the name of the backend in logs, metrics and the admin API.
 const upstreamName = "upstream"
 
-// ownBackends returns the backend that [Options.Upstream] becomes, or none without Upstream. It is not in the configuration.
+// ownBackends returns the backend that [Options.Upstream] becomes.
 func (s *Server) ownBackends() []api.Backend {
 	if s.upstream == nil {
 		return nil
@@ -24,8 +24,7 @@ func (s *Server) ownBackends() []api.Backend {
 	}}
 }
 
-// backendClient returns the HTTP client for all backends. It needs no network connection for requests to [Options.Upstream] and to backends
-// that are commands.
+// backendClient returns the HTTP client for all backends. Requests to [Options.Upstream] and to commands need no network connection.
 func (s *Server) backendClient() *http.Client {
 	client := upstream.NewHTTP()
 	if s.upstream != nil {

@@ -1,5 +1,5 @@
-// Package webhooks has the constructors of the roles that deliver events to webhooks, in the order in which an event
-// passes them. It is separate from package app because Lambda functions that do not import it are a third smaller.
+// Package webhooks has the constructors of the roles that deliver events to webhooks. It is separate from package app because Lambda
+// functions that do not import it are a third smaller.
 package webhooks
 
 import (
@@ -27,12 +27,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// SenderOptions are the settings of a sender that differ between a stand-alone server and AWS.
+// SenderOptions configure [NewSender].
 type SenderOptions struct {
-	// OwnHost is the address on which this process listens. The sender refuses to send webhooks to it. It may be empty.
+	// OwnHost is the address on which this process listens. The sender sends no webhooks to it.
 	OwnHost string
-	// Identity signs webhooks with the server's own key (the v1a signatures of Standard Webhooks). If it is nil, they have
-	// no such signature.
+	// Identity signs webhooks with the server's own key (v1a signatures of Standard Webhooks). It may be nil.
 	Identity *webhook.Identity
 	// ConnsPerHost limits the connections to one host; 0 is the default of package webhook.
 	ConnsPerHost int
@@ -46,7 +45,7 @@ func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 	if o.OwnHost != "" {
 		guard.BlockedHosts = append(guard.BlockedHosts, o.OwnHost)
 	}
-	if !l.AllowInsecureTargets { // with AllowInsecureTargets, any address and port is allowed
+	if !l.AllowInsecureTargets {
 		for _, p := range l.TargetPorts {
 			guard.Ports = append(guard.Ports, uint16(p))
 		}
@@ -57,10 +56,8 @@ func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 // RegistrarOptions configure [NewRegistrar].
 type RegistrarOptions struct {
 	Subscriptions *subscription.Service
-	// Targets checks and verifies endpoints, and seals their secrets.
-	Targets subscription.Targets
-	// Cursors seals the cursors of subscriptions.
-	Cursors *eventlog.Sealer
+	Targets       subscription.Targets
+	Cursors       *eventlog.Sealer
 }
 
 // NewRegistrar returns the register role, which creates subscriptions.
@@ -81,13 +78,12 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	}
 }
 
-// NewFanout returns the fanout role, which appends accepted events to the log and finds the subscriptions that they
-// match.
+// NewFanout returns the fanout role, which appends events to the log and finds the matching subscriptions.
 func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer, Logger: c.Log}
 }
 
-// DispatcherOptions configure [NewDispatcher]. They depend on the process in which the dispatcher runs.
+// DispatcherOptions configure [NewDispatcher].
 type DispatcherOptions struct {
 	Subscriptions *subscription.Service
 	Terminator    *lifecycle.Terminator
@@ -96,10 +92,9 @@ type DispatcherOptions struct {
 	Opener        delivery.Opener
 	// Cursors returns the sealer of the cursors in gap notices.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
-	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
-	// subscriptions.
+	// Gate is nil if another process ends subscriptions.
 	Gate *delivery.Gate
-	// Options has only the fields that depend on the process. The settings of the server determine the others.
+	// Options has only the fields that depend on the process.
 	Options delivery.Options
 }
 
@@ -117,7 +112,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	})
 }
 
-// WatchEndpoints registers the metrics that count failing endpoints. The dispatcher keeps the state of each endpoint.
+// WatchEndpoints registers the metrics that count failing endpoints.
 func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 	return errors.Join(
 		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
@@ -140,21 +135,18 @@ func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminato
 	}
 }
 
-// NewOperations returns the operations with which operators, and the owners of subscriptions, list, retry and erase
-// deliveries.
+// NewOperations returns the operations with which operators and subscribers list, retry and erase deliveries.
 func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewReplays returns the component that runs replays, which send selected events or dead letters again. It sets the
-// EventLog of the options, and the caller sets their other fields.
+// NewReplays returns the component that runs replays. It sets the EventLog of the options.
 func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 	o.EventLog = c.EventLog
 	return deadletter.NewReplays(o)
 }
 
-// NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if no other process attempts
-// deliveries.
+// NewSwitches returns the switches that pause deliveries. alone is true if no other process attempts deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}
 }
@@ -165,12 +157,11 @@ type JobOptions struct {
 	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
-	// SaveEvery is how often the jobs save their progress. If it is 0, they save it in each round.
+	// SaveEvery is how often the jobs save their progress, or 0 for each round.
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that run every minute in both modes. On AWS, the retry function runs them, and it also
-// continues replays and reads the inbox queue. In a stand-alone server, other goroutines do that more often.
+// NewJobs returns the jobs that run every minute on AWS and on a stand-alone server.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{

@@ -1,5 +1,5 @@
 // Package otlp makes a stand-alone server send its metrics and traces to a collector. It is separate from package standalone, so that
-// programs that do not need it do not contain the exporter, which is package platform/trace/otlp.
+// programs that do not need it do not contain the exporter.
 package otlp
 
 import (
@@ -17,7 +17,6 @@ import (
 	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
-// newReader returns a reader that sends metrics to a collector every minute, and when it is shut down.
 func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
 	target, err := url.Parse(endpoint)
 	if err != nil {
@@ -36,8 +35,7 @@ func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error
 	return sdk.NewPeriodicReader(sender), nil
 }
 
-// Export adds exporters to the server options s, which send metrics and traces to the collector at s.Limits.OTLPEndpoint. When
-// the server has shut down, call end, which sends the remaining metrics and traces.
+// Export adds exporters to the server options s. When the server has shut down, call end, which sends the remaining metrics and traces.
 func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
 	if err := s.Limits.Check(); err != nil {
 		return nil, err

@@ -33,8 +33,7 @@ type Caller struct {
 	Scopes    string // separated by commas
 }
 
-// Options returns the options of a server that has the sample catalog and accepts any target. If callers is nil, the server does not
-// authenticate callers.
+// Options returns the options of a server that has the sample catalog and accepts any target. Nil callers means no authentication.
 func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -52,7 +51,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with a key for each caller. The parameter more has further sections in YAML, and may be empty.
+// Config returns a configuration with a key for each caller, and with the sections in more.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
@@ -66,7 +65,7 @@ func Config(t *testing.T, callers map[string]Caller, more string) *config.Config
 	return c
 }
 
-// Start starts a server, which is shut down at the end of the test.
+// Start starts a server for the duration of the test.
 func Start(t *testing.T, o standalone.Options) *standalone.Server {
 	t.Helper()
 	s, err := standalone.New(t.Context(), o)
@@ -77,7 +76,7 @@ func Start(t *testing.T, o standalone.Options) *standalone.Server {
 	return s
 }
 
-// End shuts a server down. [Start] does this at the end of the test, so call End only to shut it down earlier.
+// End shuts a server down before the end of the test.
 func End(t *testing.T, s *standalone.Server) {
 	t.Helper()
 	http.DefaultClient.CloseIdleConnections() // because a server waits 5 s for an unused connection
@@ -88,8 +87,7 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers endpoint for the events of uris with resources/subscriptions/register, as the given principal. It returns
-// the id of the subscription. url is the server's URL.
+// Subscribe registers endpoint for the events of uris as the given principal. It returns the id of the subscription.
 func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -103,8 +101,7 @@ func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) st
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
 }
 
-// SubscribeEvents subscribes endpoint to the event type with the given name with events/subscribe, as the given principal. It
-// returns the id of the subscription. The endpoint must pass the challenge, for example with [Echo].
+// SubscribeEvents subscribes endpoint to an event type with events/subscribe. The endpoint must pass the challenge, for example with [Echo].
 func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, arguments map[string]any) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -121,8 +118,7 @@ func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, argume
 	return got.ID
 }
 
-// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false and writes no
-// response.
+// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false.
 func Echo(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.Header.Get("Webhook-Id"), webhook.VerificationPrefix) {
 		return false
