@@ -1,8 +1,7 @@
 // Package auth authenticates callers and checks their scopes.
 //
 // An [Authenticator] turns the headers of a request into a [Principal], which belongs to a workspace and has scopes. Package catalog has
-// the access rules for events. This package does not depend on request bodies, a store or a protocol. Callers map the kinds
-// fault.Unauthenticated and fault.Forbidden to 401 and 403 with [Challenge].
+// the access rules for events. Callers map the kinds fault.Unauthenticated and fault.Forbidden to 401 and 403 with [Challenge].
 package auth
 
 import (
@@ -34,11 +33,10 @@ const (
 )
 
 // ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general
-// scope, so that clients do not request it together with the general scopes, and --auth none does not grant it.
+// scope, so that clients do not request it by default, and --auth none does not grant it.
 const ScopeManage = "consent:manage"
 
-// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request
-// it together with the general scopes.
+// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope either.
 const ScopeOperate = "events:operate"
 
 // Scopes returns the general scopes in a stable order.
@@ -52,31 +50,27 @@ const anonymousID = "anonymous"
 
 // Principal is the caller of a request. The zero value has no permissions.
 type Principal struct {
-	// ID names the principal within the workspace.
-	ID string
-	// Workspace is the principal's workspace. A principal has no access to other workspaces.
+	// ID is unique within the workspace.
+	ID        string
 	Workspace string
-	// Scopes are the scopes that the caller was granted.
-	Scopes []string
-	// Claims are the claims of the caller's token or key that are strings, numbers, or lists of these. The access rules of the catalog use
-	// them.
+	Scopes    []string
+	// Claims are the claims of the caller's token or key that are strings, numbers, or lists of these, for the access rules of the catalog.
 	Claims map[string][]string
-	// Expires is the time at which the caller has to authenticate again and at which its streams end. The zero time means never.
+	// Expires is when the caller's streams end, because it has to authenticate again. The zero time means never.
 	Expires time.Time
 	// ByPath is true if the caller may send its key in the path of a URL, see [SecretPath].
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
-	// ScopePrefix is the prefix of scopes at the authorization server of the caller's token, for example
-	// "https://events.example.com/". [Challenge] adds it to the names of scopes.
+	// ScopePrefix is the prefix of scopes at the caller's authorization server, for example "https://events.example.com/".
 	ScopePrefix string
 }
 
-// Token is a caller's credential. Backends that act on behalf of the caller receive it. Formatting a Token prints only "(a token)".
+// Token is a caller's credential, for backends that act on behalf of the caller. Formatting a Token prints only "(a token)".
 type Token struct {
 	// Header is the Authorization header of the caller's request.
 	Header string
-	// Expires is the time at which the credential expires, as in [Principal.Expires].
+	// Expires is as in [Principal.Expires].
 	Expires time.Time
 }
 
@@ -115,14 +109,14 @@ func (p Principal) LogName() string {
 	return hex.EncodeToString(hash[:6])
 }
 
-// MissingScopes is the data of a fault.Forbidden because of missing scopes. It lists all scopes that the caller lacks, so that
-// the client needs to request scopes only once (RFC 6750, section 3.1).
+// MissingScopes is the data of a fault.Forbidden. It lists all scopes that the caller lacks, so that the client needs to request
+// scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
-	prefix string   // see [Principal.ScopePrefix]
+	prefix string
 }
 
-// LacksScope reports whether err is an error of [Principal.Require], because the caller lacks a scope.
+// LacksScope reports whether err is an error of [Principal.Require].
 func LacksScope(err error) bool {
 	_, ok := fault.DataOf(err).(MissingScopes)
 	return ok
@@ -146,8 +140,8 @@ type Authenticator interface {
 
 type none struct{ principal Principal }
 
-// AcceptAll returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the
-// default workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
+// AcceptAll returns an authenticator that accepts every request without credentials, with all general scopes and [ScopeOperate]. It must
+// not be used on a network, see [CheckListen].
 func AcceptAll() Authenticator {
 	return none{Principal{ID: anonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
@@ -164,8 +158,7 @@ const (
 	ModeJWT  Mode = "jwt"
 )
 
-// CheckListen returns an error if a server without authentication would listen on an address that other machines can reach. Only loopback
-// addresses and "localhost" are allowed, and an address without a host means all interfaces. Other modes may listen anywhere.
+// CheckListen returns an error if a server without authentication would listen on an address that other machines can reach.
 func CheckListen(addr string, mode Mode) error {
 	if mode != ModeNone {
 		return nil
@@ -181,9 +174,8 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns
-// [ErrNoToken]. For several headers, for a malformed token, and for a token over 16 KiB, the error is of kind
-// fault.Unauthenticated. It ignores tokens in URLs, but see [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1), or [ErrNoToken] if there is no such header. It ignores tokens
+// in URLs, but see [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
@@ -200,26 +192,24 @@ func Bearer(h http.Header) (string, error) {
 	return token, nil
 }
 
-// maxToken is the maximum size of a token in bytes. It limits the work for callers who are not authenticated yet.
+// maxToken is in bytes. It limits the work for callers who are not authenticated yet.
 const maxToken = 16 << 10
 
 // ErrNoToken is returned for a request without credentials. [Challenge] then names no error (RFC 6750, section 3).
 var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 
-// ErrInvalidToken is returned for all invalid tokens: unknown, expired and malformed ones.
+// ErrInvalidToken is returned for unknown, expired and malformed tokens.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is an error with a [Principal.ScopePrefix]. Its caller has to get a token at an authorization server that prefixes
-// the names of scopes, so [Challenge] adds this prefix to the scopes.
+// prefixedError is an error with a [Principal.ScopePrefix] for [Challenge].
 type prefixedError struct {
 	error
 	prefix string
 }
 
-// Unwrap returns the error without the prefix.
 func (e *prefixedError) Unwrap() error { return e.error }
 
-// WithScopePrefix returns err with a scope prefix, for an error of a caller whose principal, which would have the prefix, is unknown.
+// WithScopePrefix returns err with a scope prefix, for a caller whose principal is unknown.
 func WithScopePrefix(err error, prefix string) error {
 	if err == nil || prefix == "" {
 		return err
@@ -227,12 +217,11 @@ func WithScopePrefix(err error, prefix string) error {
 	return &prefixedError{err, prefix}
 }
 
-// Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1): the
-// URL of the protected resource's metadata if there is one, the required scopes, and the error. For an error that is
-// not of kind fault.Unauthenticated and has no [MissingScopes], Challenge returns "", and the response needs no such header.
+// Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1). For an
+// error that is not of kind fault.Unauthenticated and has no [MissingScopes], it returns "", and the response needs no such header.
 //
-// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error. It
-// writes all these scopes with the authorization server's prefix, because clients request exactly the scopes of a challenge.
+// The challenge has the given scopes and the missing scopes of the error, with the authorization server's prefix, because clients request
+// exactly the scopes of a challenge.
 func Challenge(err error, metadataURL string, scopes ...string) string {
 	var code, prefix string
 	scopes = slices.Clone(scopes)
@@ -276,12 +265,12 @@ func Challenge(err error, metadataURL string, scopes ...string) string {
 var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 // Guard prevents web pages of other sites from calling an endpoint through a visitor's browser. The zero value admits callers that are
-// not browsers and, on a loopback address, pages of this machine. It does not log. Create a logging Guard with [NewGuard].
+// not browsers and, on a loopback address, pages of this machine.
 type Guard struct {
 	// Origins are the allowed origins, for example "https://console.example.com".
 	Origins []string
-	// Hosts are additional values of the Host header that are allowed on a loopback address. They are needed if a proxy on this machine passes
-	// on the Host of its own requests, for example "events.example.com". A host without a port is allowed with any port.
+	// Hosts are additional values of the Host header that are allowed on a loopback address, because a proxy on this machine passes on
+	// the Host of its own requests. A host without a port is allowed with any port.
 	Hosts []string
 
 	log    *slog.Logger
@@ -290,14 +279,13 @@ type Guard struct {
 }
 
 const (
-	// maxLoggedHosts limits how many refused hosts a Guard remembers in order to log each only once. Callers could make up any number.
+	// maxLoggedHosts limits how many refused hosts a Guard remembers. Callers could make up any number.
 	maxLoggedHosts = 64
-	// loggedHosts is the number of refused hosts that are logged immediately. After that, at most one per minute is logged.
+	// loggedHosts is the number of refused hosts that are logged immediately, and after that one per minute.
 	loggedHosts = 20
 )
 
-// NewGuard returns a guard that logs each refused host once. If a caller makes up many hosts, it logs the first 20, and then one per
-// minute.
+// NewGuard returns a guard that logs each refused host once, up to a limit.
 func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts), lines: rate.NewLimiter(rate.Every(time.Minute), loggedHosts)}
 }
@@ -340,7 +328,7 @@ func (g Guard) logHost(r *http.Request) {
 	if g.log == nil {
 		return
 	}
-	host := fmt.Sprintf("%.128s", r.Host) // callers choose it, so it is cut
+	host := fmt.Sprintf("%.128s", r.Host)
 	if _, known := g.logged.Get(host); known || !g.lines.Allow() {
 		return
 	}
@@ -348,8 +336,7 @@ func (g Guard) logHost(r *http.Request) {
 	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
-// onLoopback reports whether the request arrived on a loopback address. On Lambda it returns false, because requests have no address
-// there.
+// On Lambda, requests have no local address, so onLoopback returns false.
 func onLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
 	case *net.TCPAddr: // the usual type, which needs no conversion to text
@@ -373,9 +360,8 @@ func IsLoopback(hostport string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// ClientNetwork returns the network of an address that counts as one client in limits per client. That is a single IPv4 address, or an
-// IPv6 network of 64 bits, because one client usually has a whole network of that size. All addresses that cannot be parsed count as one
-// client.
+// ClientNetwork returns the network that counts as one client in limits: an IPv4 address or an IPv6 network of 64 bits, because one client
+// usually has a whole network of that size. All addresses that cannot be parsed count as one client.
 func ClientNetwork(remote string) netip.Prefix {
 	ip, err := netip.ParseAddr(remote) // on Lambda, remote has no port
 	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {

@@ -24,16 +24,15 @@ import (
 // protect a password.
 type Key struct {
 	Principal string
-	// Workspace is [DefaultWorkspace] if it is empty.
 	Workspace string
 	Scopes    []string
 	// SHA256 is the SHA-256 of the key as 64 hexadecimal digits.
 	SHA256 string
-	// Expires is the time from which the key is refused. The zero time means never.
+	// Expires is the time from which the key is refused, or zero.
 	Expires time.Time
 	// Path allows the key to be part of a URL, see [SecretPath].
 	Path bool
-	// Claims are used in the access rules of the catalog, like the claims of a token.
+	// Claims are for the access rules of the catalog.
 	Claims map[string]string
 }
 
@@ -49,11 +48,11 @@ func (k *hashedKey) isExpired(now time.Time) bool {
 // StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [NewStaticKeys].
 type StaticKeys struct {
 	all    []hashedKey
-	byName map[name][]int // the indices in all of each principal's keys
+	byName map[name][]int
 	now    func() time.Time
 }
 
-// MaxKeys is the largest number of keys. It is limited because the key of each request is compared with all of them.
+// MaxKeys is limited because the key of each request is compared with all of them.
 const MaxKeys = 10_000
 
 var (
@@ -64,11 +63,11 @@ var (
 // ValidPrincipal reports whether id can name a principal.
 func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
 
-// ValidWorkspace reports whether name can name a workspace: up to 64 letters, digits, - and _, beginning with a letter or digit.
+// ValidWorkspace reports whether name can name a workspace.
 func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
 // NewStaticKeys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind
-// fault.Invalid if a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
+// fault.Invalid. A nil clock is time.Now.
 func NewStaticKeys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	now = periodic.Clock(now)
 	if len(list) > MaxKeys {
@@ -124,8 +123,7 @@ func hashKey(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-// Authenticate compares the hash of the token with all keys. It takes the same time whichever key matches, and however many bytes of a
-// key match.
+// Authenticate takes the same time whichever key matches, and however many bytes of a key match.
 func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {
@@ -146,15 +144,14 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 	return k.all[found].principal, nil
 }
 
-// Directory looks up the current rights of a principal without a request from it. For example, the server uses it to decide whether a
-// principal's subscriptions may continue.
+// Directory looks up the current rights of a principal without a request from it, for example to decide whether its subscriptions may continue.
 type Directory interface {
-	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. For example, a
-	// principal with two keys may have different scopes with each. The result is empty if the principal can no longer authenticate.
+	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. The result is empty
+	// if the principal can no longer authenticate.
 	Principals(ctx context.Context, workspace, id string, f refresh.Freshness) ([]Principal, error)
 }
 
-// Principals implements [Directory]. It returns a principal for each key that has not expired.
+// Principals implements [Directory].
 func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ refresh.Freshness) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
@@ -165,12 +162,10 @@ func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ refre
 	return out, nil
 }
 
-// name identifies a principal.
 type name struct{ workspace, id string }
 
-// SecretPath is for clients that cannot send an Authorization header. They put their key in the URL, as /mcp/u/KEY.
-// SecretPath accepts only keys whose configuration allows this. It turns the request into one to /mcp with the key in the
-// Authorization header, so that no other handler sees, logs or returns the path with the key.
+// SecretPath is for clients that cannot send an Authorization header. They put their key in the URL, as /mcp/u/KEY. SecretPath accepts only
+// keys whose configuration allows this. It moves the key to the header, so that no other handler sees, logs or returns the path.
 type SecretPath struct {
 	Auth Authenticator
 	// Proxies are the proxies whose X-Forwarded-Proto is trusted.
@@ -185,8 +180,8 @@ const (
 	forwardedProto = "X-Forwarded-Proto"
 )
 
-// Handler passes requests on to next. It first rewrites requests to secret paths. If the key in the path is unknown, expired or
-// not allowed in a path, it responds with 404, as if the path did not exist.
+// Handler rewrites requests to secret paths and passes all requests on to next. A key that is unknown, expired or not allowed in a path gets
+// a 404, as if the path did not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {
@@ -198,9 +193,8 @@ func (s SecretPath) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// rewrite turns a request to a secret path into one to the MCP endpoint, with the key as bearer token. If it refuses the request, it writes
-// the response and returns nil. It is separate from [SecretPath.Handler] because each open stream keeps the Handler's stack frame, which
-// should therefore be small.
+// rewrite turns a request to a secret path into one to the MCP endpoint. If it refuses the request, it writes the response and returns nil.
+// It is separate from [SecretPath.Handler] because each open stream keeps the Handler's stack frame, which should therefore be small.
 func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Request {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
@@ -209,7 +203,7 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
 	}
-	// Refuse a path that is not clean, such as /mcp//u/KEY, because the mux would redirect it, and the response would contain the key.
+	// The mux would redirect a path such as /mcp//u/KEY, and the response would contain the key.
 	key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
 	if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
 		notFound(w)
@@ -228,8 +222,7 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// isSecure reports whether a request used https or came from this machine. If the header X-Forwarded-Proto is present and not https, the
-// request is not secure. If it is https, that counts only for requests from a trusted proxy.
+// isSecure reports whether a request used https or came from this machine. X-Forwarded-Proto: https counts only from a trusted proxy.
 func (s SecretPath) isSecure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")
@@ -259,7 +252,7 @@ func (s SecretPath) trusts(remote string) bool {
 	return false
 }
 
-// ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. If an entry is malformed, it returns this entry as bad.
+// ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. It returns a malformed entry as bad.
 func ParseProxies(list []string) (out []netip.Prefix, bad string) {
 	for _, text := range list {
 		if ip, err := netip.ParseAddr(text); err == nil {

@@ -1,5 +1,4 @@
-// Package httpjson writes the responses of the HTTP interfaces other than MCP, such as /events and /consent. All responses are JSON,
-// including those for errors and panics.
+// Package httpjson writes the JSON responses of the HTTP interfaces other than MCP, such as /events and /consent.
 package httpjson
 
 import (
@@ -17,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// statuses maps kinds of errors to HTTP statuses.
 var statuses = map[fault.Kind]int{
 	fault.Internal:        http.StatusInternalServerError,
 	fault.Invalid:         http.StatusBadRequest,
@@ -32,20 +30,19 @@ var statuses = map[fault.Kind]int{
 	fault.Unsupported:     http.StatusUnsupportedMediaType,
 }
 
-// Responder writes the responses of one HTTP interface, such as /events, as its settings say.
+// Responder writes the responses of one HTTP interface.
 type Responder struct {
-	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1) for interfaces that do not use bearer tokens, such as sources.
-	// If it is empty, a 401 asks for a bearer token.
+	// Challenge is the WWW-Authenticate header of a 401 for interfaces without bearer tokens, such as sources.
 	Challenge string
 	// Scope is the scope that a bearer token needs.
 	Scope string
-	// MetadataURL is the URL of the protected resource metadata (RFC 9728) in a 401. It may be empty.
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728). It may be empty.
 	MetadataURL string
 	// Log logs errors that callers did not cause. Nil is slog.Default.
 	Log *slog.Logger
 	// Limited is called with the name of each limit that a request reached. It may be nil.
 	Limited func(limit string)
-	// Problems is true for an interface whose errors are problem details (RFC 9457).
+	// Problems says that errors are problem details (RFC 9457).
 	Problems bool
 }
 
@@ -55,10 +52,9 @@ type Answer struct {
 	Body   any
 }
 
-// Serve calls the function serve and writes its result as JSON with the status. An [Answer] replaces the status with its own. An
-// [http.Handler] writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
-// [Responder.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
-// error, because on Lambda it would otherwise end the process.
+// Serve calls serve and writes its result as JSON. An [Answer] has its own status, and an [http.Handler] writes the whole response. An error
+// becomes {"error":{"kind","message"}}, or problem details, together with the members of the error's data. A panic becomes an internal error,
+// because on Lambda it would otherwise end the process.
 func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -80,13 +76,11 @@ func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, se
 	writeJSON(w, status, "application/json", body)
 }
 
-// allowed is the data of an error from [NotAllowed]: the HTTP methods for the header Allow.
 type allowed struct {
 	Methods string `json:"allow"`
 }
 
-// NotAllowed returns the error for a request whose HTTP method is not allowed. The parameter methods lists the allowed methods, for
-// example "PUT, DELETE".
+// NotAllowed returns the error for a request whose HTTP method is not allowed. methods is for example "PUT, DELETE".
 func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
@@ -121,8 +115,7 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	writeJSON(w, status, "application/json", map[string]json.RawMessage{"error": encodeError(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
-// pathOf returns the path of a request for the log. If the path contains names that the caller chose, such as a principal, it returns the
-// pattern of the route instead, for example "/consent/{provider}".
+// pathOf returns the path of a request for the log. If the path contains names that the caller chose, it returns the route's pattern instead.
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern
@@ -135,7 +128,7 @@ type refusal struct {
 	Message string `json:"message"`
 }
 
-// problem is a problem details object (RFC 9457), with the kind of the error as an additional member.
+// problem is a problem details object (RFC 9457).
 type problem struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -144,18 +137,17 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encodeError encodes err, which is an object with the error's kind and text, and adds the members of the error's data. It leaves out
-// the data of internal errors.
+// encodeError adds the members of the error's data to err, except for internal errors.
 func encodeError(kind fault.Kind, data, err any) json.RawMessage {
-	b, _ := json.Marshal(err)     // strings and a number always marshal
-	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal
+	b, _ := json.Marshal(err)
+	more, _ := json.Marshal(data)
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
 		return b
 	}
 	return append(append(b[:len(b)-1], ','), more[1:]...)
 }
 
-// writeJSON writes a response that must not be cached. The body must be of types that JSON supports.
+// writeJSON writes a response that must not be cached.
 func writeJSON(w http.ResponseWriter, status int, contentType string, body any) {
 	var b []byte
 	if body != nil {
@@ -165,7 +157,7 @@ func writeJSON(w http.ResponseWriter, status int, contentType string, body any) 
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // fails if the caller has left
+	_, _ = w.Write(b)
 }
 
 // Recorder is an [http.ResponseWriter] that records a response, so that it can be sent in another form.
@@ -194,7 +186,7 @@ func (r *Recorder) Write(b []byte) (int, error) {
 }
 
 // ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query, because the rest of the query could
-// mean something else, e.g. an erasure instead of a dry run, or the caller instead of another principal.
+// mean something else, e.g. an erasure instead of a dry run.
 func ParseQuery(u *url.URL) (url.Values, error) {
 	values, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
@@ -203,9 +195,8 @@ func ParseQuery(u *url.URL) (url.Values, error) {
 	return values, nil
 }
 
-// CheckEncoding returns an error of kind fault.Unsupported if the headers of a request name a Content-Encoding other than identity.
-// Handlers that read the body as it arrives call it first, because otherwise they would report compressed JSON as invalid JSON. They would
-// also accept plain JSON with a wrong Content-Encoding, which a proxy in front of the server could not inspect.
+// CheckEncoding returns an error if a request has a Content-Encoding other than identity. Compressed JSON would otherwise be reported as
+// invalid JSON, and a proxy in front of the server could not inspect plain JSON with a wrong Content-Encoding.
 func CheckEncoding(h http.Header) error {
 	for _, codings := range h["Content-Encoding"] {
 		for coding := range strings.SplitSeq(codings, ",") {

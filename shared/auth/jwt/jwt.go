@@ -1,11 +1,6 @@
-// Package jwt authenticates callers with access tokens of OAuth 2.1 authorization servers (--auth jwt). This server is the resource server
-// in MCP's authorization chapter.
-//
-//	Authorization: Bearer ─▶ [Authenticator] ─ signature ─▶ keySet ─ JWKS ─▶ issuer
-//	                               └─ claims ─▶ auth.Principal
-//
-// go-jose parses tokens and verifies signatures. This package decides which keys are trusted and for how long, and maps tokens to
-// principals. It never issues, stores, forwards or logs a token. Package catalog has the access rules for events.
+// Package jwt authenticates callers with access tokens of OAuth 2.1 authorization servers (--auth jwt). go-jose parses tokens and verifies
+// signatures. This package decides which keys are trusted and for how long, and maps tokens to principals. It never issues, stores, forwards
+// or logs a token.
 package jwt
 
 import (
@@ -32,44 +27,37 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLeeway is the largest value of [Options.Leeway].
 const maxLeeway = time.Minute
 
-// algorithms are the accepted signature algorithms. All are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are
-// refused.
+// algorithms are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are refused.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512, jose.EdDSA,
 }
 
 // Options configure an [Authenticator]. Issuers and Audience are required.
 type Options struct {
-	// Issuers are the authorization servers whose tokens are accepted, written as in the claim iss. They are https URLs, or http URLs on
-	// this machine.
+	// Issuers are the authorization servers whose tokens are accepted, written as in the claim iss: https URLs, or http URLs on this machine.
 	Issuers []string
-	// JWKS are the URLs of the issuers' keys, in the order of Issuers. If it is empty, each issuer's metadata names the URL (RFC 8414,
-	// OpenID Connect Discovery 1.0).
+	// JWKS are the URLs of the issuers' keys, in the order of Issuers. By default each issuer's metadata names the URL.
 	JWKS []string
-	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707), which the resource
-	// metadata names.
+	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707).
 	Audience []string
 	// PrincipalClaim is the claim that, together with the issuer, identifies the caller. By default it is "sub".
 	PrincipalClaim string
-	// WorkspaceClaim is the claim that names the caller's workspace. If it is empty, all callers are in [auth.DefaultWorkspace].
+	// WorkspaceClaim is the claim that names the caller's workspace. By default all callers are in [auth.DefaultWorkspace].
 	WorkspaceClaim string
 	// ScopePrefix is the prefix of scopes in tokens. For example, scopes of Amazon Cognito begin with the identifier of a resource server
-	// and a slash. Scopes without the prefix are ignored. It may be empty.
+	// and a slash. Scopes without the prefix are ignored.
 	ScopePrefix string
-	// Leeway is the allowed difference between this server's clock and an issuer's clock, at most [maxLeeway].
+	// Leeway is the allowed difference between the clocks of this server and an issuer, at most [maxLeeway].
 	Leeway time.Duration
-	// Client fetches keys. Nil means a client with a timeout.
+	// Client, Now and Log may be nil. Log receives refused tokens (debug) and failed fetches of keys.
 	Client *http.Client
-	// Now is the clock. Nil is time.Now.
 	Now func() time.Time
-	// Log logs refused tokens (debug) and failed fetches of keys. Nil is slog.Default.
 	Log *slog.Logger
 }
 
-// Authenticator authenticates callers with access tokens. It does not fetch any keys before it receives the first token. It may be used
+// Authenticator authenticates callers with access tokens. It fetches no keys before it receives the first token. It may be used
 // concurrently.
 type Authenticator struct {
 	options  Options
@@ -171,14 +159,13 @@ func (a *Authenticator) authenticate(ctx context.Context, h http.Header) (auth.P
 	return principal, err
 }
 
-// refuse logs why a token is refused, and returns [auth.ErrInvalidToken], which does not tell the caller the reason.
+// refuse logs why a token is refused, and returns an error that does not tell the caller the reason.
 func (a *Authenticator) refuse(ctx context.Context, reason string) error {
 	a.options.Log.DebugContext(ctx, "token refused", "reason", reason)
 	return auth.ErrInvalidToken
 }
 
-// verify parses a token and verifies its signature with its issuer's keys. Before the signature is verified, it only uses the parts of the
-// token that select the key. It ignores keys in the token itself (jwk, jku, x5c).
+// verify parses a token and verifies its signature with its issuer's keys. It ignores keys in the token itself (jwk, jku, x5c).
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, algorithms)
 	if err != nil {
@@ -215,7 +202,7 @@ func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error
 }
 
 // isAccessToken reports whether the header typ allows a token to be an access token (RFC 9068, section 2.1). Many servers only say JWT or
-// leave it out. Identity and logout tokens that have their own type are refused.
+// leave it out.
 func isAccessToken(h jose.Header) bool {
 	value, given := h.ExtraHeaders[jose.HeaderType]
 	typ, _ := value.(string)
@@ -228,18 +215,14 @@ func isAccessToken(h jose.Header) bool {
 	return false
 }
 
-// Verifying a token costs more than most requests that carry one. So verified tokens are cached by their SHA-256 for a minute, but not
-// beyond the expiry of the token, and only until the issuer's keys are fetched again. Therefore the cache does not extend the time for
-// which this server trusts a key that the issuer has removed ([fresh]).
+// Verifying a token costs more than most requests that carry one. So verified tokens are cached, but not beyond the expiry of the token, and
+// only until the issuer's keys are fetched again. So the cache does not extend the trust in a key that the issuer has removed ([fresh]).
 
 const (
-	// remember is how long a verified token is cached.
-	remember = time.Minute
-	// maxVerified is the largest number of cached tokens.
+	remember    = time.Minute
 	maxVerified = 2048
 )
 
-// verified is a cached token.
 type verified struct {
 	principal auth.Principal
 	issuer    *keySet
@@ -247,7 +230,7 @@ type verified struct {
 	until     time.Time
 }
 
-// tokens caches verified tokens by their SHA-256.
+// tokens is a cache by the tokens' SHA-256.
 type tokens struct {
 	*bounded.Map[[sha256.Size]byte, verified]
 }
@@ -261,7 +244,6 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	return v.principal, v.keys == current
 }
 
-// keep caches the result of verifying a token, see [remember].
 func (t tokens) keep(text string, principal auth.Principal, c *claims, now time.Time) {
 	until := slices.MinFunc([]time.Time{now.Add(remember), principal.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
 	if now.Before(until) {
@@ -275,15 +257,13 @@ type claims struct {
 	all map[string]json.RawMessage
 
 	issuer *keySet
-	keys   *issuerKeys // the keys with which the token was verified
+	keys   *issuerKeys
 }
 
-// maxExpiry is the end of the year 9999, the last time that RFC 3339 can express, in seconds since 1970. An exp in milliseconds
-// is later, and would make a token valid forever.
+// maxExpiry is the end of the year 9999 in seconds since 1970. An exp in milliseconds is later, and would make a token valid forever.
 const maxExpiry = 253402300799
 
-// validate returns the reason why this server refuses a token although its signature is valid, or "" if it accepts the token. The issuer
-// need not be checked again, because the token was verified with the issuer's key.
+// validate returns the reason why a token with a valid signature is refused, or "".
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
@@ -312,15 +292,14 @@ func (c *claims) audiences() []string {
 	return c.Audience
 }
 
-// isAudience reports whether a value in a token's audience names this server.
+// isAudience reports whether an audience of a token is this server.
 func (a *Authenticator) isAudience(value string) bool {
 	return slices.ContainsFunc(a.options.Audience, func(own string) bool {
 		return value == own || sameResource(value, own)
 	})
 }
 
-// sameResource reports whether two URLs name the same resource according to MCP's authorization chapter. It ignores the case of scheme and
-// host, and a path that is only a slash.
+// sameResource compares URLs as in MCP's authorization chapter. It ignores the case of scheme and host, and a path that is only a slash.
 func sameResource(a, b string) bool {
 	x, errX := url.Parse(a)
 	y, errY := url.Parse(b)
@@ -339,7 +318,6 @@ func canonicalURL(u *url.URL) string {
 	return c.String()
 }
 
-// principalOf returns the principal for whom the token was issued.
 func (a *Authenticator) principalOf(ctx context.Context, c *claims) (auth.Principal, error) {
 	subject := c.stringClaim(a.options.PrincipalClaim)
 	if subject == "" {
@@ -363,8 +341,7 @@ func (a *Authenticator) principalOf(ctx context.Context, c *claims) (auth.Princi
 }
 
 // PrincipalID returns the id of the principal to whom tokens with this issuer and claim value belong: "jwt:" and the base64url SHA-256 of
-// issuer, claim and value, each preceded by its length. The issuer is included because values are only unique per issuer. The value is
-// hashed because it may be of any length and may be personal, such as an email address.
+// issuer, claim and value, each preceded by its length. The value is hashed because it may be long or personal, such as an email address.
 func PrincipalID(issuer, claim, value string) string {
 	var b []byte
 	for _, part := range []string{issuer, claim, value} {
@@ -375,15 +352,14 @@ func PrincipalID(issuer, claim, value string) string {
 	return "jwt:" + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// stringClaim returns the value of a claim that is a string, or "".
+// stringClaim returns the value of a string claim, or "".
 func (c *claims) stringClaim(name string) string {
 	s, _ := jsonrpc.String(c.all[name])
 	return s
 }
 
-// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section
-// 2.2.3), or in scp, which some servers use instead. Each claim is an array or a string. In both, only spaces separate scopes
-// (RFC 6749, section 3.3).
+// scopes returns the scopes that begin with the prefix, without it. They are in the claim scope (RFC 9068, section 2.2.3) or, at some
+// servers, scp. Each claim is an array or a string in which spaces separate the scopes.
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
@@ -399,7 +375,7 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// listTexts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
+// listTexts returns the claims that access rules can use.
 func (c *claims) listTexts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {
@@ -410,7 +386,7 @@ func (c *claims) listTexts() map[string][]string {
 	return out
 }
 
-// textsOf returns the text of a string or number, or the texts of an array of them. It ignores other values.
+// textsOf returns a string or number, or those in an array.
 func textsOf(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil

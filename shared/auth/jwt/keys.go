@@ -22,28 +22,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
-// How long an issuer's keys are used, and how often and how long the server tries to fetch them.
 const (
-	// fresh is how long keys are used without another fetch. A key that the issuer removes is refused after this time.
+	// fresh is how long keys are used without another fetch, so also how long a key works that the issuer has removed.
 	fresh = 5 * time.Minute
 	// usable is the age up to which keys are used if the issuer cannot be reached.
 	usable = time.Hour
-	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer. For up to 5 s
-	// after a fetch, a token that is signed with a newer key is refused.
+	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer.
 	pause = 5 * time.Second
 	// retry is the pause after a failed fetch while the old keys are still usable.
 	retry = 30 * time.Second
-	// patience limits how long a fetch of an issuer's keys may take, including a fetch of the issuer's metadata.
+	// patience limits how long a fetch of an issuer's keys and metadata may take.
 	patience = 5 * time.Second
 )
 
-// keySet holds the keys of one issuer.
 type keySet struct{ *refresh.Value[*issuerKeys] }
 
-// issuerKeys are the keys that one fetch returned.
+// issuerKeys is the result of one fetch.
 type issuerKeys struct{ keys []jose.JSONWebKey }
 
-// newKeySet returns the key set of an issuer. It fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
+// newKeySet fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
 func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	found := url // the URL of the keys; it needs no mutex, because only one fetch runs at a time
 	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
@@ -70,8 +67,7 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	}, load)}
 }
 
-// find returns the keys with which a token with this key id and algorithm may be signed, and the [issuerKeys] that contain them. If the
-// issuer has no such key, find returns no keys and no error. If it cannot be reached, the error is of kind fault.Unavailable.
+// find returns the keys with which a token with this key id and algorithm may be signed, if any, and the [issuerKeys] that contain them.
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
@@ -85,8 +81,7 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, all, nil
 }
 
-// freshUntil returns the time until which the given keys are fresh. If newer keys have replaced them already, it returns the zero
-// time.
+// freshUntil returns the time until which the given keys are fresh, or the zero time if newer ones have replaced them.
 func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	current, loaded := k.Peek()
 	if current != keys {
@@ -95,8 +90,8 @@ func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	return loaded.Add(fresh)
 }
 
-// match returns the keys with the key id kid that fit the algorithm. If a token has no key id, match returns a key only if it is the
-// issuer's only key for the algorithm. Otherwise a token without a key id could make the server try many keys.
+// match returns the keys that fit a token. For a token without a key id it returns at most one key, because such tokens could make the server
+// try many keys.
 func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
 	if k == nil {
 		return nil
@@ -113,8 +108,8 @@ func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONW
 	return found
 }
 
-// fitsAlgorithm reports whether a key can be used with an algorithm: it has the right type and does not name another algorithm. This
-// prevents an attacker from using a public key as a shared secret.
+// fitsAlgorithm reports whether a key has the right type for an algorithm and names no other one. This prevents an attacker from using a
+// public key as a shared secret.
 func fitsAlgorithm(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 	if key.Algorithm != "" && key.Algorithm != string(alg) {
 		return false
@@ -133,7 +128,6 @@ func fitsAlgorithm(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 // minRSA is the smallest size of an RSA key in bits (RFC 7518, section 3.3).
 const minRSA = 2048
 
-// canVerify reports whether a key can verify signatures.
 func canVerify(key *jose.JSONWebKey) bool {
 	if !key.IsPublic() || !key.Valid() || key.Use != "" && key.Use != "sig" {
 		return false
@@ -142,13 +136,12 @@ func canVerify(key *jose.JSONWebKey) bool {
 	return !ok || r.N.BitLen() >= minRSA
 }
 
-// Limits of fetched documents.
 const (
 	maxDocument = 512 << 10 // bytes
 	maxKeys     = 100
 )
 
-// newClient returns a client for the operator's authorization servers. It uses the proxy in the environment and follows no redirects.
+// newClient returns a client that uses the proxy in the environment and follows no redirects.
 func newClient() *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 4
@@ -161,11 +154,9 @@ func newClient() *http.Client {
 	}
 }
 
-// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, so that their details are logged but not shown
-// to callers.
+// fetcher's errors are of kind fault.Internal, so that callers do not see the details.
 type fetcher struct{ client *http.Client }
 
-// fetchJSON fetches a JSON document.
 func (f fetcher) fetchJSON(ctx context.Context, url string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -190,7 +181,7 @@ func (f fetcher) fetchJSON(ctx context.Context, url string, into any) error {
 	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
 }
 
-// fetchKeys fetches a JSON Web Key Set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
+// fetchKeys fetches a JSON Web Key Set (RFC 7517, section 5), without keys that cannot verify signatures.
 func (f fetcher) fetchKeys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys *[]json.RawMessage `json:"keys"`
@@ -214,7 +205,7 @@ func (f fetcher) fetchKeys(ctx context.Context, url string) ([]jose.JSONWebKey, 
 	return keys, nil
 }
 
-// serverMetadata has the members of an issuer's metadata that we use.
+// serverMetadata is an issuer's metadata.
 type serverMetadata struct {
 	Issuer    string `json:"issuer"`
 	Keys      string `json:"jwks_uri"`
@@ -222,7 +213,6 @@ type serverMetadata struct {
 	Token     string `json:"token_endpoint"`
 }
 
-// keysURL returns the URL of an issuer's keys, from its metadata.
 func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	doc, err := f.fetchMetadata(ctx, issuer, func(doc serverMetadata, at string) error {
 		if _, bad := parseSecureURL(doc.Keys); bad != nil {
@@ -233,8 +223,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// fetchMetadata fetches the metadata of an issuer. It tries the issuer's possible metadata URLs in turn, until the function check
-// accepts the document at one of them.
+// fetchMetadata tries the issuer's possible metadata URLs until check accepts a document.
 func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
@@ -254,7 +243,7 @@ func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(do
 	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
 }
 
-// Endpoints returns the URLs of the authorization and token endpoints of the first issuer, where people sign in.
+// Endpoints returns the URLs of the first issuer's endpoints, where people sign in.
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
 	doc, err := fetcher{a.options.Client}.fetchMetadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {
@@ -267,8 +256,7 @@ func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string,
 	return doc.Authorize, doc.Token, err
 }
 
-// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter: RFC 8414, OpenID Connect with
-// the issuer's path after the well-known part, and OpenID Connect with the path before it.
+// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter.
 func metadataURLs(issuer string) []string {
 	u, err := url.Parse(issuer)
 	if err != nil {
@@ -284,7 +272,7 @@ func metadataURLs(issuer string) []string {
 	return urls
 }
 
-// parseSecureURL parses the URL of a server. It must use https, or http if the server is on this machine.
+// parseSecureURL parses an https URL, or an http URL of this machine.
 func parseSecureURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
@@ -296,14 +284,13 @@ func parseSecureURL(text string) (*url.URL, error) {
 	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
 }
 
-// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). The path of the resource is appended to it, for example
-// /mcp.
+// WellKnown is the path of the protected resource metadata (RFC 9728, section 3), before the path of the resource.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
-// resourcePath matches paths such as /mcp that need no encoding and have no segments . and .. to resolve.
+// resourcePath matches paths that need no encoding and no resolution.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
+// metadataURL returns the URL of a resource's metadata.
 func metadataURL(text string) (*url.URL, error) {
 	u, err := parseSecureURL(text)
 	if err != nil {
@@ -330,8 +317,7 @@ type metadata struct {
 	Name                 string   `json:"resource_name"`
 }
 
-// Mount serves the metadata at [WellKnown], at [WellKnown] with the path of the resource, and at [WellKnown] with /mcp, because clients
-// look for it at any of these. Anyone may read it, including web pages of other sites.
+// Mount serves the metadata at all paths at which clients look for it. Anyone may read it, including web pages of other sites.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
 	var scopes []string
 	for _, scope := range auth.Scopes() {
@@ -352,7 +338,7 @@ func (a *Authenticator) Mount(mux *http.ServeMux) {
 		}
 		h.Set("Content-Type", "application/json")
 		h.Set("Cache-Control", "public, max-age=300")
-		_, _ = w.Write(body) // fails if the client has disconnected
+		_, _ = w.Write(body)
 	}
 	paths := []string{WellKnown, WellKnown + "/mcp", a.metadata.Path}
 	slices.Sort(paths)

@@ -1,5 +1,5 @@
 // Package quota limits how much a principal may do per second ([Rate]), how many things it may hold concurrently ([Concurrency]), and how
-// much memory it may use ([Share]). The package's callers choose what is counted, and the limits.
+// much memory it may use ([Share]).
 package quota
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Rate limits how much a principal may do per second, on average. It counts in this process only. For example, with three instances of
-// the server a principal may do up to three times as much. In return, Rate needs no write per request.
+// Rate limits how much a principal may do per second, on average. It counts in this process only, so it needs no write per request. With
+// three instances of the server a principal may do up to three times as much.
 type Rate struct {
 	name, what string
 	limitOf    LimitFunc
@@ -36,13 +36,11 @@ func FixedLimit(perSecond float64) LimitFunc {
 
 type principal struct{ workspace, id string }
 
-// maxPrincipals is the number of principals that a Rate keeps in memory. If there are more, the Rate forgets the principals that have been
-// inactive the longest.
+// maxPrincipals is the number of principals that a Rate keeps in memory.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a principal
-// with this limit may do in one instant. Error messages contain the two other parameters: name is the name of the limit (for example
-// "publishRate"). The parameter what is the plural of the counted things (for example "events").
+// NewRate returns a Rate. burst returns how many things a principal with the given limit may do in one instant. name is the name of the
+// limit in errors (for example "publishRate"), and what is the plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -58,14 +56,13 @@ func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
 
-// ExceededFor returns an error like [Exceeded], with the given number of seconds in its [RetryAfter].
+// ExceededFor is like [Exceeded], with a number of seconds.
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
 
-// SetRetryAfter sets the header Retry-After of an answer with status 429 or 503, so that the client knows when to try
-// again. If the error has no [RetryAfter], the header is 5 s for a reached limit (429), such as the number of open streams,
-// and 1 s for a failure of the server (503), which is usually over sooner.
+// SetRetryAfter sets the header Retry-After of an answer with status 429 or 503. If the error has no [RetryAfter], the header is 5 s for a
+// reached limit (429), and 1 s for a failure of the server (503), which is usually over sooner.
 func SetRetryAfter(h http.Header, status int, err error) {
 	after, ok := fault.DataOf(err).(RetryAfter)
 	switch {
@@ -80,8 +77,8 @@ func SetRetryAfter(h http.Header, status int, err error) {
 	h.Set("Retry-After", strconv.Itoa(after.Seconds))
 }
 
-// Take counts n things. If they exceed the principal's limit, it counts none of them and returns an error of kind fault.Exhausted
-// with [RetryAfter]. It does not limit the anonymous principal, because that stands for all callers.
+// Take counts n things, or none and returns an error of kind fault.Exhausted. It does not limit the anonymous principal, because that stands
+// for all callers.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
@@ -105,25 +102,23 @@ const (
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 
-	// The following quotas have no flag. They can only be set in the section "quotas" of the configuration.
+	// The following quotas are only in the section "quotas" of the configuration.
 
 	Calls            = "calls"
 	Sessions         = "sessions"
 	ConversationRate = "conversationRate"
-	// Verifications limits how many challenges per minute are sent to webhook endpoints for a principal.
+	// Verifications limits how many challenges per minute are sent for a principal.
 	Verifications = "verifications"
-	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. By default there is no such limit.
+	// WorkspaceSubscriptions limits the subscriptions of a workspace. By default there is no limit.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
-// The defaults of quotas without a flag, for a principal that has no quota of its own.
+// The defaults of quotas without a flag.
 const (
 	DefaultCalls            = 100
 	DefaultSessions         = 1000
 	DefaultConversationRate = 10
-	// DefaultVerifications is how many challenges per minute the server sends for a principal's subscriptions, to all hosts
-	// together.
-	DefaultVerifications = 200
+	DefaultVerifications    = 200
 )
 
 // Names returns the names of all quotas in a stable order.
@@ -131,8 +126,7 @@ func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }
 
-// Buckets are token buckets, one for each key. If there are too many keys, the buckets that have been unused the longest are dropped. If
-// such a key is used again, it gets a new, full bucket.
+// Buckets are token buckets, one for each key. If there are too many keys, the buckets that have been unused the longest are dropped.
 type Buckets[K comparable] struct {
 	perSecond rate.Limit
 	burst     int
@@ -141,8 +135,7 @@ type Buckets[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewBuckets returns Buckets that keep at most as many buckets as the parameter bound says. Each bucket has room for burst tokens and
-// gets perSecond new tokens per second.
+// NewBuckets returns at most bound buckets. Each has room for burst tokens and gets perSecond new tokens per second.
 func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
 	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
@@ -152,8 +145,7 @@ func (b *Buckets[K]) Get(k K) *rate.Limiter {
 	return b.getWith(k, time.Time{}, float64(b.perSecond), b.burst)
 }
 
-// getWith returns the bucket of a key with the given rate and burst. If the key already has a bucket with another rate, getWith changes
-// that bucket.
+// getWith returns the bucket of a key, and changes its rate and burst if necessary.
 func (b *Buckets[K]) getWith(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -169,15 +161,14 @@ func (b *Buckets[K]) getWith(k K, now time.Time, perSecond float64, burst int) *
 	return bucket
 }
 
-// holdings counts the things or bytes that each principal holds. [Concurrency] and [Share] use it.
+// holdings counts the things or bytes that each principal holds.
 type holdings struct {
 	mu          sync.Mutex
 	byPrincipal map[principal]int
 	sum         int
 }
 
-// add adds n to the count of a principal until the returned function release is called, which must happen only once. The caller of
-// add holds h.mu, but the caller of release must not.
+// add adds n until release is called, which must happen only once. The caller of add holds h.mu, but the caller of release must not.
 func (h *holdings) add(key principal, n int) (release func()) {
 	if h.byPrincipal == nil {
 		h.byPrincipal = map[principal]int{}
@@ -194,25 +185,21 @@ func (h *holdings) add(key principal, n int) (release func()) {
 	}
 }
 
-// Concurrency limits how many things a principal may hold at the same time, such as open calls. Like [Rate] it counts in this process
-// only.
+// Concurrency limits how many things a principal may hold at the same time, such as open calls, in this process.
 type Concurrency struct {
 	name, what string
 	limitOf    LimitFunc
-	total      int // the limit of all principals together
+	total      int
 	held       holdings
 }
 
-// NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
-// principals together. Error messages contain the two other parameters: name is the name of the limit. The parameter what is the plural
-// of the counted things.
+// NewConcurrency returns a Concurrency. total is the limit of all principals together. name and what are as in [NewRate].
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
 
-// Take counts one thing until release is called, which must happen exactly once. If a limit is reached, the error is of kind
-// fault.Exhausted with [RetryAfter]. All callers without credentials share the anonymous principal, so it has no limit of its own. Only the
-// limit of all principals together applies to it.
+// Take counts one thing until release is called, which must happen exactly once. All callers without credentials share the anonymous
+// principal, so only the limit of all principals together applies to it.
 func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
 	if c == nil {
 		return func() {}, nil
@@ -235,21 +222,19 @@ func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(
 }
 
 // Share divides memory between principals. No principal may hold more memory than is left free. For example, with a total of 60 MiB, a
-// single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process only.
+// single principal can hold 30 MiB, and then a second one can hold 15 MiB.
 type Share struct {
 	name, what string
 	total      int
 	held       holdings
 }
 
-// NewShare returns a Share that divides total bytes. Error messages contain the two other parameters: name is the name of the limit.
-// The parameter what is the use of the bytes, for example "answers that clients have not read".
+// NewShare returns a Share of total bytes. what is the use of the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
 
-// Take counts bytes until release is called, which must happen exactly once. If the limit is reached, the error is of kind
-// fault.Exhausted with [RetryAfter].
+// Take counts bytes until release is called, which must happen exactly once.
 func (s *Share) Take(p auth.Principal, bytes int) (release func(), err error) {
 	key := principal{p.Workspace, p.ID}
 	s.held.mu.Lock()
