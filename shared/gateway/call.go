@@ -39,7 +39,6 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	return err
 }
 
-// makeCall makes a call and fills in its record for the log and the metric.
 func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	e, task, err := g.findEntry(ctx, c)
 	r.backend = e.Backend
@@ -166,7 +165,6 @@ type exchange struct {
 	abandoned bool      // the call has ended without a response, and the backend does not know that yet
 }
 
-// newExchange returns the exchange of a call, with the [bridge] for the revisions of the client and the backend.
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version}, floor: math.Inf(-1), leave: func() {},
@@ -239,8 +237,8 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// abandon tells the backend that the client no longer waits for the response. It does nothing if there was a response, or if the backend
-// never received the request.
+// abandon tells the backend that the client no longer waits for the response. It does nothing if the backend never received the
+// request.
 func (x *exchange) abandon() {
 	if x.abandoned {
 		x.gateway.abandon(x.client, x.with, x.id)
@@ -330,7 +328,6 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	return answer, nil
 }
 
-// handleLocked handles one message of the call's response stream. done reports whether it was the response.
 func (x *exchange) handleLocked(ctx context.Context, m upstream.Message) (done bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

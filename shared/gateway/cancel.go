@@ -33,12 +33,10 @@ const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
 	// notification arrives at the instance that makes the call, the call ends immediately.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
-	// cancelLife is how long the store keeps a cancellation mark. A minute suffices, because the call is already running and looks for
-	// the mark every few seconds.
+	// cancelLife is how long the store keeps a cancellation mark, for which a running call looks every few seconds.
 	cancelLife = time.Minute
-	// markSkew is the tolerated difference between the clocks of instances: a cancellation mark also ends a call that began up to this
-	// much later. So if a client cancels a call and uses the call's id again within a second, which the revisions forbid, the new call is
-	// cancelled, too.
+	// markSkew is the tolerated difference between the clocks of instances: a cancellation mark also ends a call that began up to
+	// this much later.
 	markSkew = time.Second
 	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
 	// two use different connections, and a busy backend that sees the cancellation first ignores it.
@@ -52,8 +50,7 @@ var (
 	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
 )
 
-// everyCall replaces a call's [requestID] in the key of the mark that cancels all calls of a session. It cannot be equal to a request id,
-// because these are numbers.
+// everyCall replaces a call's [requestID], which is a number, in the key of the mark that cancels all calls of a session.
 var everyCall = json.RawMessage("all")
 
 // cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID], or [everyCall] for all calls of the session.
@@ -61,8 +58,7 @@ func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
 }
 
-// cancelSession writes the mark that cancels all calls of a client's session. It also cancels the calls of this instance, so that they
-// need not find the mark.
+// cancelSession writes the mark that cancels all calls of a client's session. The calls of this instance need not find it.
 func (g *Gateway) cancelSession(ctx context.Context, c api.Client) error {
 	key := cancelKey(c, everyCall)
 	err := g.writeMark(ctx, key)
@@ -101,9 +97,8 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return err
 }
 
-// watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
-// client still has to answer a question. end stops the watch and waits for its goroutine. If the client has no session, there is nothing to
-// watch: the client cancels the call by closing its connection, which ends ctx.
+// watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed while the client still
+// has to answer a question. A client without a session cancels a call by closing its connection, which ends ctx.
 func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}
@@ -150,8 +145,7 @@ func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	})
 }
 
-// endCause returns the error of a call whose context watched, made by watchForEnd, ended because the client cancelled the call or the
-// backend was removed. Otherwise it returns nil.
+// endCause returns the error of a call that ended because the client cancelled it or because the backend was removed, or nil.
 func (x *exchange) endCause(watched context.Context) error {
 	switch cause := context.Cause(watched); {
 	case errors.Is(cause, errCancelled):
@@ -187,8 +181,7 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer a question. It looks only at the last [store.MaxGet] questions, because a single
-// Get cannot read more.
+// anyOpen reports whether the client still has to answer a question. It looks only at as many as a single Get can read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

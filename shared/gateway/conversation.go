@@ -43,11 +43,9 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
-// isRefusal reports whether a backend rejected a message with an error or a 4xx status. The message may be to blame rather than the
-// backend.
+// isRefusal reports whether a backend rejected a message with an error or a 4xx status.
 func isRefusal(err error) bool {
-	status, ok := errors.AsType[*upstream.StatusError](err)
-	return ok && status.Status/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
+	return upstream.StatusOf(err)/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
 // Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session if needed.
@@ -62,8 +60,7 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 	return err
 }
 
-// converseInSession sends the message in the client's session with a session-based backend. If the backend has forgotten the session,
-// converseInSession retries once in a new one.
+// converseInSession retries once in a new session if the backend has forgotten the client's.
 func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backends.Backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
 		s, _, err := g.sessions.getOrBegin(ctx, c, b, false)
@@ -80,8 +77,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backen
 	}
 }
 
-// converse sends one request. If the context ends, it cancels the request: with a notification in a session, otherwise by
-// closing the connection.
+// converse sends one request, and cancels it if the context ends.
 func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := upstream.FreshID()
 	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}

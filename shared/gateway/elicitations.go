@@ -49,8 +49,7 @@ type elicitations struct {
 // elicitationPrefix begins every elicitation's id, so that the gateway rejects other ids without reading the store.
 const elicitationPrefix = "gw_"
 
-// elicitationLife limits how long the store keeps an elicitation, so that it expires even if the process dies or cannot
-// clean up. It expires earlier if the call must end earlier.
+// elicitationLife limits how long the store keeps an elicitation, in case the process dies or cannot clean up.
 const elicitationLife = time.Hour
 
 // elicitationExpiry returns when the store may drop an elicitation of a call. ctx is the call's context.
@@ -127,8 +126,7 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	}
 }
 
-// findElicitation returns the elicitation with the given id, the backend that asked, and the item in the store. It returns a fault of
-// kind NotFound if the id is unknown or the question was for another session.
+// findElicitation returns a fault of kind NotFound if the id is unknown or the question was for another session.
 func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
@@ -257,8 +255,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// readAnswer returns the answer to an elicitation, and in the result at the keys of the items that hold it. Both are nil if the client has
-// not answered yet.
+// readAnswer returns the answer to an elicitation and the keys of its items in the store, or nil if the client has not answered
+// yet.
 func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {

@@ -52,8 +52,7 @@ type Secrets = backends.Secrets
 type Options struct {
 	// Backends lists the backends. It is ignored if there is a Source.
 	Backends []api.Backend
-	// Source returns the current backends; nil means that they never change. The gateway calls it before each use and only reads the
-	// result.
+	// Source returns the current backends before each use; nil means that they never change.
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves a secret in a backend's settings for each request to the backend; nil reads environment variables.
 	Secrets Secrets

@@ -69,7 +69,6 @@ func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 	return b.x.callError(fmt.Errorf("gateway: the backend asks for input in more than %d rounds", maxRounds))
 }
 
-// params returns the params of the call as a backend of 2026-07-28 expects them.
 func (b *inputRoundsBridge) params() json.RawMessage {
 	params := b.x.params()
 	if translate.MultiRound[b.x.call.Method] { // a client with a session gets no requestState, so one that it sends would be another client's
@@ -78,8 +77,7 @@ func (b *inputRoundsBridge) params() json.RawMessage {
 	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))
 }
 
-// describeClient returns the description of a client with a session, in the form that requests of 2026-07-28 have. If the client did not
-// send its name and version, the description has the gateway's (to.Server).
+// describeClient returns the description of a client with a session for requests of 2026-07-28.
 func describeClient(c api.Client, to *upstream.Client) translate.Client {
 	out := translate.Client{Info: c.Info, Capabilities: translate.WithoutTasks(c.Capabilities), Level: c.Level}
 	if len(out.Info) == 0 {
@@ -174,7 +172,6 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	return jsonrpc.AppendRequest(nil, jsonrpc.Quote(in.id), in.method, params)
 }
 
-// await waits until the client has answered all questions.
 func (b *inputRoundsBridge) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := periodic.Sleep(ctx, wait); err != nil {

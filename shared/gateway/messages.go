@@ -43,7 +43,6 @@ func (x *exchange) mirrorHeaders() http.Header {
 	return h
 }
 
-// headerParameters returns the tool's arguments that headers must repeat.
 func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 	if x.call.Method != spec.MethodToolsCall {
 		return nil, nil
@@ -71,7 +70,6 @@ func (x *exchange) checkParameters() error {
 	return nil
 }
 
-// addParameters adds to h the headers that must repeat the tool's arguments.
 func (x *exchange) addParameters(h http.Header) error {
 	list, err := x.headerParameters()
 	if err != nil {
@@ -131,12 +129,10 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 	return m, true
 }
 
-// progressToken returns the client's token for the call's progress, or nil.
 func (x *exchange) progressToken() json.RawMessage {
 	return jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
 }
 
-// ownsProgress reports whether a progress notification has the call's token.
 func (x *exchange) ownsProgress(params json.RawMessage) bool {
 	own := x.progressToken()
 	sent := own
@@ -162,7 +158,6 @@ func (x *exchange) isOutdated(m upstream.Message) bool {
 	return code == strconv.Itoa(spec.CodeUnsupportedVersion) || code == strconv.Itoa(spec.CodeHeaderMismatch) && x.with.Version.Stateless()
 }
 
-// sendFromStateless sends the response of a stateless backend to the client.
 func (x *exchange) sendFromStateless(m upstream.Message) error {
 	if err := x.adaptTask(&m); err != nil {
 		return err
@@ -179,12 +174,10 @@ func (x *exchange) send(message json.RawMessage, response bool) error {
 	return err
 }
 
-// refuse answers a backend's request with an error.
 func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why string) error {
 	return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: code, Message: why}))
 }
 
-// reply answers a backend's request on behalf of the client.
 func (x *exchange) reply(ctx context.Context, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, x.client.AskTimeout)
 	defer cancel()
@@ -231,8 +224,7 @@ func (x *exchange) callError(err error) error {
 	return errors.Join(public, err)
 }
 
-// NotifyExtension forwards a client's notification to the backend that declares its extension, see [backends.Set.Find]. It drops a
-// notification of an extension that no backend declares.
+// NotifyExtension forwards a client's notification to the backend that declares its extension, if there is one.
 func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error {
 	e, err := g.Find(ctx, c, api.Extensions, method)
 	switch {

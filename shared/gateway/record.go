@@ -38,7 +38,6 @@ type record struct {
 	gone    bool   // the client has disconnected
 }
 
-// outcomeOf returns the outcome of a call according to the backend's response.
 func outcomeOf(m upstream.Message) string {
 	switch {
 	case m.Error != nil:
@@ -91,7 +90,6 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 // Flush writes the waiting log lines.
 func (g *Gateway) Flush() { g.lines.Flush() }
 
-// outcomeOfFault returns the outcome of a call that ended with an error of the gateway.
 func outcomeOfFault(err error) string {
 	_, refused := errors.AsType[*jsonrpc.Error](err)
 	switch kind := fault.KindOf(err); {

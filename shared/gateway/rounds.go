@@ -89,7 +89,6 @@ func (b *roundsBridge) sendCall(ctx context.Context) error {
 	return err
 }
 
-// params returns the params of the call as a backend with sessions expects them.
 func (b *roundsBridge) params() json.RawMessage {
 	token := jsonrpc.Quote("gw_" + string(b.x.id))
 	params, replaced := translate.ToSessionBased(b.x.params(), token)
@@ -163,7 +162,6 @@ func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message, _ bool) e
 	return nil
 }
 
-// findAnswer returns the index of the client's answer to a backend's request, or -1.
 func (b *roundsBridge) findAnswer(m upstream.Message) int {
 	d := translate.QuestionDigest(jsonrpc.Member(m.Raw, "params"))
 	for i, a := range b.rounds.Answered {
@@ -174,7 +172,6 @@ func (b *roundsBridge) findAnswer(m upstream.Message) int {
 	return -1
 }
 
-// requireInput returns the pending elicitations to the client in an input_required result.
 func (b *roundsBridge) requireInput() error {
 	requests := []byte{'{'}
 	for _, m := range b.pending {

@@ -58,7 +58,6 @@ type sessions struct {
 // maxDecoded is the length, in bytes, up to which an item's value is cached in decoded. Nearly all values are shorter.
 const maxDecoded = 256
 
-// decode returns the session in an item, or false if it cannot be decoded.
 func (ss *sessions) decode(it *store.Item) (s backendSession, ok bool) {
 	if s, ok = ss.decoded.Get(string(it.Value)); !ok {
 		if json.Unmarshal(it.Value, &s) != nil {
@@ -174,7 +173,6 @@ func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Bac
 	}
 }
 
-// begin initializes a session with the capabilities of the client.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, err error) {
 	d := upstream.Declared{
 		Version: spec.LatestSessionBased, Capabilities: translate.WithoutClientTasks(c.Capabilities), Info: c.Info, Holder: c.Principal.Workspace + "/" + c.Principal.ID,
@@ -244,7 +242,6 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backen
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// listFor returns the client's sessions with the given backends.
 func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
 	byHolder := map[string][]*backends.Backend{} // one holder for a client with a session, otherwise up to two: with and without the token
 	for _, b := range at {
@@ -283,8 +280,7 @@ func (g *Gateway) End(ctx context.Context, c api.Client) error {
 	return err
 }
 
-// Notify forwards a notification of a client's session, for example that its roots changed, to all backends with which the
-// client has a session.
+// Notify forwards a notification of a client's session to all backends with which the client has a session.
 func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
 	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
@@ -303,8 +299,7 @@ func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend,
 	}
 }
 
-// forEachSession calls the function do for all sessions and waits. The calls run concurrently, so that a hanging backend does not delay
-// the others.
+// forEachSession calls the function do for all sessions concurrently, so that a hanging backend does not delay the others.
 func forEachSession(sessions map[*backends.Backend]backendSession, do func(*backends.Backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -374,8 +369,7 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	return nil
 }
 
-// endListed ends the session whose entry in the principal's list has the key listed. token is the caller's token, with which the gateway
-// ends the session at a backend that acts for callers.
+// endListed ends the session whose entry in the principal's list has the key listed. The token is the caller's.
 func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)

@@ -60,7 +60,6 @@ func (g *Gateway) findTask(ctx context.Context, c api.Client, id string) (*backe
 	return g.FindView(ctx, c, server), own
 }
 
-// checkTaskID returns an error if a backend's task id cannot be used.
 func checkTaskID(own json.RawMessage) error {
 	text, ok := jsonrpc.String(own)
 	if !ok || text == "" || len(own) > maxOwnTask {
@@ -117,7 +116,6 @@ func (x *exchange) relateTask(m upstream.Message) upstream.Message {
 	return m
 }
 
-// relateTask replaces the task's id in the _meta of a result or of params.
 func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.RawMessage) json.RawMessage {
 	meta := jsonrpc.Member(value, "_meta")
 	related := jsonrpc.Member(meta, spec.MetaRelatedTask)
@@ -227,7 +225,6 @@ func (l *taskListen) isHonored(id string) bool {
 	return false
 }
 
-// run keeps a listen request open until ctx ends, or until the backend refuses it.
 func (l *taskListen) run(ctx context.Context) {
 	var ack sync.Once
 	acknowledge := func(honored map[string]bool) {
@@ -260,8 +257,8 @@ var errUnwatched = errors.New("gateway: the backend does not have the tasks exte
 
 // isPermanent reports whether an error of a listen means that another attempt would fail too.
 func isPermanent(err error) bool {
-	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
-		return status.Status < 500 && status.Status != http.StatusTooManyRequests && status.Status != http.StatusRequestTimeout
+	if status := upstream.StatusOf(err); status != 0 {
+		return status < 500 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout
 	}
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
@@ -318,7 +315,6 @@ func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]boo
 	}
 }
 
-// mayUseBackend reports whether the client may still use the backend.
 func (l *taskListen) mayUseBackend(ctx context.Context) bool {
 	return l.gateway.FindByServer(ctx, l.client.Principal, l.server) != nil
 }
@@ -352,7 +348,6 @@ func (l *taskListen) send(ctx context.Context, state json.RawMessage) {
 	}
 }
 
-// poll sends the current states of the tasks.
 func (l *taskListen) poll(ctx context.Context, version spec.Version) {
 	for _, own := range l.own {
 		name, _ := jsonrpc.String(own)
