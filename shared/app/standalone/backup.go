@@ -53,7 +53,10 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = copied.Close(), os.Remove(copied.Name()) }()
+	defer func() {
+		// SQLite leaves a journal if the disk is full.
+		_, _, _ = copied.Close(), os.Remove(copied.Name()), os.Remove(copied.Name()+"-journal")
+	}()
 	keys, err := copyWithKeys(data, func() error {
 		if err := copied.Truncate(0); err != nil {
 			return err

@@ -69,6 +69,7 @@ func TestBackup(t *testing.T) {
 			{"into no directory", func() error { return Backup(t.Context(), settings.Data, filepath.Join(dir, "no", "b"), nil) }, fault.Invalid, "the directory " + filepath.Join(dir, "no") + " does not exist"},
 			{"of no server", func() error { return Backup(t.Context(), dir, filepath.Join(dir, "b"), nil) }, fault.Invalid, databaseName},
 			{"interrupted", func() error { return Backup(interrupted, settings.Data, filepath.Join(dir, "b"), nil) }, fault.Unavailable, "no file was written"},
+			{"onto a full disk", func() error { return backup(t.Context(), settings.Data, filepath.Join(dir, "b"), nil, failFull) }, fault.Invalid, "disk is full"},
 			{"over a server", func() error { return Restore(t.Context(), file, settings.Data, nil) }, fault.Conflict, "is there already"},
 			{"of nothing", func() error { return Restore(t.Context(), filepath.Join(dir, "none"), data, nil) }, fault.Invalid, "none"},
 			{"of another file", func() error { return Restore(t.Context(), write([]byte("no backup")), data, nil) }, fault.Invalid, "not a backup"},
@@ -83,6 +84,12 @@ func TestBackup(t *testing.T) {
 		left(t, dir)
 		left(t, data)
 	})
+}
+
+// failFull fails as [engine.Copy] does on a full disk, where SQLite also leaves a journal.
+func failFull(_ context.Context, _, to string, begun func(int64)) error {
+	begun(0)
+	return errors.Join(os.WriteFile(to+"-journal", nil, 0o600), errors.New("database or disk is full"))
 }
 
 func TestBackup_WhileKeysChange(t *testing.T) {
