@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -351,6 +352,58 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 			t.Errorf("it is %+v, want %d replayed", job, step)
 		}
 	})
+}
+
+// OPS-05: while a worker runs a replay, another process cancels it before one call of the store, and deletes it or starts it again before
+// a later one. A deleted replay stays deleted, and one that was started again ends.
+func TestAReplayThatChangesWhileItRuns(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		calls := 1
+		for cancelAt := 0; cancelAt <= calls; cancelAt++ { // 0 cancels it never
+			for at := max(1, cancelAt); at <= calls; at++ {
+				r, _ := registered(t)
+				r.script = tooLarge
+				r.publish("evt_1")
+				r.publish("evt_2")
+				r.run()
+				when := fmt.Sprintf("again %v, canceled before call %d, changed before call %d", again, cancelAt, at)
+				start := func() *deadletter.Replay {
+					return expect.Value(r.replays().Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 1))(t)
+				}
+				job := start()
+				second := &storetest.Faulty{DB: r.db, At: at, Meanwhile: func() {
+					if again {
+						r.now = r.now.Add(time.Second)
+						start()
+						return
+					}
+					expect.OK(t, r.replays().Each(t.Context(), "default", func(_ *deadletter.Replay, keys []store.Key) error {
+						var ops []store.Op
+						for _, k := range keys {
+							ops = append(ops, store.Delete(k))
+						}
+						return r.db.WriteAll(t.Context(), ops...)
+					}))
+				}}
+				first := &storetest.Faulty{DB: second, At: cancelAt, Meanwhile: func() {
+					expect.OK(t, expect.ErrOf(r.replays().Cancel(t.Context(), "default", job.ID)))
+				}}
+				expect.OK(t, expect.ErrOf(r.replaysOf(r.operationsOn(first, mortal{r.db, r})).Run(t.Context())))
+				calls = max(calls, first.Calls)
+				have := expect.Value(r.replays().Find(t.Context(), "default", job.ID))(t)
+				if !again {
+					expect.True(t, when+": the replay is deleted", have == nil || first.Calls < at)
+					continue
+				}
+				for range 10 {
+					r.now = r.now.Add(time.Minute)
+					expect.OK(t, expect.ErrOf(r.replays().Run(t.Context())))
+				}
+				have = expect.Value(r.replays().Find(t.Context(), "default", job.ID))(t)
+				expect.True(t, fmt.Sprintf("%s: the replay is over, got %+v", when, have), have.State != deadletter.ReplayRunning)
+			}
+		}
+	}
 }
 
 // OPS-14: an event that is replayed, or that waited for a person or a subscriber, was not delayed by the server. Otherwise a client

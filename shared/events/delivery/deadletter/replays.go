@@ -200,7 +200,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 		if r.Total, _, err = rs.CountSelected(ctx, workspace, sub, r.selection()); err != nil {
 			return nil, err
 		}
-		entry := store.Item{Key: runningKey(workspace, id)}
+		entry := store.Item{Key: runningKey(workspace, id), Version: now.UnixMicro()}
 		err = rs.save(ctx, r, store.Put(entry))
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "begin a replay")
@@ -275,25 +275,31 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
 	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // the sort key is <workspace>#<id>
-		n, err := rs.run(ctx, it.Sort[:end], it.Sort[end+1:], time.Time{})
-		taken += n
+		r, err := rs.Find(ctx, it.Sort[:end], it.Sort[end+1:])
+		switch {
+		case err != nil:
+		case r != nil && r.State == ReplayRunning:
+			var n int
+			n, err = rs.run(ctx, r, time.Time{})
+			taken += n
+		default:
+			// If the replay has been started again meanwhile, its entry has another version.
+			err = rs.deliveries.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
+			if errors.Is(err, store.ErrConflict) {
+				err = nil
+			}
+			err = fault.Wrap(fault.Unavailable, err, "end a replay")
+		}
 		errs = append(errs, err)
 		return nil
 	})
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It returns the number
+// run claims a running replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It returns the number
 // of letters and events that it sent. It begins no step shortly before ctx ends, because the step could not save its position. If until is
 // not zero, run also stops at that time.
-func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
-	r, err := rs.Find(ctx, workspace, id)
-	if err != nil {
-		return 0, err
-	}
-	if r == nil || r.State != ReplayRunning {
-		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.DB.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
-	}
+func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken int, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)
 		if last := rs.deliveries.Now().Add(max(left/2, left-2*stepTime)); until.IsZero() || last.Before(until) {
@@ -343,7 +349,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.Now().Add(beginTime)); err != nil {
+	if _, err := rs.run(ctx, r, rs.deliveries.Now().Add(beginTime)); err != nil {
 		return nil, err
 	}
 	return rs.Find(ctx, r.Workspace, r.ID)
