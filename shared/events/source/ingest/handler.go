@@ -286,7 +286,7 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 		return nil, err
 	}
 	if known := cmp.Or(all...); known != nil {
-		o.Kind, o.ID = Duplicate, known.ID
+		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
 		// The request may be a replay with an id that an attacker made up. So do not remember the id. Remember only the hash of
 		// the signed text, unless it is already known.
 		if added = all[last] == nil; added {

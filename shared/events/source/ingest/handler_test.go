@@ -205,6 +205,8 @@ func TestHandler(t *testing.T) {
 		f.now = f.now.Add(71 * time.Hour)
 		f.wants(t, pull("d-1", opened), 202, `{"accepted":[{"id":"d-1","uri":"event://github/acme/site/pull_request"}]}`, ingest.Duplicate)
 		expect.Equal(t, "events", len(f.events(t)), 1)
+		f.wants(t, pull("d-1", strings.Replace(opened, "site", "shop", 1)), 202, `acme/site`, ingest.Duplicate)
+		expect.Equal(t, "the URI in the outcome of another request with the id", f.outcomes[2].URI, f.outcomes[0].URI)
 	})
 	t.Run("SRC-04 a new process knows the ids that another has accepted", func(t *testing.T) {
 		f := newFixture(t)
