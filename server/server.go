@@ -198,7 +198,9 @@ func (s *Server) URL() string { return s.running.URL }
 func (s *Server) AdminURL() string { return s.running.AdminURL }
 
 // Handler returns the handler of /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, the paths below /.well-known
-// and, if [Options.AdminAddr] is empty, /admin and /console.
+// and, if [Options.AdminAddr] is empty, /admin and /console. Call [Server.Shutdown] before you shut down the HTTP server that
+// serves it, because that HTTP server waits for open streams. A middleware's response writer needs a method Flush or Unwrap, or
+// streams bring no events.
 func (s *Server) Handler() http.Handler { return s.running.Handler() }
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the

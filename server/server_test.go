@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -148,6 +149,31 @@ func TestServedReportsNoErrorOfShutdown(t *testing.T) {
 		t.Errorf("got %v, want no error", err)
 	case <-time.After(100 * time.Millisecond):
 	}
+}
+
+// wrapped is a response writer as many middlewares have it.
+type wrapped struct{ http.ResponseWriter }
+
+type unwrapped struct{ wrapped }
+
+func (u unwrapped) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
+// Without a flush, the client of a stream would wait forever, and see no error.
+func TestAMiddlewareThatHidesFlushIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	s := expect.Value(server.New(t.Context(), server.Options{Data: server.InMemory, Catalog: []byte(orders), Log: slog.New(slog.NewTextHandler(&log, nil))}))(t)
+	ask := func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+		s.Handler().ServeHTTP(wrap(httptest.NewRecorder()), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/healthz", nil))
+	}
+	ask(func(w http.ResponseWriter) http.ResponseWriter { return w })
+	ask(func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{wrapped{w}} })
+	quiet := log.Len()
+	for range 2 {
+		ask(func(w http.ResponseWriter) http.ResponseWriter { return wrapped{w} })
+	}
+	shutdown(t, s)
+	expect.Equal(t, "the log's length before", quiet, 0)
+	expect.Equal(t, "the messages", strings.Count(log.String(), `msg="streams cannot be sent" writer=server_test.wrapped`), 1)
 }
 
 func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {

@@ -119,7 +119,8 @@ type Server struct {
 	terminator   *lifecycle.Terminator
 	conversation *conversation.Service
 
-	refused atomic.Bool
+	refused   atomic.Bool
+	unflushed sync.Once // logs that responses cannot be flushed
 
 	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
@@ -233,8 +234,30 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// Handler returns the handler of all paths, including /admin and /console unless they have an address of their own.
-func (s *Server) Handler() http.Handler { return s.handler }
+// Handler returns the handler of all paths, including /admin and /console unless they have an address of their own. It logs an
+// error if responses cannot be flushed, because the clients of streams would then wait forever.
+func (s *Server) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !canFlush(w) {
+			s.unflushed.Do(func() { s.core.Log.Error("streams cannot be sent", "writer", fmt.Sprintf("%T", w)) })
+		}
+		s.handler.ServeHTTP(w, r)
+	})
+}
+
+// canFlush reports whether [http.ResponseController] can flush a response.
+func canFlush(w http.ResponseWriter) bool {
+	for {
+		switch t := w.(type) {
+		case http.Flusher, interface{ FlushError() error }:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return false
+		}
+	}
+}
 
 // Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication,
 // the workspace is "default". Publish returns when the events are on disk.
