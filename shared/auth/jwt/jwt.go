@@ -53,8 +53,8 @@ type Options struct {
 	Leeway time.Duration
 	// Client, Now and Log may be nil. Log receives refused tokens (debug) and failed fetches of keys.
 	Client *http.Client
-	Now func() time.Time
-	Log *slog.Logger
+	Now    func() time.Time
+	Log    *slog.Logger
 }
 
 // Authenticator authenticates callers with access tokens. It fetches no keys before it receives the first token. It may be used
