@@ -1,11 +1,9 @@
 // Package admin is the operators' HTTP API, /admin/v1. It shows subscriptions, deliveries, events and settings, and lets
 // people pause, resume, retry, replay and erase.
 //
-// The package has handlers and no store: each handler calls the package that owns the concept. Package operations declares
-// the operations, and has the OpenAPI document. A request is parsed once ([readRequest]), so handlers start with valid
-// parameters. An operator (scope events:operate) sees the whole workspace. An owner (events:subscribe) sees their own
-// subscriptions and deliveries; for them, everything else does not exist. Each change is written to the audit trail before
-// it is made.
+// Package operations declares the operations, and has the OpenAPI document. A request is parsed once ([readRequest]), so handlers start
+// with valid parameters. An operator (scope events:operate) sees the whole workspace. An owner (events:subscribe) sees only their own
+// subscriptions and deliveries. Each change is written to the audit trail before it is made.
 package admin
 
 import (
@@ -47,22 +45,20 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if the server cannot
-	// check the backend, e.g. because only callers have credentials for it.
+	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if it cannot be checked.
 	State string `json:"state,omitempty"`
-	// Rules has the configured access rules by the kind of entries, e.g. "tools". Kinds without rules are absent.
+	// Rules has the configured access rules by the kind of entries, e.g. "tools".
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
 	// Warnings explain why some event types of the backend are not listed.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Options has the services that the API calls, and its settings.
+// Options configure a [Handler].
 type Options struct {
-	Auth  auth.Authenticator
-	Guard auth.Guard
-	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be empty.
+	Auth        auth.Authenticator
+	Guard       auth.Guard
 	MetadataURL string
-	// DB has the audit trail, quotas, and the records of deliveries and sources.
+	// DB has the audit trail, quotas, and records.
 	DB            store.DB
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists
@@ -72,28 +68,23 @@ type Options struct {
 	Switches      *switches.Set
 	Events        *eventlog.Log
 	Catalogs      catalog.Source
-	// Kept says which attempts the delivery log keeps.
-	Kept records.Keep
-	// Explainer finds the outcomes of events.
-	Explainer *judge.Explainer
-	Backends  func(ctx context.Context, workspace string) ([]Backend, error)
-	Sources   ingest.Sources
-	// SourceSecrets looks up the secret of a source when an operator tries the source with a saved request. If it is nil, such
-	// a trial does not check the signature.
+	Kept          records.Keep
+	Explainer     *judge.Explainer
+	Backends      func(ctx context.Context, workspace string) ([]Backend, error)
+	Sources       ingest.Sources
+	// SourceSecrets looks up the secret of a source when an operator tries the source. If it is nil, such a trial does not check the signature.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits how many changes each owner may request per second. Operators are not limited. Nil means no limit.
-	Rate *quota.Rate
-	// Quota returns a function that looks up a principal's quota of the given name.
+	// Rate limits how many changes each owner may request per second.
+	Rate  *quota.Rate
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
-	// Closing is closed at a shutdown, when live streams must end. It may be nil.
+	// Closing is closed at a shutdown, when live streams must end.
 	Closing <-chan struct{}
-	// Limited is called with the name of each limit that a request exceeds. It may be nil.
+	// Limited is called with the name of each exceeded limit. It may be nil.
 	Limited func(limit string)
 	Log     *slog.Logger
 }
 
-// Handler serves the API. It authenticates callers and routes requests to the handlers of the operations. Use [New] to
-// create one.
+// Handler serves the API. Use [New] to create one.
 type Handler struct {
 	auth      auth.Authenticator
 	guard     auth.Guard
@@ -118,7 +109,7 @@ func New(o Options) *Handler {
 		}
 		paths[op.Path][op.Method] = endpoint{Operation: op, serve: serve[op.ID]}
 	}
-	h.slashed = map[string]map[string]endpoint{} // paths that the mux would redirect; ServeHTTP looks here before it calls the mux
+	h.slashed = map[string]map[string]endpoint{}
 	for _, path := range []string{oneSwitch, oneNote} {
 		before, _, _ := strings.Cut(path, "{")
 		h.slashed[Prefix+before] = paths[path]
@@ -131,20 +122,18 @@ func New(o Options) *Handler {
 	return h
 }
 
-// endpoint is an operation and its handler.
 type endpoint struct {
 	operations.Operation
 	serve func(c *call) (any, error)
 }
 
-// oneSwitch and oneNote are the paths of a switch, and of the note about an origin. Names of switches and origins may contain "//",
-// for which the mux would answer with a redirect. So ServeHTTP handles these paths before it calls the mux.
+// Names of switches and origins may contain "//", for which the mux would answer with a redirect. So ServeHTTP handles these paths before it
+// calls the mux.
 const (
 	oneSwitch = "switches/{name}"
 	oneNote   = "notes/{origin}"
 )
 
-// handlers returns the handlers of all operations by their ids.
 func handlers(o Options) map[string]func(*call) (any, error) {
 	seen := visible{subscriptions: o.Subscriptions, lists: o.Lists}
 	subscriptions := &subscriptionHandlers{visible: seen, catalogs: o.Catalogs, operations: o.Operations, switches: o.Switches}
@@ -202,8 +191,6 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// An origin such as https://hooks.example.com contains "//", so the mux would answer such a path with a redirect to the path with
-	// a single slash.
 	for before, methods := range h.slashed {
 		if name, ok := strings.CutPrefix(r.URL.Path, before); ok {
 			r.SetPathValue("name", name)
@@ -214,13 +201,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
-// call is a request of a caller who is allowed to make it.
+// call is a request that its caller is allowed to make.
 type call struct {
 	*http.Request
 	request
 	principal auth.Principal
 	trail     *audit.Trail
-	// operator is true if the caller may see the whole workspace.
+	// operator says that the caller may see the whole workspace.
 	operator bool
 }
 
@@ -263,7 +250,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 
 func describe(*call) (any, error) { return operations.Document(), nil }
 
-// show returns a handler that finds an object with the function find, and responds with the object as the function view returns it.
+// show returns a handler that finds an object and responds with its view.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
 	return func(c *call) (any, error) {
 		v, err := find(c)
@@ -274,14 +261,12 @@ func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (a
 	}
 }
 
-// list is the response of an operation that lists items.
 type list[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty"`
 }
 
-// newList returns a page with the items as the function view returns them. The parameter next is the key of the last item if there
-// are more items, and otherwise empty.
+// newList returns a page of views. next is the key of the last item if there are more items.
 func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {
@@ -290,8 +275,8 @@ func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] 
 	return list[V]{Items: views, Next: c.cursorAfter(next)}
 }
 
-// cutPage returns a page of an in-memory list. The page begins after the item whose key equals the parameter after. If no item has
-// this key any more, cutPage returns the first page. next is the key of the page's last item, or empty if no items follow.
+// cutPage returns a page of an in-memory list, which begins after the key. If no item has this key any more, it is the first page. next is the
+// key of the page's last item if more follow.
 func cutPage[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
 	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
 	if len(all) <= limit {
@@ -300,14 +285,13 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 	return all[:limit], key(all[limit-1])
 }
 
-// asIs returns its argument. Lists use it for items that are shown unchanged.
+// asIs is a view of items that are shown unchanged.
 func asIs[T any](v T) T { return v }
 
-// change makes a change by calling do. It first writes the change to the audit trail, with the object's states before and
-// after it. A state is nil if the object does not exist then.
+// change makes a change by calling do, after writing it to the audit trail. A state is nil if the object does not exist then.
 func (c *call) change(action, target string, before, after any, do func() error) error {
 	via := "api"
-	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // only browsers can set this header
+	if c.Header.Get("Sec-Fetch-Site") == "same-origin" {
 		via = "console"
 	}
 	was, err := json.Marshal(before)
@@ -327,17 +311,15 @@ func listAudit(c *call) (any, error) {
 	return newList(c, entries, next, asIs), nil
 }
 
-// erasure is the result of an erasure: the numbers of erased items by kind or, for a dry run, of the items that would be
-// erased.
+// erasure is the result of an erasure or a dry run.
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`
 	Counts    map[string]int `json:"counts"`
-	// Complete is false if there are more items to erase. The caller must then repeat the request.
+	// Complete says that there are no more items to erase. Otherwise the caller must repeat the request.
 	Complete bool `json:"complete"`
 }
 
-// principalHandler erases the stored data of principals.
 type principalHandler struct{ eraser *erase.Eraser }
 
 func (h *principalHandler) erase(c *call) (any, error) {
@@ -354,7 +336,7 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		err := run()
 		return out, err
 	}
-	if out.Principal == c.principal.ID && !c.principal.Anonymous { // without authentication there is only one principal
+	if out.Principal == c.principal.ID && !c.principal.Anonymous {
 		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}
 	err := c.change("principal.erase", erase.Pseudonym(c.principal.Workspace, out.Principal), nil, nil, run)

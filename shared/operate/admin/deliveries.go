@@ -21,26 +21,23 @@ func answerAccepted(body any) httpjson.Answer {
 	return httpjson.Answer{Status: http.StatusAccepted, Body: body}
 }
 
-// attemptView is an attempt to deliver an event, as the API shows it.
 type attemptView struct {
 	Subscription string `json:"subscription"`
 	Event        string `json:"event"`
 	URI          string `json:"uri,omitempty"`
 	Name         string `json:"name,omitempty"`
 	Origin       string `json:"origin,omitempty"`
-	// Target is the endpoint's URL without its query. Records have only the origin, so the URL comes from the subscription. It
-	// is absent if the subscription has ended.
+	// Target is the endpoint's URL without its query. It is absent if the subscription has ended.
 	Target     string    `json:"target,omitempty"`
 	Attempt    int       `json:"attempt"`
 	At         time.Time `json:"at"`
 	DurationMS int64     `json:"durationMs"`
 	Outcome    string    `json:"outcome"`
-	// Status is the class of the response's status, e.g. "5xx". It is absent if there was no response.
+	// Status is the class of the response's status, e.g. "5xx".
 	Status string `json:"status,omitempty"`
-	// StatusCode is the exact status, for operators only. Owners choose the endpoint's URL, so exact statuses would let them explore our
-	// network (SRF-05).
+	// StatusCode is for operators only. Owners choose the endpoint's URL, so exact statuses would let them explore our network (SRF-05).
 	StatusCode int `json:"statusCode,omitempty"`
-	// Response is the beginning of a failed response, if the server keeps it. Only operators see it.
+	// Response is the beginning of a failed response, for operators only.
 	Response    string    `json:"response,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
@@ -59,7 +56,6 @@ func (c *call) viewOfAttempt(r records.Record) attemptView {
 	return v
 }
 
-// statusCode returns the status for an operator, and 0 for an owner.
 func (c *call) statusCode(status int) int {
 	if !c.operator {
 		return 0
@@ -74,16 +70,14 @@ func statusClass(status int) string {
 	return fmt.Sprintf("%dxx", status/100)
 }
 
-// deliveryList is a page of attempts. It says which kinds of attempts the delivery log keeps.
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted is the number of attempts that this page leaves out. If many attempts happen within a short time, a list of the
-	// attempts of several subscriptions has only some of them. The list of a single subscription has all its attempts.
+	// Omitted is the number of attempts that this page leaves out, because many happened within a short time. The list of a single
+	// subscription has all its attempts.
 	Omitted int64 `json:"omitted"`
 }
 
-// attemptHandler lists the attempts to deliver events, from the delivery log.
 type attemptHandler struct {
 	visible visible
 	db      store.DB
@@ -110,7 +104,6 @@ func (h *attemptHandler) list(c *call) (any, error) {
 	return out, h.visible.addTargets(c, found, out.Items)
 }
 
-// addTargets sets the target of each view to the endpoint's URL.
 func (v visible) addTargets(c *call, found []records.Record, views []attemptView) error {
 	targets, err := targetsOf(c, v, found, func(r records.Record) subscription.Owned {
 		return subscription.Owned{ID: r.Subscription, Principal: r.Principal}
@@ -121,8 +114,7 @@ func (v visible) addTargets(c *call, found []records.Record, views []attemptView
 	return err
 }
 
-// targetsOf maps the subscriptions of records or dead letters to their endpoints' URLs without queries. It leaves out subscriptions that
-// have ended.
+// targetsOf maps subscriptions that have not ended to their endpoints' URLs without queries.
 func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
 	for _, one := range found {
@@ -140,7 +132,6 @@ func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.
 	return targets, err
 }
 
-// letterView is a dead letter as the API shows it.
 type letterView struct {
 	ID           string    `json:"id"`
 	Queue        string    `json:"queue"`
@@ -151,15 +142,14 @@ type letterView struct {
 	URI          string    `json:"uri,omitempty"`
 	Name         string    `json:"name,omitempty"`
 	Origin       string    `json:"origin,omitempty"`
-	Target       string    `json:"target,omitempty"` // as in [attemptView]
+	Target       string    `json:"target,omitempty"`
 	First        time.Time `json:"first"`
 	Dead         time.Time `json:"dead"`
 	Test         bool      `json:"test,omitempty"`
-	// StatusCode is the status of the last attempt. Only operators see it, as in [attemptView].
+	// StatusCode is the status of the last attempt, for operators only.
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
-	// Attributes are the attributes of a queue message that could not be handled. They are absent if the dead letter is a
-	// failed delivery.
+	// Attributes are those of a queue message that could not be handled.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
@@ -187,7 +177,6 @@ func (c *call) viewOfLetter(l deadletter.Letter) letterView {
 	return v
 }
 
-// letterHandlers list, show and retry dead letters.
 type letterHandlers struct {
 	visible    visible
 	operations *deadletter.Operations
@@ -209,7 +198,6 @@ func (h *letterHandlers) list(c *call) (any, error) {
 	return newList(c, views, next, asIs), err
 }
 
-// views returns the views of dead letters, with the URLs of their endpoints.
 func (h *letterHandlers) views(c *call, letters ...deadletter.Letter) ([]letterView, error) {
 	targets, err := targetsOf(c, h.visible, letters, func(l deadletter.Letter) subscription.Owned {
 		return subscription.Owned{ID: l.Subscription, Principal: l.Principal}
@@ -236,7 +224,6 @@ func (h *letterHandlers) read(c *call) (any, error) {
 	return views[0], nil
 }
 
-// find returns the dead letter that the request's path names, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
 	l, err := h.operations.FindLetter(c.Context(), c.principal.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.principal.ID) {
@@ -272,7 +259,6 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 	return answerAccepted(answer), err
 }
 
-// replayView is a replay as the API shows it.
 type replayView struct {
 	ID       string                  `json:"id"`
 	State    string                  `json:"state"`
@@ -294,7 +280,6 @@ func viewOfReplay(r deadletter.Replay) replayView {
 	}
 }
 
-// replayHandlers start, show and cancel replays.
 type replayHandlers struct {
 	visible visible
 	replays *deadletter.Replays
@@ -358,7 +343,6 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	return answerAccepted(viewOfReplay(*replay)), nil
 }
 
-// find returns the replay that the request's path names.
 func (h *replayHandlers) find(c *call) (*deadletter.Replay, error) {
 	r, err := h.replays.Find(c.Context(), c.principal.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// eventView is an event as the API shows it, with its payload.
 type eventView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
@@ -38,7 +37,7 @@ func viewOfEvent(e event.Event) eventView {
 
 type eventList struct {
 	list[eventView]
-	// Truncated is true if the event type has more than [maxURIs] URIs, so that events of some URIs are missing.
+	// Truncated says that the event type has more than [maxURIs] URIs, so that events of some URIs are missing.
 	Truncated bool `json:"truncated"`
 }
 
@@ -47,7 +46,6 @@ const (
 	maxLook = 500 // maximum number of a URI's items that a search for an event reads
 )
 
-// eventHandlers find events in the log, list, show and deliver them, and list their types.
 type eventHandlers struct {
 	visible    visible
 	db         store.DB
@@ -86,8 +84,8 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	return eventList{list: newList(c, found, next, viewOfEvent), Truncated: truncated}, nil
 }
 
-// partitions returns the log partitions with the events of a URI or, if uri is empty, of the event type with the given name.
-// truncated is true if the event type has more URIs than partitions looks at ([maxURIs]).
+// partitions returns the log partitions with the events of a URI or, if uri is empty, of an event type. truncated says that the event type
+// has more than [maxURIs] URIs.
 func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
@@ -102,7 +100,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	return parts, truncated, nil
 }
 
-// urisOf returns the URIs of an event type that had events within the last month. The result more is true if there are further URIs.
+// urisOf returns the URIs of an event type that had events within the last month.
 func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
@@ -132,9 +130,8 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names. Only some stores have an index of event ids, so find also looks for the id in
-// the delivery log. The record of an attempt there has the event's URI, and after a failed attempt the event itself is stored, too.
-// If all this fails and there is no index, find searches the event log for each URI in use.
+// find returns the event that the request's path names. Only some stores have an index of event ids. Otherwise find looks for the id in the
+// delivery log, whose records have the event's URI, and at last searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
@@ -162,7 +159,7 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	return h.search(c, id, nil)
 }
 
-// search searches the log for an event with one of the URIs. Without URIs it searches the URIs of all event types.
+// search searches the log for an event with one of the URIs, or of any event type if there are none.
 func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
@@ -213,7 +210,6 @@ func (h *eventHandlers) deliver(c *call) (any, error) {
 	return answerAccepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
 }
 
-// typeView is an event type of the catalog as the API shows it.
 type typeView struct {
 	Name        string   `json:"name"`
 	URI         string   `json:"uri"` // with its variables in braces
@@ -233,8 +229,7 @@ func (h *eventHandlers) listTypes(c *call) (any, error) {
 	}), nil
 }
 
-// tailedPartitions returns the partitions of the event log from which a live stream reads new events: the partitions of all event
-// types, but at most [maxTailed]. truncated is true if partitions are missing.
+// tailedPartitions returns the partitions of all event types, at most [maxTailed].
 func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, truncated bool, err error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
@@ -242,7 +237,7 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 	}
 	for _, e := range cat.Entries() {
 		some, more, err := h.partitions(c, cat, "", e.Name)
-		if err != nil { // partitions fails because the URIs of the type have no common parent
+		if err != nil {
 			truncated = true
 			continue
 		}
@@ -254,11 +249,10 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 	return parts, truncated, nil
 }
 
-// eventOutcomeView is the outcome of an event for one subscription as the API shows it.
 type eventOutcomeView struct {
 	Subscription string `json:"subscription"`
 	Principal    string `json:"principal,omitempty"`
-	// Target is the endpoint's URL without its query, or only its origin if the subscription no longer exists.
+	// Target is the endpoint's URL without its query, or its origin if the subscription no longer exists.
 	Target      string           `json:"target,omitempty"`
 	Outcome     judge.Kind       `json:"outcome"`
 	Why         string           `json:"why"`
@@ -271,7 +265,7 @@ type eventOutcomeView struct {
 	Switch      *switches.Switch `json:"switch,omitempty"`
 }
 
-// filterView explains a mismatch: the subscription's argument, the wanted value, and the event's value.
+// filterView explains a mismatch.
 type filterView struct {
 	Argument string          `json:"argument"`
 	Wanted   json.RawMessage `json:"wanted"`
@@ -298,7 +292,6 @@ type eventOutcomeList struct {
 	kept
 }
 
-// eventOutcomeHandler lists the outcome of an event for each subscription.
 type eventOutcomeHandler struct {
 	events    *eventHandlers
 	explainer *judge.Explainer
@@ -329,8 +322,8 @@ func (h *eventOutcomeHandler) list(c *call) (any, error) {
 	return eventOutcomeList{newList(c, found, next, viewOfEventOutcome), keptOf(h.kept, state.KeptFor)}, nil
 }
 
-// find returns the event that the request's path names. If the log has no such event, because it has expired or is a test
-// event, find builds one without payload from a record of an attempt.
+// find returns the event that the request's path names. If the log has no such event, find builds one without payload from a record of
+// an attempt.
 func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	e, err := h.events.find(c)
 	if err == nil {

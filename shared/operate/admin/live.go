@@ -18,42 +18,37 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A live stream polls the delivery log and the event log, and sends the new attempts and events. A poll reads a limited number of items,
-// shows the newest and only counts the rest. To show the endpoints' URLs, it also reads the subscriptions of the shown attempts. If the
-// store knows the end of the event log, a poll skips the event log until an event is appended.
+// A live stream polls the delivery log and the event log. A poll reads a limited number of items, shows the newest and only counts the rest.
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
-	// pollEvery is the time between two polls. Stores that charge for each request use pollRarely instead.
+	// pollRarely is for stores that charge for each request.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is how far each poll looks back before the time of the previous poll, because a record or an event may appear in its
-	// log up to lookBack later than its time says. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
+	// lookBack is how far each poll looks back before the previous one, because a record or an event may appear in its log later than its time
+	// says. In the event log on DynamoDB, the delay can be up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // maximum number of attempts, and of events, in a message of a stream
 	heartbeat = 15 * time.Second // maximum time without a message
-	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
-	// each poll looks for them.
+	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money.
 	findURIsEvery = 30 * time.Second
 )
 
-// recheckEvery is how often a stream checks that its caller is still allowed to read it. Tests shorten it.
+// recheckEvery is how often a stream checks that its caller is still allowed to read it.
 var recheckEvery = 5 * time.Second
 
-// tick is a message of a live stream.
 type tick struct {
 	At time.Time `json:"at"`
 	figures
 	Published int `json:"published"`
-	// Deliveries and Events are the newest attempts and events, newest first. The events have no payloads.
+	// Deliveries and Events are the newest ones, newest first. The events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
-	// Truncated is true if the event log has more partitions than the stream reads ([maxTailed]), so events may be missing.
+	// Truncated says that the event log has more than [maxTailed] partitions, so events may be missing.
 	Truncated bool `json:"truncated"`
 }
 
-// liveHandler opens live streams.
 type liveHandler struct {
 	events  *eventHandlers
 	auth    auth.Authenticator
@@ -65,15 +60,14 @@ type liveHandler struct {
 	open []*liveSlot // oldest first
 }
 
-// liveSlot permits a workspace to have one live stream.
 type liveSlot struct {
 	workspace string
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new stream of a workspace. If all slots are in use, reserve takes the slot of the oldest stream of the
-// workspace with the most streams. It does so only if that workspace has at least two streams more than this one. With a smaller
-// difference, the two workspaces could take the same slot from each other in turn. If there is no slot to take, reserve returns nil.
+// reserve returns a slot for a new stream of a workspace, or nil. If all slots are in use, it takes the slot of the oldest stream of the
+// workspace with the most streams, which must have at least two more. Otherwise two workspaces could take the same slot from each other in
+// turn.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,7 +99,6 @@ func (h *liveHandler) release(s *liveSlot) {
 	h.open = slices.DeleteFunc(h.open, func(other *liveSlot) bool { return other == s })
 }
 
-// tail is the state of a live stream.
 type tail struct {
 	*liveHandler
 	*call
@@ -114,8 +107,8 @@ type tail struct {
 	seen      map[string]time.Time // records and events of the last seconds, and when they were read
 	parts     []eventlog.Partition
 	truncated bool
-	tailed    time.Time // when parts was last set
-	end       int64     // the end of the log when it last grew; negative before the first poll
+	tailed    time.Time
+	end       int64 // the end of the log when it last grew; negative before the first poll
 	grew      time.Time
 }
 
@@ -133,8 +126,7 @@ func (h *liveHandler) stream(c *call) (any, error) {
 	}), nil
 }
 
-// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message
-// that says why, because clients reconnect by themselves.
+// run serves the stream until it is too old, the caller loses access or a poll fails. Clients reconnect by themselves.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
@@ -172,7 +164,7 @@ func (t *tail) run(out *sse.Writer) {
 		}
 		e := sse.Event{Comment: " quiet"}
 		if news.Attempts > 0 || news.Published > 0 {
-			data, _ := json.Marshal(news) // cannot fail for these types
+			data, _ := json.Marshal(news)
 			e = sse.Event{Name: "tick", Data: data}
 		} else if time.Since(last) < heartbeat {
 			continue
@@ -184,8 +176,8 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// mayContinue reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is
-// unreachable, it returns true.
+// mayContinue reports whether the caller may still see the workspace, also if the check itself fails, for example because the issuer is
+// unreachable.
 func (t *tail) mayContinue() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
@@ -197,7 +189,6 @@ func (t *tail) mayContinue() bool {
 	return now.ID == t.principal.ID && now.Workspace == t.principal.Workspace && now.Has(auth.ScopeOperate)
 }
 
-// poll returns the attempts and events since the previous poll.
 func (t *tail) poll() (*tick, error) {
 	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
@@ -250,7 +241,7 @@ func (t *tail) poll() (*tick, error) {
 	return news, nil
 }
 
-// newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
+// newEvents may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
 	if end := t.events.log.Position(); end != t.end { // always true if the log has no total order, because positions are then times
 		t.end, t.grew = end, now

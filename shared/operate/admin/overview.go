@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// maxCounted is the highest count of an overview. It bounds the number of items to read.
+// maxCounted bounds the number of items to read.
 const maxCounted = 1000
 
 type overview struct {
@@ -28,35 +28,30 @@ type overview struct {
 	Paused        []switches.Switch          `json:"paused"`
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
-	// Principal is the principal whose quotas are listed, by default the caller.
+	// Principal has the listed quotas, by default the caller.
 	Principal string     `json:"principal"`
 	Quotas    []quotaUse `json:"quotas"`
 }
 
-// quotaUse is one quota of a principal, and how much of it is in use.
 type quotaUse struct {
 	Name string `json:"name"`
-	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
+	// Max is absent if there is no limit, and Used for quotas that are counted per second or by each process.
 	Max  float64 `json:"max,omitempty"`
 	Used *int64  `json:"used,omitempty"`
 }
 
-// recent summarizes the newest attempts in the delivery log, by default of the last hour and at most [maxCounted].
+// recent summarizes attempts, by default of the last hour and at most [maxCounted].
 type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
 	Since    time.Time `json:"since"`
-	// Series counts the attempts of the last [seriesLength], one step for each [stepLength], oldest first. Steps without
-	// attempts are left out.
-	Series []step `json:"series"`
-	// Failing are the origins with the most failures.
+	// Series counts the attempts of the last [seriesLength] in steps of [stepLength], oldest first, without empty steps.
+	Series  []step    `json:"series"`
 	Failing []failing `json:"failing"`
 }
 
-// kept says which records the delivery log keeps, and for how long.
 type kept struct {
-	// Kept is the operator's setting: all, failures or none. With failures, the log has no record of a successful attempt, and
-	// only the subscription has the time of its last success.
+	// Kept is the operator's setting: all, failures or none.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }
@@ -65,7 +60,6 @@ func keptOf(keep records.Keep, length time.Duration) kept {
 	return kept{Kept: string(keep), Seconds: int64(length / time.Second)}
 }
 
-// overviewHandler summarizes a workspace.
 type overviewHandler struct {
 	lists      *subscription.Lists
 	operations *deadletter.Operations
@@ -75,7 +69,7 @@ type overviewHandler struct {
 	quota      func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
-// show responds with the overview. It makes a fixed number of queries and reads a limited number of items with each.
+// show reads a limited number of items with a fixed number of queries.
 func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.principal.Workspace, time.Now().UTC()
 	o := overview{
@@ -125,8 +119,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read the failures
-		// alone, because the same number of records then goes back further.
+		// If there are many attempts, they may cover only a few minutes of the requested time. Failures alone go back further.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -150,7 +143,6 @@ const (
 	maxFailing   = 50
 )
 
-// figures summarize attempts.
 type figures struct {
 	Attempts int   `json:"attempts"`
 	Failed   int   `json:"failed"`
@@ -158,7 +150,6 @@ type figures struct {
 	P95MS    int64 `json:"p95Ms"`
 }
 
-// summarize returns the figures of attempts.
 func summarize(found []records.Record) figures {
 	f := figures{Attempts: len(found)}
 	took := make([]int64, 0, len(found))
@@ -176,14 +167,12 @@ func summarize(found []records.Record) figures {
 	return f
 }
 
-// step summarizes the attempts within a time span of [stepLength].
 type step struct {
 	At time.Time `json:"at"` // when it begins
 	figures
 }
 
-// newSeries groups the attempts of the last [seriesLength] into steps of [stepLength], oldest first. It leaves out steps without
-// attempts. The records in the parameter found are newest first.
+// newSeries groups the attempts of the last [seriesLength] into steps. found is newest first.
 func newSeries(found []records.Record, now time.Time) []step {
 	series := []step{}
 	for len(found) > 0 {
@@ -202,22 +191,18 @@ func newSeries(found []records.Record, now time.Time) []step {
 	return series
 }
 
-// failing is an origin at which attempts to deliver events have failed.
 type failing struct {
-	Origin   string `json:"origin"`
-	Attempts int    `json:"attempts"`
-	Failed   int    `json:"failed"`
-	// Category is the category of the last failure, and StatusCode its status.
+	Origin     string `json:"origin"`
+	Attempts   int    `json:"attempts"`
+	Failed     int    `json:"failed"`
 	Category   string `json:"category"`
 	StatusCode int    `json:"statusCode,omitempty"`
-	// Since is the time of the first counted failure. Subscriptions is the number of subscriptions with failures.
-	Since         time.Time `json:"since"`
-	Subscriptions int       `json:"subscriptions"`
-	// Note is an operator's note about the origin.
-	Note *switches.Note `json:"note,omitempty"`
+	// Since is the time of the first counted failure. Subscriptions counts those with failures.
+	Since         time.Time      `json:"since"`
+	Subscriptions int            `json:"subscriptions"`
+	Note          *switches.Note `json:"note,omitempty"`
 }
 
-// listFailing returns the origins with the most failures.
 func listFailing(found []records.Record) []failing {
 	by := map[string]*failing{}
 	affected := map[[2]string]bool{} // by origin and subscription
@@ -250,7 +235,6 @@ func listFailing(found []records.Record) []failing {
 	return list[:min(len(list), maxFailing)]
 }
 
-// backendHandler lists the servers behind the gateway.
 type backendHandler struct {
 	backends func(ctx context.Context, workspace string) ([]Backend, error)
 }

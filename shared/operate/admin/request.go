@@ -34,8 +34,7 @@ const (
 	cursorVersion = 2
 )
 
-// request holds the query parameters of a request, as [readRequest] has checked them. All operations share it, because a
-// parameter means the same in each. Parameters that the operation does not have, or the caller did not give, are zero.
+// request holds the checked query parameters of a request. All operations share it, because a parameter means the same in each.
 type request struct {
 	Subscription, Event, Name, Principal, Queue string
 	State, Outcome, Kind                        string
@@ -44,15 +43,15 @@ type request struct {
 	Since, Until                                time.Time
 	DryRun                                      bool
 
-	// After is the key of the previous page's last item, from the cursor. It is empty for the first page.
+	// After is the key of the previous page's last item, from the cursor.
 	After string
 	Limit int
 
 	list string // the pattern of the path, which tells the cursors of different lists apart
 }
 
-// readRequest reads the query parameters of an operation. It refuses unknown and repeated parameters, because a list with a
-// misspelled filter would show everything. Operations without a list of parameters ignore the query.
+// readRequest reads the query parameters of an operation. It refuses unknown and repeated ones, because a list with a
+// misspelled filter would show everything.
 func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
 	values, err := readValues(r.URL, params)
@@ -71,7 +70,6 @@ func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	return q, checkOrder(q.Since, q.Until)
 }
 
-// readValues returns the query parameters of a URL by name. It refuses unknown, repeated and overlong parameters.
 func readValues(u *url.URL, params []operations.Param) (map[string]string, error) {
 	if params == nil {
 		return nil, nil
@@ -99,7 +97,6 @@ func readValues(u *url.URL, params []operations.Param) (map[string]string, error
 	return values, nil
 }
 
-// set checks a parameter's value and stores it in its field.
 func (q *request) set(p operations.Param, v string) (err error) {
 	if p.Enum != nil && !slices.Contains(p.Enum, v) {
 		return fault.New(fault.Invalid, "%s is %.100q (allowed: %s)", p.Name, v, strings.Join(p.Enum, ", "))
@@ -143,8 +140,8 @@ func readTime(name, v string) (time.Time, error) {
 	return t, nil
 }
 
-// readOrigin returns an origin in the spelling in which the server stores it. It returns an error if v is not an origin, for example a host
-// without a scheme. Otherwise the operator would get an empty list, and might conclude that no delivery to the host has failed.
+// readOrigin returns an origin in the spelling in which the server stores it. It refuses, for example, a host without a scheme, because the
+// operator would get an empty list, and might conclude that no delivery has failed.
 func readOrigin(v string) (string, error) {
 	origin := subscription.SameOrigin(v)
 	if _, err := switches.Parse(string(switches.OriginSwitch(origin))); err != nil {
@@ -153,7 +150,7 @@ func readOrigin(v string) (string, error) {
 	return origin, nil
 }
 
-// readQueue checks the parameter queue, which selects dead letters by their queue. It refuses a name that no dead letter can have.
+// readQueue refuses a name that no dead letter can have.
 func readQueue(v string) (string, error) {
 	if v == deadletter.WebhookQueue || slices.Contains(queue.Names(), queue.Name(v)) || strings.HasPrefix(v, "table:") {
 		return v, nil
@@ -161,7 +158,7 @@ func readQueue(v string) (string, error) {
 	return "", fault.New(fault.Invalid, "queue is %.100q (allowed: %s, inbox, events, deliveries, slow, table:NAME)", v, deadletter.WebhookQueue)
 }
 
-// checkOrder returns an error if a time span ends before it begins. A zero time means that the span has no beginning or no end.
+// checkOrder returns an error if a time span ends before it begins.
 func checkOrder(since, until time.Time) error {
 	if since.IsZero() || until.IsZero() || !until.Before(since) {
 		return nil
@@ -169,7 +166,7 @@ func checkOrder(since, until time.Time) error {
 	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
 }
 
-// readEventURI returns the URI of one event as the server writes it, and refuses patterns.
+// readEventURI returns the URI of one event as the server writes it.
 func readEventURI(name, v string) (string, error) {
 	uri, err := catalog.Canonical(v)
 	switch {
@@ -189,8 +186,8 @@ func readLimit(v string, most int) (int, error) {
 	return n, nil
 }
 
-// readCursor returns the key in a cursor of this list. A cursor consists of [request.mark] and the key of an item. It needs no
-// signature, because with a forged cursor the caller only gets another page of the same list.
+// readCursor returns the key in a cursor of this list. It needs no signature, because with a forged cursor the caller only gets another
+// page of the same list.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
@@ -200,15 +197,13 @@ func (q *request) readCursor(v string) (string, error) {
 	return string(key), nil
 }
 
-// mark returns the first bytes of this list's cursors: a version and a hash of the list's path. They keep clients from using
-// one list's cursor in another.
+// mark returns the first bytes of this list's cursors: a version and a hash of the list's path.
 func (q *request) mark() []byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(q.list))
 	return h.Sum([]byte{cursorVersion})
 }
 
-// cursorAfter returns the cursor of the page after a key, or "" if there is no such page.
 func (q *request) cursorAfter(key string) string {
 	if key == "" {
 		return ""
@@ -216,7 +211,7 @@ func (q *request) cursorAfter(key string) string {
 	return opaque.Encode(append(q.mark(), key...))
 }
 
-// readBody decodes the JSON body into v. Without a body it leaves v unchanged.
+// readBody decodes the JSON body into v, if there is one.
 func (c *call) readBody(v any) error { return c.readBodyUpTo(maxBody, v) }
 
 func (c *call) readBodyUpTo(most int64, v any) error {
@@ -244,8 +239,8 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	return nil
 }
 
-// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores the
-// case of names and uses the last member of the same name, so a later "DryRun": false could override "dryRun": true.
+// findRepeated returns the name of a repeated member in a JSON value, or "". Package json ignores the case of names and uses the last member,
+// so a later "DryRun": false could override "dryRun": true.
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {

@@ -21,34 +21,29 @@ import (
 const (
 	recentOutcomes = 100 // maximum number of a source's outcomes that a list counts
 	sourcesAtOnce  = 8   // concurrent queries of a list
-	// maxTry is the maximum size of a request to try, in bytes. The JSON body that contains this request may be twice as large,
-	// because JSON escapes some characters.
+	// maxTry is the maximum size of a request to try, in bytes. Its JSON may be twice as large because of escapes.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
 )
 
-// sourceView is a source as the API shows it, without secrets and their names.
 type sourceView struct {
 	Name string `json:"name"`
-	// From is "http", or the AWS service that sends messages to the source: "eventbridge", "sns" or "s3".
 	From string `json:"from"`
-	// Path is the path to which requests are sent. It is absent unless From is "http".
-	Path string `json:"path,omitempty"`
-	// Verify is the scheme of signatures. It is absent unless From is "http".
+	// Path and Verify are absent unless From is "http".
+	Path   string           `json:"path,omitempty"`
 	Verify string           `json:"verify,omitempty"`
 	Events []source.Mapping `json:"events"`
-	// Last is the newest stored outcome.
-	Last   *outcomeView `json:"last,omitempty"`
-	Recent sourceRecent `json:"recent"`
+	Last   *outcomeView     `json:"last,omitempty"`
+	Recent sourceRecent     `json:"recent"`
 }
 
-// sourceRecent counts the newest outcomes of the last hour by kind, including outcomes that were not stored.
+// sourceRecent counts the newest outcomes of the last hour, including those that were not stored.
 type sourceRecent struct {
 	Since    time.Time             `json:"since"`
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is the outcome of a request to a source, or of one document in a message from an AWS service.
+// outcomeView is the outcome of a request or of one document in a message from an AWS service.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`
@@ -64,7 +59,6 @@ func viewOfOutcome(r ingest.Record) outcomeView {
 	return outcomeView{Time: r.Time.UTC(), Kind: r.Kind, Reason: r.Reason, Name: r.Name, URI: r.URI, ID: r.ID, Omitted: r.Omitted}
 }
 
-// sourceHandlers list and show sources and the outcomes of their requests, and try requests.
 type sourceHandlers struct {
 	sources  ingest.Sources
 	secrets  func(context.Context, secret.Value) (string, error)
@@ -73,7 +67,7 @@ type sourceHandlers struct {
 	catalogs catalog.Source
 }
 
-// listSources returns the sources of the caller's workspace, sorted by name.
+// listSources returns the sources of the caller's workspace by name.
 func (h *sourceHandlers) listSources(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {
@@ -84,7 +78,6 @@ func (h *sourceHandlers) listSources(c *call) ([]source.Source, error) {
 	return own, nil
 }
 
-// find returns the source that the request's path names.
 func (h *sourceHandlers) find(c *call) (source.Source, error) {
 	own, err := h.listSources(c)
 	if err != nil {
@@ -102,7 +95,7 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // by name, because the source c.After may be gone
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After })
 	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())
@@ -128,7 +121,7 @@ func (h *sourceHandlers) read(c *call) (any, error) {
 	return h.view(c.Context(), s)
 }
 
-// view returns a source with its newest outcomes, which it reads with one query.
+// view returns a source with its newest outcomes.
 func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView, error) {
 	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
@@ -153,7 +146,6 @@ func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView,
 	return v, err
 }
 
-// outcomeList is a page of outcomes. It says which kinds of outcomes are stored.
 type outcomeList struct {
 	list[outcomeView]
 	kept
@@ -172,7 +164,7 @@ func (h *sourceHandlers) outcomes(c *call) (any, error) {
 	return outcomeList{list: newList(c, records, next, viewOfOutcome), kept: keptOf(h.kept, ingest.RecordsKept)}, nil
 }
 
-// try shows the events that a saved request to a source would publish. It does not publish them.
+// try shows the events that a saved request would publish.
 func (h *sourceHandlers) try(c *call) (any, error) {
 	var in struct {
 		Request string `json:"request"`

@@ -16,8 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// subscriptionView is a subscription as the API shows it. It leaves out the webhook secret and the query of the target's URL, which often
-// contains a secret of the endpoint.
+// subscriptionView leaves out the query of the target's URL, which often contains a secret of the endpoint.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
@@ -32,30 +31,27 @@ type subscriptionView struct {
 	Created   time.Time `json:"created"`
 	Expires   time.Time `json:"expires,omitzero"`
 	Paused    time.Time `json:"paused,omitzero"`
-	// Arguments are the arguments of events/subscribe: the variables of the event type and the filters.
+	// Arguments are those of events/subscribe: the variables of the event type and the filters.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	// Switch says who paused the subscription and why. Waiting counts its waiting deliveries. Both are only in the answer for a
-	// single subscription, and not in lists.
+	// Switch says who paused the subscription and why. Switch and Waiting are only in the answer for a single subscription.
 	Switch   *switches.Switch `json:"switch,omitempty"`
 	Waiting  *waitingView     `json:"waiting,omitempty"`
 	Delivery struct {
 		Last      time.Time `json:"last,omitzero"`
 		LastError string    `json:"lastError,omitempty"`
-		// LastStatusCode is the response's status in the last failure. Only operators see it.
+		// LastStatusCode is for operators only (SRF-05).
 		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
 	} `json:"delivery"`
 }
 
-// waitingView counts the deliveries to a subscription that are still to be sent.
 type waitingView struct {
 	Deliveries int       `json:"deliveries"`
 	More       bool      `json:"more,omitempty"`
 	Oldest     time.Time `json:"oldest,omitzero"`
 }
 
-// viewFor returns the view of a subscription for the caller. Only operators see the status of the last failure (SRF-05).
 func (c *call) viewFor(s subscription.Selected) subscriptionView {
 	v := viewOf(s)
 	if c.operator {
@@ -83,13 +79,11 @@ func viewOf(s subscription.Selected) subscriptionView {
 	return v
 }
 
-// withoutQuery removes the query from a URL, because endpoints often put a secret there.
 func withoutQuery(target string) string {
 	target, _, _ = strings.Cut(target, "?")
 	return target
 }
 
-// subscriptionHandlers list and show subscriptions, and end, pause, resume and test them.
 type subscriptionHandlers struct {
 	visible    visible
 	catalogs   catalog.Source
@@ -112,9 +106,8 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match the choice. The page is empty if no event type has the choice's URI,
-// because such events cannot be published. If the URI is the only criterion, choose reads only the subscriptions to the URI's
-// event type and to parents of the URI, instead of searching all subscriptions.
+// choose returns a page of the subscriptions that match the choice. If the URI is the only criterion, choose reads only the subscriptions to
+// the URI's event type and to parents of the URI.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -134,7 +127,6 @@ func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]su
 	return h.visible.lists.SelectCovering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
 }
 
-// read responds with a subscription, who paused it, and how many deliveries wait for it.
 func (h *subscriptionHandlers) read(c *call) (any, error) {
 	s, err := h.find(c)
 	if err != nil {
@@ -157,14 +149,13 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	return v, nil
 }
 
-// auditView returns the view of a subscription for the audit trail, which keeps no arguments because they may contain personal data.
+// auditView leaves out the arguments, because they may contain personal data.
 func auditView(s subscription.Selected) subscriptionView {
 	v := viewOf(s)
 	v.Arguments = nil
 	return v
 }
 
-// find returns the subscription that the request's path names.
 func (h *subscriptionHandlers) find(c *call) (*subscription.Selected, error) {
 	return h.visible.find(c, c.PathValue("id"))
 }
@@ -180,17 +171,15 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	return noContent, err
 }
 
-// reasonBody is the body of a request that may give a reason, for example to pause a subscription.
 type reasonBody struct {
 	Reason string `json:"reason"`
-	// State is part of the body that sets a switch. It can only be "paused".
+	// State is for a switch, and can only be "paused".
 	State string `json:"state"`
 }
 
-// maxReason is the maximum length of a reason, in characters, as openapi.json says. The audit trail keeps reasons for 400 days.
+// maxReason is in characters, as in openapi.json. The audit trail keeps reasons for 400 days.
 const maxReason = 500
 
-// readReason reads a body that may give a reason.
 func (c *call) readReason() (in reasonBody, err error) {
 	if err := c.readBody(&in); err != nil {
 		return in, err
@@ -209,8 +198,7 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
-// subscription was disabled. If the request is interrupted before that, the caller can repeat it.
+// resume resumes a paused subscription and enables a disabled one. It also reactivates suspended deliveries.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -222,7 +210,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		if _, err := h.readSwitch(c, s); err != nil { // check this before Enable, because setPaused checks it only afterwards
+		if _, err := h.readSwitch(c, s); err != nil {
 			return err
 		}
 		err := c.change("subscription.resume", s.ID, auditView(*s), nil, func() error {
@@ -238,7 +226,6 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	})
 }
 
-// update changes a subscription and responds with its new state.
 func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) error) (any, error) {
 	s, err := h.find(c)
 	if err != nil {
@@ -250,10 +237,9 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and sets or removes its switch. If the subscription is already in the wanted state,
-// setPaused changes nothing, with two exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's,
-// so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because only its
-// subscriber can reactivate it.
+// setPaused pauses or resumes a subscription and sets or removes its switch. A new reason replaces the old one, and an operator's pause
+// replaces the owner's, so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because
+// only its subscriber can reactivate it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)
@@ -291,8 +277,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	})
 }
 
-// readSwitch returns the switch that pauses the subscription, or nil if there is no such switch. An owner gets an error if an
-// operator has paused the subscription, because only an operator can resume it then.
+// readSwitch returns the switch that pauses the subscription, or nil. An owner gets an error if an operator has paused the subscription.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
 	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // if s is not paused, the switch is left over, as in read
@@ -319,13 +304,12 @@ func (h *subscriptionHandlers) test(c *call) (any, error) {
 
 var noContent = httpjson.Answer{Status: http.StatusNoContent}
 
-// visible finds the subscriptions that a caller may see. An operator sees all subscriptions of the workspace, and an owner their own.
 type visible struct {
 	subscriptions *subscription.Service
 	lists         *subscription.Lists
 }
 
-// find returns a subscription. If the caller may not see it, the error is NotFound.
+// find returns a subscription that the caller may see.
 func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	s, err := v.subscriptions.Find(c.Context(), c.principal.Workspace, id)
 	if err != nil {
@@ -337,13 +321,11 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	return s, nil
 }
 
-// maxOwn limits lists of the deliveries to all subscriptions of an owner. An owner with more subscriptions must name one of them.
+// maxOwn limits lists for all subscriptions of an owner. An owner with more must name one of them.
 const maxOwn = 100
 
-// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and
-// the id is empty, own has the ids of all their subscriptions. Otherwise own is nil.
-//
-// Operators may also list the deliveries of an ended subscription, unless mustExist is true.
+// checkOwned checks that the caller may list the deliveries of a subscription. For an owner and an empty id, own has the ids of all their
+// subscriptions. Operators may also list the deliveries of an ended subscription, unless mustExist is true.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
 	switch {
 	case c.operator && !mustExist:

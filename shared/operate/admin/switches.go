@@ -10,26 +10,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// switchHandlers list and show switches, set and remove them.
 type switchHandlers struct {
 	switches      *switches.Set
 	subscriptions *subscriptionHandlers
 	catalogs      catalog.Source
 }
 
-// switchView is a switch as the API shows it, with the number of messages that it holds back.
+// switchView has the number of messages that a switch holds back.
 type switchView struct {
 	switches.Switch
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches is how many switches of one response get a count of the messages that they hold back. A count takes four
-// queries, so the other switches of the page are listed without it.
+// maxCountedSwitches is how many switches of one response get a count of waiting messages, which takes four queries.
 const maxCountedSwitches = 20
 
-// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
-// it also counts the messages that they hold back. It does not count them for the switch of a single subscription, because the
-// view of that subscription has the count.
+// list counts the messages that the first switches hold back, but not for a switch of a single subscription, whose view has the count.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -50,7 +46,6 @@ func (h *switchHandlers) list(c *call) (any, error) {
 	return newList(c, views, next, asIs), nil
 }
 
-// view returns a switch and counts the messages that it holds back.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
 	waiting, err := h.switches.CountWaiting(c.Context(), c.principal.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err
@@ -71,7 +66,7 @@ func (h *switchHandlers) read(c *call) (any, error) {
 	return h.view(c, *sw)
 }
 
-// newSwitch returns a switch that pauses deliveries in the caller's name.
+// newSwitch returns a switch in the caller's name.
 func newSwitch(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
 		Name: name, State: switches.StatePaused, By: c.principal.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
@@ -119,8 +114,8 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	return h.read(c)
 }
 
-// checkEventType refuses a switch for an event type that does not exist. Such a switch would look effective but pause
-// nothing. If the catalog cannot be read, checkEventType allows the switch.
+// checkEventType refuses a switch for an event type that does not exist, because it would pause nothing. If the catalog cannot be read, it
+// allows the switch.
 func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
 	event, ok := strings.CutPrefix(string(name), string(switches.EventSwitch("")))
 	if !ok {
@@ -140,7 +135,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	}
 	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil || before == nil {
-		return noContent, err // there is no such switch to remove
+		return noContent, err
 	}
 	if id, ok := name.SubscriptionID(); ok {
 		s, err := h.subscriptions.visible.find(c, id)
@@ -159,16 +154,14 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue starts to send the deliveries that a switch has held back to their queue again. A periodic job does the rest.
+// requeue starts to send the held-back deliveries to their queue again. A periodic job does the rest.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.principal.Workspace, name)
 	return err
 }
 
-// noteHandlers list, write and remove the notes about failing origins.
 type noteHandlers struct{ switches *switches.Set }
 
-// list responds with a page of notes, or with the note of one origin.
 func (h *noteHandlers) list(c *call) (any, error) {
 	if c.Origin == "" {
 		notes, next, err := h.switches.ListNotes(c.Context(), c.principal.Workspace, c.After, c.Limit)
@@ -185,13 +178,12 @@ func (h *noteHandlers) list(c *call) (any, error) {
 	return newList(c, notes, "", asIs), nil
 }
 
-// parseOrigin returns the origin that the request's path names, as the server writes it.
+// parseOrigin returns the origin in the request's path, as the server writes it.
 func (h *noteHandlers) parseOrigin(c *call) (string, error) {
 	name, err := switches.Parse(string(switches.OriginSwitch(c.PathValue("name"))))
 	return strings.TrimPrefix(string(name), string(switches.OriginSwitch(""))), err
 }
 
-// currentNote returns the current note of an origin, which the audit trail records before a change. It is nil if there is no note.
 func (h *noteHandlers) currentNote(c *call, origin string) (*switches.Note, error) {
 	notes, err := h.switches.NotesOf(c.Context(), c.principal.Workspace, origin)
 	return notes[origin], err

@@ -1,6 +1,5 @@
-// Package audit keeps the audit trail, with an entry for each action of an operator or owner. An entry says who acted and
-// when, the action, and the state of its target before and after. Entries are never changed, except that [Trail.Redact]
-// removes the name of an erased principal. They have their own retention.
+// Package audit keeps the audit trail, with an entry for each action of an operator or owner. Entries are never changed, except that
+// [Trail.Redact] removes the name of an erased principal.
 //
 // [Trail.Do] writes the entry before the action, so that there is no action without an entry. If the action fails, it writes a
 // second entry with the error.
@@ -23,27 +22,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// defaultRetention is how long entries are kept by default: a year and a month.
+// defaultRetention is a year and a month.
 const defaultRetention = 400 * 24 * time.Hour
 
-// Entry describes one action of an operator or owner.
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
-	// By is the name of the principal who acted. Via is "api" or "console".
+	// By is the principal who acted. Via is "api" or "console".
 	By  string `json:"by"`
 	Via string `json:"via"`
-	// Action is for example "subscription.pause". Target is for example the id of a subscription.
+	// Action is for example "subscription.pause".
 	Action string `json:"action"`
 	Target string `json:"target"`
-	// Before and After are the target's states before and after the action. They are null where the target does not exist.
+	// Before and After are the target's states. They are null where the target does not exist.
 	Before json.RawMessage `json:"before"`
 	After  json.RawMessage `json:"after"`
 	// Error is set in the second entry of a failed action.
 	Error string `json:"error,omitempty"`
 }
 
-// Trail stores and lists the entries of the audit trail.
+// Trail is the audit trail.
 type Trail struct {
 	DB        store.DB
 	Retention time.Duration // 0 means defaultRetention
@@ -54,7 +52,7 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-// Do adds the entry e and then calls the function do to perform the action. It sets the entry's id and time.
+// Do adds the entry e, whose id and time it sets, and then calls do.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -92,9 +90,8 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The parameter before is
-// the id of the entry after which the page starts; if it is empty, the page starts at the newest entry. next is the value of
-// before for the following page, or empty on the last page.
+// List returns a page of the entries between since and until, newest first. The page starts after the entry with the id before. next is
+// the value of before for the following page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -115,12 +112,10 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes an erased principal from the entries. It replaces the principal's name with a pseudonym where the principal
-// acted. A target, or a state before or after the action, is replaced as a whole in two cases: the name is its value or one
-// of the values in it, or it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member
-// whose key happens to equal the name does not count, because it is not about the principal.
-//
-// Redact calls visit for each affected entry. In a dry run it does not change the entries.
+// Redact removes an erased principal from the entries, and calls visit for each affected one. It replaces the principal's name with a
+// pseudonym where the principal acted. A target, or a state before or after the action, is replaced as a whole if the name is one of its
+// values, or if it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member whose key equals the name
+// does not count. In a dry run Redact does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	redacted, _ := json.Marshal(pseudonym)
@@ -129,7 +124,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 	}
 	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, "read the audit trail", func(it *store.Item) error {
 		if !bytes.Contains(it.Value, quoted) && !holds(it.Value) {
-			return nil // skip decoding, because the entry contains no text to replace
+			return nil
 		}
 		var e Entry
 		if err := json.Unmarshal(it.Value, &e); err != nil {
@@ -156,7 +151,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 			e.After = redacted
 		}
 		out := *it
-		out.Value, _ = json.Marshal(e) // cannot fail, because it was read from JSON
+		out.Value, _ = json.Marshal(e)
 		if err := t.DB.Write(ctx, store.Put(out, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}
@@ -165,7 +160,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 	return fault.Wrap(fault.Unavailable, err, "redact the audit trail")
 }
 
-// hasValue reports whether a JSON value equals the string text, or contains that string as the value of a member or an element.
+// hasValue reports whether a JSON value is or contains the string text, but not as a key.
 func hasValue(value json.RawMessage, text string) bool {
 	if s, ok := jsonrpc.String(value); ok {
 		return s == text

@@ -1,8 +1,5 @@
-// Package console serves the operators' web page at /console/. Its files are embedded in the program and need no build step. The handler
-// generates config.json, which tells the page how to sign in.
-//
-// The page calls the admin API (package admin) with the user's key or token, so this package needs no data. The files in static/lib are
-// unchanged libraries from npm, as a test verifies. Everything else in static is ours.
+// Package console serves the operators' web page at /console/, which calls the admin API with the user's key or token. The handler
+// generates config.json, which tells the page how to sign in. The files in static/lib are unchanged libraries from npm.
 package console
 
 import (
@@ -31,18 +28,18 @@ const Prefix = "/console/"
 //go:embed static
 var static embed.FS
 
-// Client describes the OAuth client with which the console signs people in.
+// Client is the OAuth client with which the console signs people in.
 type Client struct {
-	// Issuer is the URL of the authorization server. ID is the console's client id there.
+	// Issuer is the URL of the authorization server.
 	Issuer, ID string
 	Scopes     []string
 	// Resource is the audience of the token (RFC 8707).
 	Resource string
-	// Endpoints asks the authorization server for its authorization endpoint and its token endpoint.
+	// Endpoints returns the endpoints of the authorization server.
 	Endpoints func(context.Context) (authorize, token string, err error)
 }
 
-// Options say how the admin API authenticates its callers.
+// Options configure a [Handler].
 type Options struct {
 	Auth auth.Mode
 	// Client is nil if users sign in by entering a key or a token.
@@ -58,7 +55,7 @@ type Handler struct {
 
 	mu     sync.Mutex
 	signIn *signIn
-	until  time.Time     // when the method endpoints asks the authorization server again
+	until  time.Time
 	asking chan struct{} // closed when the authorization server has answered; nil if no request is under way
 }
 
@@ -67,7 +64,7 @@ type file struct {
 	content   []byte
 }
 
-// signIn has the data that the page needs for OAuth's authorization code flow.
+// signIn is the page's data for OAuth's authorization code flow.
 type signIn struct {
 	Issuer    string   `json:"issuer"`
 	ClientID  string   `json:"clientId"`
@@ -78,16 +75,15 @@ type signIn struct {
 }
 
 const (
-	// fresh is how long the handler uses the authorization server's endpoints before it asks for them again.
-	fresh = 10 * time.Minute
-	// patience is how long the handler waits for the authorization server.
+	// fresh is how long the handler uses the authorization server's endpoints.
+	fresh    = 10 * time.Minute
 	patience = 10 * time.Second
 )
 
 // New returns a handler.
 func New(o Options, log *slog.Logger) *Handler {
 	h := &Handler{Options: o, log: log, files: map[string]file{}}
-	root, _ := fs.Sub(static, "static") // cannot fail for embedded files
+	root, _ := fs.Sub(static, "static")
 	_ = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -101,7 +97,7 @@ func New(o Options, log *slog.Logger) *Handler {
 	return h
 }
 
-// ServeHTTP serves a file. It does not authenticate callers, because the files contain no data.
+// ServeHTTP does not authenticate callers, because the files contain no data.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := cmp.Or(strings.TrimPrefix(r.URL.Path, Prefix), "index.html")
 	header := w.Header()
@@ -137,11 +133,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	_, _ = w.Write(f.content) // the reader may be gone
+	_, _ = w.Write(f.content)
 }
 
-// buildPolicy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token
-// requests to the authorization server.
+// buildPolicy returns the Content-Security-Policy of the page.
 func buildPolicy(at *signIn) string {
 	connect := "'self'"
 	if at != nil {
@@ -153,9 +148,8 @@ func buildPolicy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server, or nil if there is no such server. Until the handler knows the
-// endpoints, callers wait for the server, and get nil if it does not answer. Later callers get the last known endpoints while the
-// handler asks again.
+// endpoints returns the endpoints of the authorization server, or nil. Callers wait for the server only until the handler knows the
+// endpoints.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
@@ -180,8 +174,7 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return h.signIn
 }
 
-// ask requests the endpoints from the authorization server and then closes answered. If the request fails, the handler keeps the
-// endpoints that it knows and does not ask again for five seconds.
+// If the request fails, ask keeps the known endpoints, and the handler does not ask again for five seconds.
 func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -2,8 +2,7 @@
 // that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
 //
 // Other packages find the principal's items, and this package deletes them in a safe order. A run erases a limited number of
-// items, and the next run continues. The principal is erased when a run finds no more items. Events that the principal
-// published stay in the log until they expire like all others.
+// items, and the next run continues. Events that the principal published stay in the log until they expire like all others.
 package erase
 
 import (
@@ -29,7 +28,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Eraser erases principals.
 type Eraser struct {
 	DB            store.DB
 	Subscriptions *subscription.Service
@@ -37,28 +35,26 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Backends returns the names of the workspace's backends. The store keeps the principal's demands for events per backend,
-	// so a run looks through each of them.
+	// Backends returns the names of the workspace's backends, because the store keeps the principal's demands for events per backend.
 	Backends func(ctx context.Context, workspace string) ([]string, error)
-	// Most is the maximum number of items per run. 0 means [defaultMost].
+	// Most is the maximum number of items per run, by default [defaultMost].
 	Most int
 }
 
 const (
-	// defaultMost is the default of [Eraser.Most]. It is so low that a run takes only seconds, both on SQLite and on DynamoDB.
+	// defaultMost is so low that a run takes only seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
 	maxCounted  = 100_000 // maximum number of items that a dry run counts
 	maxEnded    = 500     // maximum number of ended subscriptions that a run handles
 	flushAt     = 500     // deletions that are written together
 )
 
-// Result is the result of one call of [Eraser.Erase].
 type Result struct {
 	Counts   map[string]int // found items by kind
 	Complete bool           // false if there are more items than a run may erase or count
 }
 
-// Pseudonym returns the pseudonym of an erased principal. It is a hash, so it is the same in each run.
+// Pseudonym returns the pseudonym of an erased principal, which is the same in each run.
 func Pseudonym(workspace, principal string) string {
 	h := sha256.Sum256([]byte(workspace + "\x00" + principal))
 	return "erased:" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -74,8 +70,8 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, for
-	// example in a list of the principal's sessions. copies has the keys of everything else that belongs to these items.
+	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, and copies has the keys
+	// of everything else that belongs to these items.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
@@ -83,7 +79,7 @@ type run struct {
 	others        map[string]bool      // whether other principals' subscriptions match the URI of a body
 }
 
-// Erase erases a principal of a workspace. In a dry run it only counts the items.
+// Erase erases a principal. In a dry run it only counts the items.
 func (e *Eraser) Erase(ctx context.Context, workspace, principal string, dry bool) (Result, error) {
 	r := &run{
 		Eraser: e, workspace: workspace, principal: principal, dry: dry, counts: map[string]int{}, left: e.Most,
@@ -143,8 +139,8 @@ func (r *run) eraseAll(ctx context.Context) error {
 	return nil
 }
 
-// erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run
-// found the item. erase returns errEnough if the run has reached its limit.
+// erase counts an item and schedules its keys for deletion. The first key is the one by which the run found the item. erase returns errEnough
+// if the run has reached its limit.
 func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
@@ -163,9 +159,8 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions in r.copies, and then those in r.found. The keys in r.found lead the run to an item's copies and
-// to the stored events, so they are deleted last. If the run is interrupted in between, the next one still finds everything
-// that is left.
+// flush writes the deletions in r.copies, and then those in r.found, which lead the run to an item's copies and to the stored events. If
+// the run is interrupted in between, the next one still finds everything that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err
@@ -182,8 +177,8 @@ func (r *run) flush(ctx context.Context) error {
 	return nil
 }
 
-// endSubscriptions ends the principal's subscriptions, and collects in r.ids the ids of all subscriptions that have ended, now or
-// earlier. more is true if the principal has more of them than one run handles.
+// endSubscriptions ends the principal's subscriptions, and collects the ids of all ended ones in r.ids. more is true if there are more than
+// one run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []*subscription.Subscription
 	seen := map[string]bool{}
@@ -229,9 +224,8 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// addUnusedBodies counts the stored events of the principal's deliveries and, unless it is a dry run, schedules them for deletion.
-// It skips an event whose URI also matches a subscription of another principal, because that subscription may still need the
-// event. It considers only the events of deliveries that the run found since the last call.
+// addUnusedBodies erases the stored events of the principal's deliveries that the run has found. It skips an event whose URI also matches a
+// subscription of another principal, because that subscription may still need the event.
 func (r *run) addUnusedBodies(ctx context.Context) error {
 	var keys []store.Key
 	for key, uri := range r.bodies {
@@ -271,7 +265,7 @@ func (r *run) addUnusedBodies(ctx context.Context) error {
 	return nil
 }
 
-// eraseSessions erases the principal's sessions, with the notices that their streams have not sent yet.
+// eraseSessions also erases the notices that the sessions' streams have not sent yet.
 func (r *run) eraseSessions(ctx context.Context) error {
 	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), "list the sessions of a principal", func(listed *store.Item) error {
 		keys := []store.Key{listed.Key}
@@ -288,8 +282,7 @@ func (r *run) eraseSessions(ctx context.Context) error {
 	})
 }
 
-// eraseDemands erases the records that say which events of backends the principal wants, with the principal's tokens for these
-// backends.
+// eraseDemands erases the records of the events that the principal wants, with the principal's tokens for the backends.
 func (r *run) eraseDemands(ctx context.Context) error {
 	if r.Backends == nil {
 		return nil
@@ -311,8 +304,6 @@ func (r *run) topic(name string) store.Key {
 	return store.Key{Table: store.Log, Partition: eventlog.TopicPartition(r.workspace, name).Name()}
 }
 
-// erasePartitions erases the principal's consents, stream leases, notices, webhook challenges, idempotency keys and quota
-// counts. It also deletes the switches of the principal's subscriptions.
 func (r *run) erasePartitions(ctx context.Context) error {
 	type part struct {
 		kind string
@@ -344,8 +335,7 @@ func (r *run) erasePartitions(ctx context.Context) error {
 	return nil
 }
 
-// eraseReplays erases the replays of the principal's subscriptions. It removes the principal's name from replays that the
-// principal started for other subscriptions.
+// eraseReplays erases the replays of the principal's subscriptions, and removes the principal's name from other replays.
 func (r *run) eraseReplays(ctx context.Context) error {
 	return r.Replays.Each(ctx, r.workspace, func(job *deadletter.Replay, keys []store.Key) error {
 		switch {
@@ -363,7 +353,6 @@ func (r *run) eraseReplays(ctx context.Context) error {
 	})
 }
 
-// unnameConsents removes the principal's name from consents that the principal, as an operator, gave or revoked for others.
 func (r *run) unnameConsents(ctx context.Context) error {
 	return conversation.EachMark(ctx, r.DB, r.workspace, r.principal, func(mark store.Key) error {
 		if !r.dry {
@@ -375,8 +364,7 @@ func (r *run) unnameConsents(ctx context.Context) error {
 	})
 }
 
-// unnameSwitches removes the principal's name from switches. It skips the switches of the principal's own subscriptions,
-// because [run.erasePartitions] deletes them.
+// unnameSwitches skips the switches of the principal's own subscriptions, which [run.erasePartitions] deletes.
 func (r *run) unnameSwitches(ctx context.Context) error {
 	return switches.EachBy(ctx, r.DB, r.workspace, r.principal, func(sw switches.Switch) error {
 		if id, ok := sw.Name.SubscriptionID(); ok && slices.Contains(r.ids, id) {
@@ -391,7 +379,6 @@ func (r *run) unnameSwitches(ctx context.Context) error {
 	})
 }
 
-// unnameNotes removes the principal's name from the notes about origins that the principal wrote.
 func (r *run) unnameNotes(ctx context.Context) error {
 	return switches.EachNoteBy(ctx, r.DB, r.workspace, r.principal, func(n switches.Note) error {
 		if !r.dry {
@@ -403,7 +390,6 @@ func (r *run) unnameNotes(ctx context.Context) error {
 	})
 }
 
-// redactTrail removes the principal's name from the audit trail.
 func (r *run) redactTrail(ctx context.Context) error {
 	return r.Trail.Redact(ctx, r.workspace, r.principal, Pseudonym(r.workspace, r.principal), r.ids, r.dry, func() error {
 		return r.erase(ctx, "auditEntries")

@@ -15,8 +15,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Contract describes the allowed answers of an API, as its OpenAPI document declares them. The schemas of OpenAPI 3.1 are JSON
-// Schema 2020-12, which a library validates. make lint checks the document itself.
+// Contract describes the allowed answers of an API, as its OpenAPI document declares them.
 type Contract struct {
 	// Paths holds the operations by path and method. Methods are in lower case.
 	Paths   map[string]map[string]*Operation
@@ -30,7 +29,7 @@ type Operation struct {
 	Responses map[string]response // by status, or "default"
 }
 
-// response is a response of an operation, or a reference to a response that several operations share.
+// response is a response, or a reference to a shared one.
 type response struct {
 	Ref     string `json:"$ref"`
 	Content map[string]struct{ Schema json.RawMessage }
@@ -71,7 +70,6 @@ func Parse(raw []byte) (*Contract, error) {
 	return c, nil
 }
 
-// content returns the schemas of an answer by media type.
 func (c *Contract) content(o *Operation, status string) map[string]struct{ Schema json.RawMessage } {
 	r := o.Responses[status]
 	if name, refers := strings.CutPrefix(r.Ref, "#/components/responses/"); refers {
@@ -80,7 +78,6 @@ func (c *Contract) content(o *Operation, status string) map[string]struct{ Schem
 	return r.Content
 }
 
-// schema returns the compiled schema of an answer. The compiler keeps compiled schemas, so each is compiled only once.
 func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema, error) {
 	at := []string{"paths", path, method, "responses", status}
 	if name, refers := strings.CutPrefix(c.Paths[path][method].Responses[status].Ref, "#/components/"); refers {
@@ -93,8 +90,7 @@ func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema
 	return c.schemas.Compile(source + "#/" + strings.Join(at, "/"))
 }
 
-// Check returns an error if the response resp, or its body, is not as the document describes the operation. The parameter path is
-// relative to the path of the API.
+// Check returns an error if the response is not as the document describes the operation. path is relative to the API's path.
 func (c *Contract) Check(method, path string, resp *http.Response, body []byte) error {
 	method = strings.ToLower(method)
 	template := c.template(path)
@@ -113,7 +109,7 @@ func (c *Contract) Check(method, path string, resp *http.Response, body []byte) 
 	if len(kinds) == 0 && len(body) == 0 {
 		return nil
 	}
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // empty if the header is missing or invalid
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if _, described := kinds[kind]; !described {
 		return fmt.Errorf("the content type %q is not declared (declared: %v)", kind, slices.Sorted(maps.Keys(kinds)))
 	}
@@ -131,8 +127,8 @@ func (c *Contract) Check(method, path string, resp *http.Response, body []byte) 
 	return schema.Validate(value)
 }
 
-// template returns the path in the document that matches a request's path, e.g. /events/{id} for /events/1. It handles
-// switches and notes itself, because their names contain slashes, which a path parameter of OpenAPI cannot match.
+// template returns the path in the document that matches a request's path. Names of switches and notes contain slashes, which a path
+// parameter of OpenAPI cannot match.
 func (c *Contract) template(path string) string {
 	if strings.HasPrefix(path, "/switches/") {
 		return "/switches/{name}"

@@ -25,23 +25,22 @@ type Command struct {
 	Terminal
 	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". A value for {name...} may contain slashes.
 	API string
-	// Columns are the columns of the table that a list prints. A narrow terminal leaves out some of them, first the columns in Drop.
+	// Columns are the columns of a list. A narrow terminal leaves out some of them, first those in Drop.
 	Columns, Drop []string
-	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}. It is empty for most commands.
+	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}.
 	Also string
-	// Args are the values of the path's variables, in order.
 	Args []string
-	// Values are the parameters of the query or, with POST and PUT, the members of the body.
+	// Values are the parameters of the query or the members of the body.
 	Values map[string]any
 	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
-	// Format is the output format: json, yaml or name. Empty means a table or an easily readable document.
+	// Format is json, yaml or name, or empty for a table or an easily readable document.
 	Format string
 	// Wide prints tables in full, however narrow the terminal is.
 	Wide bool
-	// Follow waits until the started replay is done, and shows its progress.
+	// Follow waits until the started replay is done.
 	Follow bool
-	// Confirm is confirmErase or confirmEnd for an action that cannot be undone, so that Run asks before it. Empty does not ask.
+	// Confirm is confirmErase or confirmEnd to ask before an action that cannot be undone.
 	Confirm string
 }
 
@@ -85,7 +84,7 @@ func (c *Command) run(ctx context.Context, api Client) error {
 	case c.Format == "":
 		fmt.Fprintln(c.Out, "Done.")
 		return nil
-	case c.Format == formatName: // an empty answer has no object to name
+	case c.Format == formatName:
 		return nil
 	default:
 		answer = json.RawMessage("{}")
@@ -110,16 +109,14 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 	if err != nil {
 		return err
 	}
-	items, _ := json.Marshal(l.Items) // cannot fail, because the items are valid JSON
+	items, _ := json.Marshal(l.Items)
 	object := strings.TrimSuffix(strings.TrimSpace(string(answer)), "}")
 	return c.print(fmt.Appendf(nil, "%s,%q:%s}", object, c.Also, items), []json.RawMessage{answer}, nil)
 }
 
-// alsoLimit is the maximum number of items of the list that follows a document.
 const alsoLimit = 100
 
-// print prints the response in the chosen format. With -o name it prints only the ids or names of the items. Without a format
-// it calls human, which prints a table or a readable document.
+// print prints the response in the chosen format. Without a format it calls human.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
 	switch c.Format {
 	case formatJSON:
@@ -137,8 +134,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the name of the member that identifies an object in other commands: "id" or "name". In a list, "id" may be
-// any column, but "name" must be the first one, because a later column "name" has the name of an event type.
+// findNaming returns the member that identifies an object: "id" or "name". In a list, "name" must be the first column, because a later one
+// has the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -156,7 +153,6 @@ func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	return "", fault.New(fault.Invalid, "--output name: this command prints no ids or names (use --output json)")
 }
 
-// newRequest fills the arguments into the path and the values into the query or the body.
 func (c *Command) newRequest(now time.Time) (method, path string, query url.Values, body map[string]any, err error) {
 	method, path, _ = strings.Cut(c.API, " ")
 	for _, arg := range c.Args {
@@ -194,7 +190,7 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 	return method, path, query, body, nil
 }
 
-// parseTime converts a time, a date in now's time zone, or a duration before now (e.g. 90m or 7d) to the format of the API.
+// parseTime converts a time, a date, or a duration before now (e.g. 90m or 7d) to the format of the API.
 func parseTime(text string, now time.Time) (string, error) {
 	if days, err := strconv.ParseUint(strings.TrimSuffix(text, "d"), 10, 16); err == nil && strings.HasSuffix(text, "d") {
 		return now.AddDate(0, 0, -int(days)).UTC().Format(time.RFC3339), nil
@@ -264,8 +260,7 @@ const (
 	confirmEnd   = "end"   // shows the object, and has the caller type yes
 )
 
-// confirm shows what the command would change and asks whether to continue. It refuses if standard input is not a terminal, because
-// a script should fail rather than wait forever for an answer, or answer by accident.
+// confirm asks whether to continue. It refuses if standard input is not a terminal, because a script should fail rather than wait forever.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	if !c.Interactive {
 		return fault.New(fault.Invalid, "this cannot be undone, and standard input is not a terminal on which to ask: add --yes if you are sure")
@@ -284,7 +279,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", formatCell(want))
 	answered := make(chan string, 1) // the reader does not end after an interrupt, but the program does
 	go func() {
-		line, _ := bufio.NewReader(c.In).ReadString('\n') // an empty line confirms nothing
+		line, _ := bufio.NewReader(c.In).ReadString('\n')
 		answered <- strings.TrimSpace(line)
 	}()
 	select {
@@ -298,8 +293,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finishErasure repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the
-// total counts.
+// finishErasure repeats an erasure until it is complete, and returns the total counts.
 func (c *Command) finishErasure(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
@@ -322,7 +316,6 @@ func (c *Command) finishErasure(ctx context.Context, api Client, method, path st
 	return b, fault.Wrap(fault.Internal, err, "encode the counts")
 }
 
-// erasure is the response to an erasure.
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`
@@ -337,7 +330,6 @@ const (
 	patience = 60
 )
 
-// replay contains the members of a replay that followReplay reads from the server's answers.
 type replay struct {
 	ID       string `json:"id"`
 	State    string `json:"state"`
@@ -346,8 +338,8 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// followReplay shows the progress of a running replay until the replay is over. If the user interrupts the command, or the server stays
-// unreachable, the replay continues on the server. followReplay then says so, and returns an error because it did not see the end.
+// followReplay shows the progress of a replay until the replay is over. If the user interrupts the command, or the server stays
+// unreachable, the replay continues on the server.
 func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {

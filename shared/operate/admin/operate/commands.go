@@ -1,9 +1,6 @@
-// Package operate implements the commands with which operators use the admin API from a terminal. They send requests to the API and print
-// the responses.
+// Package operate implements the commands with which operators use the admin API from a terminal.
 //
-//	Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
-//
-// [Commands] has the commands. Package operations declares the operations, and package admin implements them.
+// Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
 package operate
 
 import (
@@ -210,7 +207,7 @@ type Source struct {
 // Request names a file whose content is sent; - is the standard input.
 type Request string
 
-// maxRequest is the number of bytes up to which the file is read. The server's limit is lower, so it refuses a larger file.
+// maxRequest is higher than the server's limit, so the server refuses a larger file.
 const maxRequest = 8 << 20
 
 func (r Request) read(in io.Reader) (string, error) {
@@ -232,7 +229,7 @@ type Page struct {
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
-// Validate refuses a negative limit.
+// Validate implements kong's validation.
 func (p *Page) Validate() error {
 	if p.Limit < 0 {
 		return fault.New(fault.Invalid, "--limit %d is not allowed (at least 1, or 0 for all items)", p.Limit)
@@ -240,13 +237,13 @@ func (p *Page) Validate() error {
 	return nil
 }
 
-// Span has the flags that limit a list to a time span.
+// Span limits a list to a time span.
 type Span struct {
 	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z), a date or a duration before now (90m, 7d)."`
 	Until string `placeholder:"TIME" help:"End, as a time, a date or a duration before now."`
 }
 
-// Letters has the flags that select dead letters.
+// Letters selects dead letters.
 type Letters struct {
 	Span
 	Subscription string `placeholder:"ID" help:"Only to this subscription."`
@@ -271,7 +268,7 @@ type Flags struct {
 	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
 }
 
-// Validate refuses --json together with another output format.
+// Validate implements kong's validation.
 func (o *Flags) Validate() error {
 	if o.JSON && o.Output != "" && o.Output != formatJSON {
 		return fault.New(fault.Invalid, "--json and --output %s cannot be combined", o.Output)
@@ -283,17 +280,16 @@ func (o *Flags) Validate() error {
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Width is the number of columns of the terminal at Out. Tables are shortened to fit. 0 prints tables in full.
+	// Width is the number of columns of the terminal at Out. 0 prints tables in full.
 	Width int
-	// Interactive is true if In is a terminal, so that a person can answer questions.
+	// Interactive says that In is a terminal.
 	Interactive bool
 	// Bar shows the progress of replays. It may be nil.
-	Bar io.Writer
-	// Agent is the User-Agent of requests.
+	Bar   io.Writer
 	Agent string
 }
 
-// Run builds a [Command] from the tags, arguments and flags of the selected command, and runs it.
+// Run runs the selected command.
 func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	n := k.Selected()
 	c := Command{Terminal: t, API: n.Tag.Get("api"), Also: n.Tag.Get("also"), Values: map[string]any{}, Format: o.Output, Wide: o.Wide}
@@ -343,22 +339,20 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
-// notSent lists the flags that only the command itself uses. All others are sent to the API.
+// notSent lists the flags that are not sent to the API.
 var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}
 
-// prefix is the path of the API. It repeats admin.Prefix, because importing package admin would link the whole server into the
-// client.
+// prefix repeats admin.Prefix, because importing package admin would link the whole server into the client.
 const prefix = "/admin/v1"
 
-// maxPage is the maximum number of items of a page.
 const maxPage = 100
 
-// Client sends requests to the admin API of a server.
+// Client sends requests to the admin API.
 type Client struct {
 	Server httpcall.Server
 }
 
-// Do sends a request and returns the body of the response, which may be empty.
+// Do sends a request and returns the body of the response.
 func (c Client) Do(ctx context.Context, method, path string, query url.Values, body any) (json.RawMessage, error) {
 	at, err := c.Server.Endpoint(prefix)
 	if err != nil {
@@ -376,7 +370,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	resp, answer, err := c.Server.Do(ctx, method, at, nil, b)
 	switch {
 	case err != nil:
-		return nil, err // the error of ctx if ctx has ended
+		return nil, err
 	case resp.StatusCode == http.StatusNotFound && !json.Valid(answer): // the admin API itself answers with JSON
 		return nil, fault.New(fault.Invalid, "%s answered 404 Not Found; is the server's URL right? With --admin-addr, a server has the admin API only at that address",
 			resp.Request.URL.Redacted())
@@ -388,7 +382,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	return answer, nil
 }
 
-// advise adds a remedy to the error of a refused request, for example to set --key.
+// advise adds a remedy to the error of a refused request.
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
@@ -399,14 +393,13 @@ func advise(err error) error {
 	return err
 }
 
-// list holds the items of one or more pages. More has the other members of the response, for example next.
+// list holds the items of some pages, and in More the other members of the response, for example next.
 type list struct {
 	Items []json.RawMessage
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until it has limit items, or all items if limit is 0. [list.More] has the other members of the last page, except
-// that its member omitted is the sum over all pages.
+// List reads pages until it has limit items, or all items if limit is 0. The result's omitted is the sum over all pages.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
 	for {
@@ -439,7 +432,6 @@ func (c Client) List(ctx context.Context, path string, query url.Values, limit i
 	}
 }
 
-// sum adds two numbers, either of which may be absent.
 func sum(a, b json.RawMessage) json.RawMessage {
 	x, err := strconv.ParseInt(string(a), 10, 64)
 	y, err2 := strconv.ParseInt(string(b), 10, 64)
@@ -449,7 +441,7 @@ func sum(a, b json.RawMessage) json.RawMessage {
 	return strconv.AppendInt(nil, x+y, 10)
 }
 
-// json returns all items as if the API had returned them in a single page.
+// json returns all items as a single page.
 func (l list) json() json.RawMessage {
 	all := map[string]any{"items": l.Items}
 	for name, value := range l.More {
@@ -461,18 +453,14 @@ func (l list) json() json.RawMessage {
 	return b
 }
 
-// Tables on a narrow terminal print shortened ids, so commands accept them too. The omitted part is … or ..., e.g.
-// sub_0198…2c47 or evt_0198... For a subscription the first digits suffice without dots, because the length shows that the id
-// is incomplete.
+// Tables on a narrow terminal print shortened ids, such as sub_0198…2c47, so commands accept them too.
 
-// shortened matches a shortened id, with its beginning and its end.
 var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-]*)$`)
 
-// beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
+// beginning matches the first digits of a subscription's id, which has 32.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
-// idLists says which list of the API has the ids of a kind of objects. The key is the first segment of the objects' path, e.g.
-// "subscriptions".
+// idLists has the list of the API that contains the ids of a kind of objects.
 var idLists = map[string]struct {
 	path, member, object, command string
 	limit                         int // how many of the newest items are searched for an id; 0 means all
@@ -482,15 +470,13 @@ var idLists = map[string]struct {
 	"events":        {"deliveries", "event", "event of the newest 1,000 attempts", "events list", 1000},
 }
 
-// kind returns the first segment of the API's path, e.g. "subscriptions".
 func (c *Command) kind() string {
 	_, path, _ := strings.Cut(c.API, " ")
 	kind, _, _ := strings.Cut(path, "/")
 	return kind
 }
 
-// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids. If the command has ids of two
-// objects, such as an event and a subscription, the server's message says which one is not found.
+// explainNotFound adds the user's id to a NotFound error, and the command that lists ids.
 func (c *Command) explainNotFound(err error) error {
 	if !fault.Is(err, fault.NotFound) {
 		return err
@@ -509,7 +495,7 @@ func (c *Command) explainNotFound(err error) error {
 	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", id, list.command)
 }
 
-// resolveIDs replaces shortened ids by complete ones, in the arguments and in the flags --subscription and --event.
+// resolveIDs completes shortened ids in the arguments and flags.
 func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	kind := c.kind()
 	for i, text := range c.Args {
@@ -533,8 +519,7 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	return nil
 }
 
-// resolveID returns the complete id for a shortened one. It fails if no id or several ids match. It returns other texts
-// unchanged.
+// resolveID returns the complete id for a shortened one. It returns other texts unchanged.
 func (c Client) resolveID(ctx context.Context, kind, text string) (string, error) {
 	found := shortened.FindStringSubmatch(text)
 	if found == nil && kind == "subscriptions" {

@@ -19,10 +19,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// timeForm is the format of times, which are printed in the local time zone.
 const timeForm = "2006-01-02 15:04:05"
 
-// localTime formats a text that is a time in the local time zone. It returns other texts unchanged.
+// localTime formats a time in the local time zone. It returns other texts unchanged.
 func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
@@ -30,25 +29,23 @@ func localTime(s string) (text string, isTime bool) {
 	return s, false
 }
 
-// The formats of --output.
 const (
 	formatJSON = "json"
 	formatYAML = "yaml"
 	formatName = "name"
 )
 
-// gap is the number of spaces between columns. leastColumns is the number of columns that even the narrowest terminal shows.
+// leastColumns is the number of columns that even the narrowest terminal shows.
 const (
 	gap          = 2
 	leastColumns = 2
 )
 
-// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
-// heading, e.g. events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
+// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a heading, e.g.
+// events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
 //
 // If the table is wider than width, printTable shortens ids, except in the column id, whose values are arguments of other commands.
 // If that is not enough, it hides columns, first those in drop and then the last ones, and returns their headings.
-// A width of 0 has no limit.
 func printTable(w io.Writer, columns, drop []string, width int, items []json.RawMessage) (hidden []string, err error) {
 	rows := [][]string{nil} // the first has the headings
 	var paths []string
@@ -86,7 +83,7 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// fitRows changes the rows so that the table is not wider than width, and returns the headings of the hidden columns.
+// fitRows changes the rows to fit width, and returns the headings of the hidden columns.
 func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string) {
 	for _, cells := range rows[1:] {
 		for i := range cells {
@@ -109,7 +106,6 @@ func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string)
 	return hidden
 }
 
-// tableWidth returns the width of a table in characters.
 func tableWidth(rows [][]string) int {
 	width := gap * (len(rows[0]) - 1)
 	for i := range rows[0] {
@@ -125,7 +121,7 @@ func tableWidth(rows [][]string) int {
 // longID matches generated ids, such as evt_0198c1d2-7a44-7c3e-9d11-5b6f0a8e2c47.
 var longID = regexp.MustCompile(`^([a-z]+_)[A-Za-z0-9_-]{16,}$`)
 
-// shortID shortens a generated id in the middle, e.g. to evt_0198…2c47. Other texts stay as they are.
+// shortID shortens a generated id, e.g. to evt_0198…2c47. Other texts stay as they are.
 func shortID(text string) string {
 	found := longID.FindStringSubmatch(text)
 	if found == nil {
@@ -135,14 +131,14 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
-// decodeItem decodes an item of a list. It keeps numbers as text, because a float64 cannot represent some large numbers exactly.
+// decodeItem keeps numbers as text, because a float64 cannot represent some large numbers exactly.
 func decodeItem(raw json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
 	return fault.Wrap(fault.Unavailable, d.Decode(into), "read an item")
 }
 
-// printNames prints one member of each object, such as its id, one per line. It skips objects without that member.
+// printNames prints one member of each object.
 func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	for _, raw := range items {
 		var object map[string]any
@@ -170,8 +166,7 @@ func headingOf(path string) string {
 	return b.String()
 }
 
-// memberAt returns the value at a path such as delivery.lastError, or nil if the path does not exist. For an array on the path it returns the
-// values of all elements.
+// memberAt returns the value at a path such as delivery.lastError, or nil. For an array it returns the values of all elements.
 func memberAt(v any, path string) any {
 	if list, ok := v.([]any); ok {
 		var all []any
@@ -188,8 +183,7 @@ func memberAt(v any, path string) any {
 	return v
 }
 
-// formatCell returns a value as text for a table. The text has a single line, and its control characters are escaped because they
-// could manipulate the terminal.
+// formatCell returns a value as a single line. Control characters are escaped because they could manipulate the terminal.
 func formatCell(v any) string {
 	var text string
 	switch v := v.(type) {
@@ -215,13 +209,13 @@ func formatCell(v any) string {
 	return text
 }
 
-// The values of the parameter local of printDocument: how it prints times.
+// The values of the parameter local of printDocument.
 const (
 	localTimes = true  // in the local time zone, for people
 	exactTimes = false // as the API sends them, for programs
 )
 
-// printDocument prints a JSON value as YAML, which is easier to read. It keeps the order of the members.
+// printDocument prints a JSON value as YAML.
 func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -237,7 +231,7 @@ func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	return fault.Wrap(fault.Unavailable, e.Close(), "print")
 }
 
-// node reads the next JSON value and returns it as a YAML node. If local is true, it converts times to the local time zone.
+// node reads the next JSON value as a YAML node.
 func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -266,7 +260,7 @@ func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 	case nil:
 		n.Value, n.Tag = "null", "!!null"
 	default:
-		n.Value = fmt.Sprint(v) // a number or a bool
+		n.Value = fmt.Sprint(v)
 	}
 	return n, err
 }

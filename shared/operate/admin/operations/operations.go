@@ -1,5 +1,5 @@
-// Package operations declares the operations of the admin API in one table. Package admin makes its routes from the table. The
-// OpenAPI 3.1 document consists of the table and the schemas in document.json.
+// Package operations declares the operations of the admin API in one table, from which package admin makes its routes and its OpenAPI 3.1
+// document.
 package operations
 
 import (
@@ -15,11 +15,11 @@ import (
 // Operation is an HTTP method on a path of the admin API.
 type Operation struct {
 	ID, Method, Path, Summary string
-	// Owners permits callers with the scope events:subscribe, who then see only their own subscriptions and deliveries.
+	// Owners permits callers with the scope events:subscribe.
 	Owners bool
-	// Query lists the query parameters. Requests with other parameters are refused, unless Query is nil.
+	// Query lists the query parameters. If it is nil, all are ignored.
 	Query []Param
-	// Body is the name of the schema of the request's body, or empty if there is no body.
+	// Body is the name of the schema of the request's body.
 	Body         string
 	BodyRequired bool
 	Answers      []Answer
@@ -29,7 +29,7 @@ type Operation struct {
 type Param struct {
 	Name, Format, Default, Description string
 	Enum                               []string
-	// Integer is the maximum of an integer parameter. The minimum is 1.
+	// Integer is the maximum of an integer parameter, whose minimum is 1.
 	Integer int
 }
 
@@ -37,37 +37,35 @@ type Param struct {
 type Answer struct {
 	Status      int
 	Description string
-	// Schema is the name of the JSON schema of the response. "object" means any object, and empty means no content.
+	// Schema is the name of a JSON schema. "object" means any object, and empty means no content.
 	Schema string
-	// Stream is true for a stream of server-sent events.
+	// Stream is for server-sent events.
 	Stream bool
 }
 
-// listQuery returns the list of an operation's query parameters. The list is never nil, because for nil, the API accepts any
-// parameter.
+// listQuery returns a list that is never nil, because for nil, the API accepts any parameter.
 func listQuery(params ...Param) []Param { return append([]Param{}, params...) }
 
-// withPaging adds the parameters cursor and limit for a list with pages.
 func withPaging(params ...Param) []Param {
 	return append(params, Param{Name: "cursor"}, Param{Name: "limit", Integer: MaxLimit, Default: strconv.Itoa(DefaultLimit)})
 }
 
-// DefaultLimit is the number of items on a page if the request has no limit. MaxLimit is the highest limit.
+// Limits of the items on a page.
 const (
 	DefaultLimit = 50
 	MaxLimit     = 100
 )
 
-// rest is the OpenAPI document without the operations: the info, the schemas and the error response.
+// rest is the OpenAPI document without the operations.
 //
 //go:embed document.json
 var rest []byte
 
-// Document returns the OpenAPI document. It builds the document at the first call, because most processes never need it.
+// Document returns the OpenAPI document.
 var Document = sync.OnceValue(func() json.RawMessage {
 	document := map[string]any{}
 	if err := json.Unmarshal(rest, &document); err != nil {
-		panic(err) // cannot happen, because the tests of this package would fail
+		panic(err)
 	}
 	paths := map[string]map[string]any{}
 	for _, o := range All {
@@ -80,7 +78,7 @@ var Document = sync.OnceValue(func() json.RawMessage {
 	document["paths"] = paths
 	b, err := json.Marshal(document)
 	if err != nil {
-		panic(err) // cannot happen for maps and texts
+		panic(err)
 	}
 	return b
 })
@@ -89,7 +87,6 @@ type object = map[string]any
 
 var inPath = regexp.MustCompile(`\{(\w+)\}`)
 
-// describe returns the OpenAPI operation object.
 func (o Operation) describe() object {
 	out := object{"operationId": o.ID, "summary": o.Summary}
 	scopes := []object{{"bearer": []string{"events:operate"}}}
@@ -128,7 +125,7 @@ func (o Operation) describe() object {
 func (p Param) schema() object {
 	s := object{"type": "string"}
 	if p.Integer > 0 {
-		n, _ := strconv.Atoi(p.Default) // a constant of this package
+		n, _ := strconv.Atoi(p.Default)
 		return object{"type": "integer", "minimum": 1, "maximum": p.Integer, "default": n}
 	}
 	for name, value := range map[string]string{"format": p.Format, "default": p.Default, "description": p.Description} {
@@ -142,7 +139,6 @@ func (p Param) schema() object {
 	return s
 }
 
-// content describes a JSON body that matches the schema with the given name.
 func content(schema string) object {
 	s := object{"$ref": "#/components/schemas/" + schema}
 	if schema == "object" {
@@ -151,7 +147,6 @@ func content(schema string) object {
 	return object{"application/json": object{"schema": s}}
 }
 
-// Parameters that several operations have.
 var (
 	event        = Param{Name: "event"}
 	origin       = Param{Name: "origin", Description: "Scheme, host and port."}
