@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -384,6 +385,37 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 			t.Errorf("%s: the second has %v, %v", l.Queue, done, err)
 		}
 	}
+}
+
+// OPS-04: the messages of a dead letter that is sent back to the slow queue share the workers with those of other principals.
+func TestADeadLetterKeepsItsOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		queues := expect.Value(queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)}))(t)
+		operations := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: queues})
+		expect.OK(t, queues.Send(t.Context(), queue.Slow, queue.Outgoing{Body: []byte(`{"v":1}`), Group: "endpoint", Owner: "alice"}))
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		var owners []string
+		running.Go(func() {
+			_ = queues.Consume(ctx, queue.Slow, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				owners = append(owners, batch[0].Owner)
+				if len(owners) == 1 {
+					return nil, errors.New("failed")
+				}
+				return nil, nil
+			}, queue.ConsumeOptions{MaxReceives: 1})
+		})
+		running.Go(func() { _ = queues.Consume(ctx, queue.Dead, operations.FileMessages, queue.ConsumeOptions{}) })
+		time.Sleep(time.Minute)
+		letter := r.letters(deadletter.LetterQuery{Queue: string(queue.Slow)}, 1)[0]
+		expect.OK(t, did(operations.Retry(t.Context(), "default", letter, nil, 0)))
+		time.Sleep(time.Minute)
+		stop()
+		running.Wait()
+		expect.OK(t, queues.Close())
+		expect.List(t, "the owners of the received messages", owners, []string{"alice", "alice"})
+	})
 }
 
 // An operator fixes the cause of a dead letter of the events queue and sends it back a minute later. The queue still

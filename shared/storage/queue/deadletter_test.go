@@ -20,7 +20,7 @@ var (
 
 func letter(t testing.TB, body []byte, reason string, faults any) queue.DeadLetter {
 	t.Helper()
-	m := queue.Message{ID: "m1", Outgoing: queue.Outgoing{Body: body, Group: "g"}, Received: 3, Sent: sent}
+	m := queue.Message{ID: "m1", Outgoing: queue.Outgoing{Body: body, Group: "g", Owner: "o"}, Received: 3, Sent: sent}
 	out := queue.NewDeadLetter(queue.Events, m, reason, faults, noon)
 	if len(out.Body) > queue.MaxBody || !utf8.Valid(out.Body) || strings.ContainsAny(string(out.Body), "\uFFFE\uFFFF") {
 		t.Fatalf("a letter of %d bytes is nothing that a queue takes", len(out.Body))
@@ -48,7 +48,7 @@ func TestADeadLetterTellsItsOrigin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := letter(t, tc.body, "it is nothing", []string{"/a: is b"})
 			if l.Queue != queue.Events || l.Reason != "it is nothing" || string(l.Faults) != `["/a: is b"]` || l.Message != "m1" ||
-				l.Group != "g" || l.Received != 3 || !l.Sent.Equal(sent) || !l.Dead.Equal(noon) || l.V != 2 {
+				l.Group != "g" || l.Owner != "o" || l.Received != 3 || !l.Sent.Equal(sent) || !l.Dead.Equal(noon) || l.V != 2 {
 				t.Errorf("got %.300v", l)
 			}
 			body, err := l.Content()

@@ -228,6 +228,7 @@ type DeadLetter struct {
 	// Message is the id that the message had on its queue.
 	Message  string `json:"message,omitempty"`
 	Group    string `json:"group,omitempty"`
+	Owner    string `json:"owner,omitempty"`
 	Received int    `json:"received,omitempty"`
 	// Attributes are left out if they would leave too little room for the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
@@ -256,7 +257,7 @@ const (
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
-		Message: m.ID, Group: m.Group, Received: m.Received, Sent: m.Sent.UTC(), Dead: now.UTC(),
+		Message: m.ID, Group: m.Group, Owner: m.Owner, Received: m.Received, Sent: m.Sent.UTC(), Dead: now.UTC(),
 	}
 	if raw, err := json.Marshal(faults); err == nil && faults != nil && len(raw) <= maxFaults {
 		l.Faults = raw

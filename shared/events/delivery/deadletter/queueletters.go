@@ -214,7 +214,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 // events queue. The events queue drops duplicates. So the inbox message contains the key of the dead letter (the parameter letter). The
 // events queue then does not take the event for a duplicate of the original, but drops a second resend of the same dead letter.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
-	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
+	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group, Owner: l.Owner}
 	if to == queue.Inbox {
 		out.Group = "" // the sender may have chosen a group that our queues do not accept, and the inbox needs no group
 	}

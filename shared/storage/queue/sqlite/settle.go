@@ -239,9 +239,9 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 			body = bytes.Clone(stmt.ColumnBlob(0))
 		}
 		stmt.Reset()
-		group, _ := splitGroup(m.group)
+		group, owner := splitGroup(m.group)
 		letter := queue.NewDeadLetter(s.queue.name, queue.Message{
-			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: group},
+			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: group, Owner: owner},
 			Received: m.received, Sent: microseconds(m.sent),
 		}, queue.ReasonReceives, nil, tx.Now)
 		if stmt, err = tx.Stmt(dead.sql.insert); err != nil {
