@@ -86,9 +86,8 @@ func newView(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent.
-// The parameter by is the id of the caller, who may be an operator. Consent to a provider that no longer exists can
-// still be revoked.
+// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. The parameter by
+// is the id of the caller, who may be an operator. Consent to a provider that no longer exists can still be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -176,8 +175,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	return nil, httpjson.NotAllowed("PUT, DELETE")
 }
 
-// findSubject returns the principal whose consents a request is about: the caller, or the principal that an operator
-// names.
+// findSubject returns the principal whose consents a request is about: the caller, or the principal that an operator names.
 func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
 	if caller.Anonymous && !h.Service.options.AllowAnonymous {
 		return caller, fault.New(fault.Forbidden,
@@ -335,9 +333,8 @@ func (i consentItem) covers(to string, kind Kind) bool {
 // maxAnswer is the maximum size of a provider's response in bytes.
 const maxAnswer = 256 << 10
 
-// newHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
-// The client does not follow redirects, because their destinations would receive the credentials and the message. It
-// ignores proxies in the environment.
+// newHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed. The client does not
+// follow redirects, because their destinations would receive the credentials and the message. It ignores proxies in the environment.
 func newHTTP() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -366,8 +363,7 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 if it has
-// none.
+// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 if it has none.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)

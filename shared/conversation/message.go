@@ -23,8 +23,7 @@ const (
 	MaxContent   = 64 << 10
 	maxTurns     = 100
 	maxHistory   = 96 << 10 // all previous messages in the history together
-	// maxEncoded limits the forwarded message in JSON. It leaves space for the other parts of an event and of a queue
-	// message.
+	// maxEncoded limits the message in JSON, so that it fits into an event and a queue message.
 	maxEncoded = 192 << 10
 )
 
@@ -46,12 +45,10 @@ func (k Kind) Method() string { return "conversation/" + string(k) }
 // Message is a message from a client: the params of conversation/userMessage or conversation/assistantResponse.
 type Message struct {
 	Kind Kind `json:"-"`
-	// ID is chosen by the client. The context in the response refers to it. If the client sends a message with the same ID
-	// again, the message's event has the same id as before.
+	// ID is chosen by the client. If the client sends a message again with its ID, the message's event has the same id, too.
 	ID      string `json:"messageId"`
 	Content string `json:"content"`
-	// History contains the previous messages, oldest first.
-	History []Turn `json:"recentHistory,omitempty"`
+	History []Turn `json:"recentHistory,omitempty"` // oldest first
 }
 
 // Turn is a previous message of the conversation.
@@ -60,8 +57,7 @@ type Turn struct {
 	Content string `json:"content"`
 }
 
-// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors do not quote the
-// message.
+// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors do not quote the message.
 func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	m := &Message{Kind: kind}
 	if len(params) == 0 || params[0] != '{' {
@@ -382,7 +378,6 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "")
 }
 
-// part is one provider's contribution to the merged context.
 type part struct {
 	name, title string
 	answer
@@ -439,8 +434,7 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, cut to at most room bytes, or "" if not even the beginning
-// fits.
+// quotePart returns a provider's text under its heading, cut to at most room bytes, or "" if not even the beginning fits.
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

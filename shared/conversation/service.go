@@ -39,9 +39,7 @@ type Source interface {
 
 // Backends calls the gateway's backends that are context providers. [gateway.Gateway] implements it.
 type Backends interface {
-	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
-	// Converse sends a request to a backend and returns the result.
 	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
 	// Prepare starts a session with a backend, so that the next Converse is quick.
 	Prepare(ctx context.Context, c api.Client, backend string) error
@@ -64,8 +62,7 @@ type Options struct {
 	// Catalogs and Publisher are needed to publish messages as events.
 	Catalogs  catalog.Source
 	Publisher Publisher
-	// AllowAnonymous allows the single principal of --auth none to consent on behalf of all callers. It is for
-	// development only.
+	// AllowAnonymous lets the single principal of --auth none consent on behalf of all callers, for development.
 	AllowAnonymous bool
 	// HTTP is the client for providers at URLs. Nil means [newHTTP].
 	HTTP *http.Client
@@ -79,8 +76,7 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Service forwards messages to the providers to which callers consented. It is safe for concurrent use. Create it with
-// [New].
+// Service forwards messages to the providers to which callers consented. It is safe for concurrent use.
 type Service struct {
 	options  Options
 	consents consents
@@ -98,8 +94,7 @@ type Service struct {
 // minBurst is the smallest burst of messages that a principal may send, even if its quota is low.
 const minBurst = 20
 
-// NewRate returns a quota of messages per second. A principal may send a burst of two seconds' messages, or at least of
-// [minBurst].
+// NewRate returns a quota of messages per second, with bursts of two seconds' messages, or at least of [minBurst].
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
@@ -223,8 +218,7 @@ type reply struct {
 	missing reason // empty if there is an answer
 }
 
-// gather asks all providers concurrently. It returns the answers that arrive within the budget, in the order of the
-// providers.
+// gather asks all providers concurrently. It returns the answers that arrive within the budget, in the order of the providers.
 func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -280,9 +274,8 @@ const MetricMissing = "ConversationContextMissing"
 // workspace/provider, the inner key the reason.
 func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing.ByThird() }
 
-// A backend whose session takes longer to start than the budget would never provide any context, because each message
-// would start a new session. So the service starts a session in the background, after the response, and the next message
-// uses it.
+// A backend whose session takes longer to start than the budget would never provide any context, because each message would start a new
+// session. So the service starts a session in the background, after the response, and the next message uses it.
 
 const (
 	prepareTime  = 20 * time.Second // for one session
@@ -378,9 +371,8 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops sending messages to a provider for restFor after tripAfter consecutive timeouts or failed connections.
-// Then it lets one message through. If that succeeds, the provider gets all messages again; otherwise the next pause
-// begins.
+// breaker stops sending messages to a provider for restFor after tripAfter consecutive timeouts or failed connections. Then it lets one
+// message through. If that succeeds, the provider gets all messages again; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
 const (

@@ -87,8 +87,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	return err
 }
 
-// checkToken returns an error if the progress token in _meta is longer than an id may be, because every progress notification of the call
-// repeats the token.
+// checkToken limits the length of the progress token in _meta, because every progress notification of the call repeats it.
 func checkToken(meta json.RawMessage) error {
 	if n := len(jsonrpc.Member(meta, "progressToken")); n > jsonrpc.MaxID {
 		return fault.New(fault.Invalid, "progressToken has %d bytes (allowed: up to %d)", n, jsonrpc.MaxID)
@@ -237,15 +236,13 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// abandon tells the backend that the client no longer waits for the response. It does nothing if the backend never received the
-// request.
+// abandon tells the backend that the client no longer waits for the response. It does nothing if the backend never received the request.
 func (x *exchange) abandon() {
 	if x.abandoned {
 		x.gateway.abandon(x.client, x.with, x.id)
 	}
 }
 
-// withoutSession calls a backend of revision 2026-07-28.
 func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, header http.Header) error {
 	x.id = upstream.FreshID()
 	answer, err := x.client.Post(ctx, upstream.Request{
@@ -373,7 +370,6 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	return false, nil
 }
 
-// hasMethod reports whether a notification belongs to an extension of the backend that the client may use.
 func (x *exchange) hasMethod(method string) bool {
 	ok, _ := x.entry.View.Extends(x.call.Principal, x.info, method)
 	return ok

@@ -169,7 +169,6 @@ func (g *Gateway) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	}
 }
 
-// questions collects the store keys of the questions that a backend asks the client in one call.
 type questions struct {
 	mu   sync.Mutex
 	keys []store.Key

@@ -25,7 +25,6 @@ import (
 // id, under which the client answers. The data for forwarding the answer is in the store, because the answer may arrive at any instance.
 // The gateway deletes the data when the backend has accepted the answer, or when the call ends.
 
-// elicitation is the value of an elicitation's item in the store.
 type elicitation struct {
 	Workspace string         `json:"ws"`
 	Principal string         `json:"pr"`
@@ -38,7 +37,6 @@ type elicitation struct {
 	Claimed   int64          `json:"c,omitempty"`  // an instance may be sending an answer until this time, in milliseconds since 1970
 }
 
-// elicitations stores the open elicitations.
 type elicitations struct {
 	db     store.DB
 	log    *slog.Logger
@@ -255,8 +253,7 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// readAnswer returns the answer to an elicitation and the keys of its items in the store, or nil if the client has not answered
-// yet.
+// readAnswer returns the answer to an elicitation and the keys of its items in the store, or nil if the client has not answered yet.
 func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {

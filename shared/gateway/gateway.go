@@ -18,9 +18,6 @@
 // The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges ids, and translates
 // differences between protocol revisions (package translate). Everything that a call needs later is in the store or, sealed, with the
 // client, so that any instance can continue it. The endpoint gets its data in the types of package api and decides how to respond.
-//
-// Package backends has the backends of the configuration and their lists, and package upstream sends the HTTP requests to them. Package
-// relay handles the notifications of backends; it sees a backend as a [backends.Followed].
 package gateway
 
 import (

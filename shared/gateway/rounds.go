@@ -98,7 +98,6 @@ func (b *roundsBridge) params() json.RawMessage {
 	return params
 }
 
-// loadRounds reads the state of the earlier rounds and the client's new answers.
 func (b *roundsBridge) loadRounds() error {
 	responses := jsonrpc.Member(b.x.call.Params, "inputResponses")
 	if responses != nil && responses[0] != '{' {
@@ -182,7 +181,6 @@ func (b *roundsBridge) requireInput() error {
 	return b.sendRequired(append(requests, '}'))
 }
 
-// recordQuestion adds an elicitation to the state for the next round and returns its key.
 func (b *roundsBridge) recordQuestion(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(b.rounds.Answered)+len(b.rounds.Asked)+1)
 	b.rounds.Asked = append(b.rounds.Asked, asked{key, method, digest})

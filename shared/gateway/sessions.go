@@ -290,7 +290,6 @@ func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage
 	return nil
 }
 
-// notify sends a client's notification to a backend, and logs a failure.
 func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend, s backendSession, body json.RawMessage) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()

@@ -55,8 +55,7 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes completions for prompts, and for templates that a backend has. This server has the templates of event
-// types.
+// routeComplete routes completions for prompts, and for templates that a backend has. This server has the templates of event types.
 func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {

@@ -227,8 +227,7 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 // fits into an item of the store ([store.MaxItem]).
 const maxResponse = 256 << 10
 
-// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the
-// POST.
+// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the POST.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {

@@ -77,8 +77,7 @@ type Options struct {
 	// Conversation handles the messages of conversations. It is optional.
 	Conversation streams.Conversation
 
-	// EventTools makes tools that serve events to clients that know only tools, e.g. the tools of package logsource. It needs
-	// Feeds.
+	// EventTools makes tools that serve events to clients that know only tools, e.g. the tools of package logsource. It needs Feeds.
 	EventTools func(*streams.Streams) events.Tools
 
 	// Profile returns which version of the MCP Events extension applies to a principal, unless the client declares one itself. Nil means
@@ -95,8 +94,7 @@ type Options struct {
 
 	// PageSize is the number of entries on a page of a list. 0 means 100.
 	PageSize int
-	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before
-	// it.
+	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before it.
 	MaxAge time.Duration
 	// AnswerStreamAfter is how long an answer may wait for backends (a list) or for an event (wait_for_event) before it becomes
 	// a stream. 0 means immediately.

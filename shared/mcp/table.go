@@ -170,9 +170,8 @@ func (e *Endpoint) extensionRow() method.Row {
 	}
 }
 
-// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the
-// extension. For an unknown revision, profileOf returns an error and the configured profile, whose error codes the answer then
-// uses.
+// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the extension. For
+// an unknown revision, profileOf returns an error and the configured profile, whose error codes the answer then uses.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
 	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.

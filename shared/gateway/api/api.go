@@ -1,5 +1,4 @@
-// Package api has the types that the MCP endpoint and the gateway exchange: clients, backends, calls, subscriptions and
-// notifications.
+// Package api has the types that the MCP endpoint and the gateway exchange: clients, backends, calls, subscriptions and notifications.
 package api
 
 import (
@@ -14,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Client describes the MCP client that sends a request, and the principal for which the client acts. The gateway passes the client's
-// capabilities and Info on to backends.
+// Client describes the MCP client that sends a request, and the principal for which the client acts.
 type Client struct {
 	Principal auth.Principal
 	// Session identifies the client's session. It is empty in revision 2026-07-28, which has no sessions.
@@ -43,8 +41,7 @@ type Capabilities struct {
 	Tasks bool
 	// Instructions tell a model how to use the backend. For several backends, they say which part is about which backend.
 	Instructions string
-	// Extensions has the settings of the extensions that the backend declares, by identifier. It leaves out extensions that the gateway
-	// implements itself.
+	// Extensions has the settings of the extensions that the backend declares, by identifier, but not of those of the gateway itself.
 	Extensions map[string]json.RawMessage
 }
 
@@ -79,8 +76,7 @@ type Call struct {
 	Header http.Header
 	// ResponseOnly is set if the client does not accept an event stream, so that a backend cannot ask it anything within the call.
 	ResponseOnly bool
-	// Send sends a message to the client. response is true for the last message, which is the response. Send returns an error
-	// if the client has disconnected.
+	// Send sends a message to the client. response is true for the last message. Send fails if the client has disconnected.
 	Send func(message json.RawMessage, response bool) error
 	// Answered, if set, is called as soon as the client has the backend's response or question. So the endpoint can end its
 	// response before the gateway has recorded the call.
@@ -100,13 +96,11 @@ type Place struct{ Workspace, Backend string }
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription is a subscription of a session or stream to a backend's resource. While a resource has at least one Subscription, the relay
-// is subscribed to the resource at the backend.
+// Subscription is a subscription of a session or stream to a backend's resource.
 type Subscription struct {
 	Place
 	URI string
-	// Principal is the owner of the session or stream. The subscription counts against this principal's quota. The relay subscribes for one
-	// principal after the other, so that a principal with many subscriptions does not delay the others.
+	// Principal is the owner of the session or stream. The subscription counts against this principal's quota.
 	Principal string
 	// Holder identifies the session or stream. Until is when the subscription expires.
 	Holder string

@@ -39,9 +39,8 @@ type Backend struct {
 	Headers map[string]secret.Value
 	// OAuth gets tokens with the client credentials grant. It may be nil.
 	OAuth *OAuth
-	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the
-	// token can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the
-	// token, too.
+	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the token
+	// can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the token, too.
 	ForwardToken bool
 	// Exchange exchanges the caller's token for another one, and sends that with the same requests as ForwardToken. It may be nil.
 	Exchange *Exchange
@@ -70,9 +69,8 @@ type Exchange struct {
 	Audience, Resource string
 	// SecretInBody sends the client secret in the request body (client_secret_post) instead of a header (client_secret_basic).
 	SecretInBody bool
-	// ClientKey is a private key, as PEM or JWK, with which the gateway authenticates itself instead of with a secret
-	// (private_key_jwt). KeyID is its id at the authorization server, by default the one in the JWK. Issuer identifies the
-	// authorization server.
+	// ClientKey is a private key, as PEM or JWK, with which the gateway authenticates itself instead of with a secret (private_key_jwt).
+	// KeyID is its id at the authorization server, by default the one in the JWK. Issuer identifies the authorization server.
 	ClientKey     secret.Value
 	KeyID, Issuer string
 }

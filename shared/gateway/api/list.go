@@ -87,12 +87,10 @@ func (e Entry) ForVersion(version spec.Version) json.RawMessage {
 	return translate.Tool(e.JSON, version)
 }
 
-// List combines the lists of a principal's backends. Backends are in the order of the configuration, and each backend's entries in its own
-// order.
+// List combines the lists of a principal's backends, in the order of the configuration.
 type List struct {
 	Entries []Entry
-	// Conflicts has the names of entries that were left out because another backend has the same name or owns the name's
-	// prefix. A call with such a name goes to that other backend.
+	// Conflicts has the names of entries that were left out because another backend has the same name or owns the name's prefix.
 	Conflicts []string
 	// TTL is how long a client may keep the list. It is the minimum over all backends.
 	TTL time.Duration
@@ -127,7 +125,6 @@ func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok b
 	return l.Entries[first:end], next, true
 }
 
-// cursor returns the cursor that continues after entry i.
 func (l *List) cursor(i int) string {
 	e := l.Entries[i]
 	place := 0

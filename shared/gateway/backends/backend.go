@@ -12,8 +12,6 @@
 //	extensions.go     the extensions that backends declare, and their methods
 //	subscriptions.go  subscriptions to resources, and the notification streams that they need
 //	followed.go       a backend as package relay sees it
-//
-// Clients' calls and sessions are in package gateway.
 package backends
 
 import (
@@ -48,7 +46,7 @@ type Backend struct {
 	// one listen request can name many resources.
 	noStream *refresh.Value[bool]
 	changed  chan struct{} // receives after the subscriptions at the backend may have changed
-// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
+	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
 	// rates, by method; it is never modified.
 	reported chan string
 	reports  map[string]*reportRate

@@ -63,8 +63,7 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view. If there are maxViews views already, a new one replaces the least recently used one
-// (old).
+// getOrCreate returns the client's view. Beyond maxViews, a new one replaces the least recently used one (old).
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -42,8 +42,7 @@ const (
 	grantExchange = "urn:ietf:params:oauth:grant-type:token-exchange"
 	accessToken   = "urn:ietf:params:oauth:token-type:access_token"
 
-	// maxExchanged limits how many outcomes of token exchanges are cached per backend. maxToken limits the size of a token in
-	// bytes.
+	// maxExchanged limits the cached outcomes of token exchanges per backend. maxToken limits the size of a token in bytes.
 	maxExchanged = 1024
 	maxToken     = 16 << 10
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.

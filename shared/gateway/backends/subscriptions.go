@@ -142,12 +142,10 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
-	// Ignore an error, because list then returns the last list.
 	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }
 
-// noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.
 func noStreamKey(p api.Place) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
 }

@@ -60,8 +60,7 @@ const (
 	maxTTL = 24 * time.Hour
 	// endTime limits how long the gateway waits for a backend to end a session that it no longer needs.
 	endTime = 2 * time.Second
-	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits
-	// one request.
+	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits one request.
 	maxAsks = 3
 )
 
@@ -306,8 +305,7 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known
-// ones.
+// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones.
 func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()

@@ -64,7 +64,6 @@ var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, htt
 
 var errNoStream = errors.New("gateway: the backend has no notification stream")
 
-// keep keeps the connection open for as long as the relay has the lease, and connects again after failures.
 func (c *connection) keep() {
 	if c.backend.OnlyForCallers() { // without credentials, the relay cannot receive its notifications
 		<-c.lease.ctx.Done()

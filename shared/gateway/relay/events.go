@@ -396,9 +396,8 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "". If the backend acts for its
-// callers, that is never webhook, because the publish role, which receives webhooks, does not know the schemas that the backend
-// shows to each caller.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "". If the backend acts for its callers, that
+// is never webhook, because the publish role, which receives webhooks, does not know the schemas that the backend shows to each caller.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():

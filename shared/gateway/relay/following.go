@@ -112,7 +112,6 @@ const (
 	maxChecks = 3
 )
 
-// run runs the main loop of an open connection until one of its streams ends.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()

@@ -144,7 +144,6 @@ func (f *following) announceEffects() {
 	}
 }
 
-// paramsOf returns the params of a request or notification about a resource.
 func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
@@ -204,7 +203,6 @@ func (f *following) recordChange(method, uri string, err error) error {
 	return nil
 }
 
-// recordRefused delays the next request to subscribe to a resource, or unsubscribe from it, after a request that failed.
 func (f *following) recordRefused(uri string, err error) {
 	again := retryAfter
 	if upstream.IsRefused(err) {
@@ -215,8 +213,7 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// chooseSubscriptions chooses at most room of the wanted subscriptions. The map wanted has the principals that want each one, by
-// URI.
+// chooseSubscriptions chooses at most room of the wanted subscriptions. The map wanted has the principals that want each one, by URI.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
 // shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.

@@ -26,8 +26,7 @@ func (r *reception) stop() {
 	<-r.done
 }
 
-// start starts a subscription. If resume is set, a backend that delivers by webhook sends the events after the stored cursor
-// again.
+// start starts a subscription. If resume is set, a backend that delivers by webhook sends the events after the stored cursor again.
 func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *reception {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reception{cancel: cancel, done: make(chan struct{})}
@@ -61,7 +60,6 @@ func (e *receiver) receive(ctx context.Context, uri, mode string, resume bool) {
 	}
 }
 
-// subscribe subscribes at the backend and returns when the subscription has ended.
 func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool) error {
 	workspace := e.backend.Place().Workspace
 	_, own, arguments, ok := catalog.ParseBackendURI(uri)
@@ -156,8 +154,7 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 	}, err
 }
 
-// restartHooks subscribes again to the events whose webhooks have reported that the backend ended the subscription or gave up
-// deliveries.
+// restartHooks subscribes again to the events whose webhooks have reported that the backend ended the subscription or gave up deliveries.
 func (e *receiver) restartHooks(ctx context.Context) error {
 	place := e.backend.Place()
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {

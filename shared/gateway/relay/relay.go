@@ -114,7 +114,6 @@ type follower struct {
 	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
 }
 
-// key returns a key of the relays' data about a backend.
 func key(of Backend, what string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + of.Place().String(), Sort: what}
 }

@@ -84,8 +84,7 @@ func (t *notificationThrottle) update(ctx context.Context, size int, asked bool)
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces the list changes that the throttle has delayed. If end is set, it announces all, because the connection
-// closes.
+// catchUp announces the list changes that the throttle has delayed. If end is set, it announces all, because the connection closes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {

@@ -35,8 +35,7 @@ const (
 	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
 	// the stream is already open.
 	openWait = 500 * time.Millisecond
-	// slowWait replaces openWait after a call to the same backend has waited in vain. Otherwise, all calls to this backend would be
-	// slow.
+	// slowWait replaces openWait after a call to the same backend has waited in vain. Otherwise, all calls to this backend would be slow.
 	slowWait = 50 * time.Millisecond
 	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
 	// to maxPause.
@@ -75,7 +74,6 @@ type Streams struct {
 
 type session struct{ url, id string }
 
-// stream is the GET stream of one session.
 type stream struct {
 	in     *Streams
 	of     session

@@ -355,13 +355,11 @@ func (p *process) retire() {
 	}
 }
 
-// triesDiscover reports whether the handshake tries server/discover, i.e. 2026-07-28.
 func (s *server) triesDiscover() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || spec.Version(version).Stateless()
 }
 
-// triesInitialize reports whether the handshake tries initialize, i.e. an earlier revision.
 func (s *server) triesInitialize() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || !spec.Version(version).Stateless()

@@ -221,8 +221,7 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered. It reports false if the client had already answered it in another
-// call.
+// recordAnswer forgets a question that the client has answered. It reports false if the client had already answered it in another call.
 func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -373,8 +372,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// staysOpen reports whether the request, like a listen, stays open until it is cancelled. Such a request does not count as a
-// call.
+// staysOpen reports whether the request, like a listen, stays open until it is cancelled. Such a request does not count as a call.
 func (x *exchange) staysOpen() bool {
 	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
 }

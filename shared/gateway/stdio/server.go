@@ -22,7 +22,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// server is a backend with its processes.
 type server struct {
 	t       *Transport
 	backend api.Backend

@@ -107,9 +107,8 @@ func (p *requestProgress) clientTrace() *httptrace.ClientTrace {
 	}
 }
 
-// wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http
-// calls WroteHeaders as soon as the header is in its buffer. So wasClosed also checks whether the connection has sent any byte
-// of the request.
+// wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http calls
+// WroteHeaders as soon as the header is in its buffer. So wasClosed also checks whether the connection has sent any byte of the request.
 func (p *requestProgress) wasClosed() bool {
 	return p.reused.Load() && (!p.sent.Load() || p.conn != nil && p.conn.n.Load() == p.first)
 }

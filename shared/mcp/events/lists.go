@@ -88,8 +88,7 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 	}
 }
 
-// listCatalog lists the event types, then the caller's webhook subscriptions unless subscriptions is nil, and then the backends'
-// items.
+// listCatalog lists the event types, then the caller's webhook subscriptions unless subscriptions is nil, and then the backends' items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
@@ -347,8 +346,7 @@ type listing struct {
 	open                         bool // all principals see the same lists, because no entry has an access rule
 }
 
-// eventResource is an event type as a resource: an EventResource of SEP-1803 if its URI is fixed, and otherwise an
-// EventResourceTemplate.
+// eventResource is an event type as a resource: an EventResource of SEP-1803 if its URI is fixed, and otherwise an EventResourceTemplate.
 type eventResource struct {
 	URI         string    `json:"uri,omitempty"`
 	URITemplate string    `json:"uriTemplate,omitempty"`

@@ -31,8 +31,7 @@ const (
 const (
 	// DefaultEvents and MaxEvents are the default and the maximum number of events in a result.
 	DefaultEvents, MaxEvents = 20, 50
-	// MaxBytes limits the data of a result's events, or the event types in a result, in bytes, because a model has to read
-	// them.
+	// MaxBytes limits the data of a result's events, or the event types in a result, in bytes, because a model has to read them.
 	MaxBytes = 64 << 10
 	// defaultWait and maxWait are the default and the maximum time of wait_for_event, in seconds. The default is shorter than
 	// the 60 s after which many clients give up a request.
@@ -56,8 +55,7 @@ type Tool struct {
 	Annotations  Annotations     `json:"annotations"`
 }
 
-// Annotations are hints for clients. All tools are read-only, because they do not change anything outside of the client's
-// session.
+// Annotations are hints for clients. All tools are read-only, because they do not change anything outside of the client's session.
 type Annotations struct {
 	ReadOnly bool `json:"readOnlyHint"`
 }

@@ -327,8 +327,7 @@ func (c *Call) ConnectionContext() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. The caller must always call
-// stop.
+// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. The caller must always call stop.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }
@@ -336,8 +335,7 @@ func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	return context.AfterFunc(c.life.client, f)
 }
 
-// backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context
-// ends.
+// backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context ends.
 func (c *Call) backendContext(cutOff func()) (ctx context.Context, end func()) {
 	ctx, deadline := c.Request.Context(), c.life.deadline
 	if c.Version.Stateless() {

@@ -83,8 +83,7 @@ func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// Translate returns the JSON-RPC error for an error of a handler. The profile is empty for a method outside of the MCP Events
-// extension.
+// Translate returns the JSON-RPC error for an error of a handler. The profile is empty for a method outside of the MCP Events extension.
 func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc

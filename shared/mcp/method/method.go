@@ -62,8 +62,7 @@ type Row struct {
 	Handler Handler
 }
 
-// CheckCall returns an error if the method does not exist for the caller, or if the caller lacks the scope that the method
-// needs.
+// CheckCall returns an error if the method does not exist for the caller, or if the caller lacks the scope that the method needs.
 func (m Row) CheckCall(c *Call) error {
 	there := m.SessionBased
 	if c.Version.Stateless() {
@@ -214,8 +213,7 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
-// WithToken returns ctx with the caller's token. Code that reads events needs it for event types of backends that act for
-// their callers.
+// WithToken returns ctx with the caller's token. Code that reads events needs it for event types of backends that act for their callers.
 func (c *Call) WithToken(ctx context.Context) context.Context {
 	return auth.WithToken(ctx, auth.Token{Header: c.Request.Header.Get("Authorization"), Expires: c.Principal.Expires})
 }
@@ -262,8 +260,7 @@ func WithoutBraces(object json.RawMessage) []byte {
 	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }
 
-// Accepts reports whether the Accept header allows the media type. Without the header, anything is allowed (RFC 9110, section
-// 12.5.1).
+// Accepts reports whether the Accept header allows the media type. Without the header, anything is allowed (RFC 9110, section 12.5.1).
 func Accepts(h http.Header, mediaType string) bool {
 	values := h["Accept"]
 	if len(values) == 0 {

@@ -38,8 +38,7 @@ import (
 // before its session: if one request prolongs the session, another request that read the session before still writes its URI
 // with the old expiry.
 //
-// The name of the partition is a hash of the session's id, so that someone who reads the store cannot learn the id and use the
-// session.
+// The name of the partition is a hash of the session's id, so that someone who reads the store cannot learn the id and use the session.
 type Store struct {
 	DB      store.DB
 	MaxURIs int // that a session may be subscribed to
@@ -64,8 +63,7 @@ type Session struct {
 	// Capabilities and Client are the capabilities and the clientInfo that the client declared, which backends receive.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is true for a session of the named-event dialect. Such a session cannot be used at /mcp, and other sessions only
-	// there.
+	// Dialect is true for a session of the named-event dialect. Such a session cannot be used at /mcp, and other sessions only there.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants none.
 	Level string `json:"lv,omitempty"`
@@ -475,8 +473,7 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return &sess
 }
 
-// Change changes the stored session with the function alter. After a conflict with another request it tries again, up to five
-// times.
+// Change changes the stored session with the function alter. After a conflict with another request it tries again, up to five times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		it, err := store.One(ctx, s.DB, itemKey(sess.Key, sortSession), "read the session")

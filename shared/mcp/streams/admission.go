@@ -67,9 +67,8 @@ func (a *Admission) Close(ctx context.Context) error {
 	}
 }
 
-// Admit admits a stream and returns its context. The context ends with the request, at the maximum age, when the caller's
-// token expires, when a newer stream replaces this one, or when the endpoint closes. The caller calls leave when the stream
-// has ended.
+// Admit admits a stream and returns its context. The context ends with the request, at the maximum age, when the caller's token expires,
+// when a newer stream replaces this one, or when the endpoint closes. The caller calls leave when the stream has ended.
 //
 // If no further stream can be opened now, Admit answers the request itself and returns a nil leave.
 func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func()) {

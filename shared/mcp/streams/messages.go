@@ -253,8 +253,7 @@ func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
-// subscribedAt reports whether the stream is subscribed at the topic's backend to the resource, or to one above it such as its
-// folder.
+// subscribedAt reports whether the stream is subscribed at the topic's backend to the resource, or to one above it such as its folder.
 func (s *Stream) subscribedAt(topic, uri string) bool {
 	for _, t := range s.targets {
 		if t.Backend != "" && stream.TopicBackend(t.Backend) == topic && api.Covers(t.URI, uri) {

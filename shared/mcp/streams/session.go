@@ -231,8 +231,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			continue
 		}
 		if u.Backend != "" {
-			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list
-			// the resource.
+			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list the resource.
 			fresh[u.URI] = &subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}
@@ -292,9 +291,8 @@ func (s *sessionStream) recordBegun(ctx context.Context) {
 	}
 }
 
-// sendGap notifies the client that all of its resources may have changed, if the event log no longer has all events since the
-// client's cursor. The notifications carry the position before the gap, so that a client that is disconnected in between gets
-// them again.
+// sendGap notifies the client that all of its resources may have changed, if the event log no longer has all events since the client's
+// cursor. The notifications carry the position before the gap, so that a client that is disconnected in between gets them again.
 func (s *sessionStream) sendGap() error {
 	if !s.stream.Feed.Truncated {
 		return nil

@@ -1,6 +1,5 @@
-// Package httpcall sends single HTTP requests to a server of this project or to another MCP server. It builds an endpoint's
-// URL, adds the caller's key, converts every form of error response to an error with a kind, and says which requests to repeat
-// and when.
+// Package httpcall sends single HTTP requests to a server of this project or to another MCP server. It builds an endpoint's URL, adds the
+// caller's key, converts every form of error response to an error with a kind, and says which requests to repeat and when.
 //
 // To receive events, use package client.
 package httpcall
@@ -226,8 +225,7 @@ func isForeign(resp *http.Response, body []byte) bool {
 		resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
 }
 
-// UnexpectedAnswer returns an error for a response that cannot come from a server of this project, for example a proxy's error
-// page.
+// UnexpectedAnswer returns an error for a response that cannot come from a server of this project, for example a proxy's error page.
 func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is the server's URL right?",

@@ -1,9 +1,8 @@
 // Package jsonrpc reads and writes JSON-RPC 2.0 messages as MCP uses them.
 //
-// It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers
-// keep all digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front of
-// the server may have decided by the exact names, for example which tools a caller may use. Methods and the rules of MCP are
-// in shared/mcp.
+// It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers keep all
+// digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front of the server may have
+// decided by the exact names, for example which tools a caller may use. Methods and the rules of MCP are in shared/mcp.
 package jsonrpc
 
 import (
@@ -595,9 +594,8 @@ func AppendMember(dst []byte, name string, value []byte) []byte {
 // for example one with a million members.
 const MaxComparedMembers = 1000
 
-// HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because
-// one JSON reader uses the first value and another one the last. It also returns true for more than
-// [MaxComparedMembers] members.
+// HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
+// uses the first value and another one the last. It also returns true for more than [MaxComparedMembers] members.
 func HasRepeatedMember(object json.RawMessage) bool {
 	var names [16][]byte // nearly every object has fewer members, and needs no map
 	n := 0

@@ -187,8 +187,7 @@ const (
 	MetaArguments = OwnPrefix + "arguments"
 	// MetaTruncated marks a notification about a gap: events after the client's cursor are no longer in the log.
 	MetaTruncated = OwnPrefix + "truncated"
-	// MetaConflicts lists the names in a list, e.g. of tools, that several backends use. The first of these backends serves the
-	// name.
+	// MetaConflicts lists the names in a list, e.g. of tools, that several backends use. The first of these backends serves the name.
 	MetaConflicts = OwnPrefix + "conflicts"
 	// MetaIdempotency is a key that the client chooses for a registration. Repeating the request with the key returns the same
 	// subscription.

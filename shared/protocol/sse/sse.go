@@ -1,8 +1,6 @@
-// Package sse writes and reads Server-Sent Events, the text/event-stream format
-// of the WHATWG HTML standard, section 9.2.
+// Package sse writes and reads Server-Sent Events, the text/event-stream format of the WHATWG HTML standard, section 9.2.
 //
-// Writing does not depend on Flush, because the response writer of a Lambda function cannot flush and sends every write
-// immediately.
+// Writing does not depend on Flush, because the response writer of a Lambda function cannot flush and sends every write immediately.
 package sse
 
 import (

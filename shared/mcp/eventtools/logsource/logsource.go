@@ -135,9 +135,8 @@ func (h *tools) find(ctx context.Context, p auth.Principal, name string, argumen
 	return events.Choose(cat, name, arguments, p, spec.ModePoll)
 }
 
-// handle is a subscription as a model holds it: NAME~ARGUMENTS~CURSOR, with the arguments in base64url, for example
-// ci.deploy~~AAAA. A handle grants no rights: each call checks the name and the arguments like subscribe does, and the cursor
-// is encrypted.
+// handle is a subscription as a model holds it: NAME~ARGUMENTS~CURSOR, with the arguments in base64url, for example ci.deploy~~AAAA. A
+// handle grants no rights: each call checks the name and the arguments like subscribe does, and the cursor is encrypted.
 type handle struct {
 	name      string
 	arguments json.RawMessage // nil for none
