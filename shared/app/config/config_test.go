@@ -239,6 +239,8 @@ func TestLimits(t *testing.T) {
 	} {
 		expect.Fault(t, name+"="+value, expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + name: value}))), fault.Invalid)
 	}
+	err = expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + "PUBLISH_RATE": "inf"}))) // JSON, and so the admin API, cannot show it
+	expect.Fault(t, "an infinite rate", err, fault.Invalid, "--publish-rate is +Inf and must be a number from 0")
 	l.MinTTL, l.DefaultTTL, l.MaxTTL = 2*time.Hour, time.Hour, time.Hour
 	expect.Fault(t, "a minimum above the maximum", l.Check(), fault.Invalid)
 	err = expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + "OTLP_ENDPOINT": "ftp://alice:secret@collector.example"})))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"log/slog"
 	"maps"
+	"math"
 	"net/url"
 	"reflect"
 	"slices"
@@ -208,8 +209,8 @@ func (l Limits) checkRanges() error {
 		{"registration-rate", l.RegistrationRate, 0},
 		{"endpoint-rate", float64(l.EndpointRate), 0},
 	} {
-		if !(x.value >= x.min) { // not "value < min", which is false for NaN
-			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)
+		if !(x.value >= x.min) || math.IsInf(x.value, 1) { // not "value < min", which is false for NaN
+			return fault.New(fault.Invalid, "--%s is %v and must be a number from %v", x.name, x.value, x.min)
 		}
 	}
 	switch {
