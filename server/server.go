@@ -96,7 +96,7 @@ type Options struct {
 	// Auth is [AuthNone], which is the default, [AuthKeys] or [AuthJWT].
 	Auth string
 	// Settings holds the settings that differ from their defaults, by the names of the flags of mcpevents serve, for
-	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md).
+	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md). Instead of otlp-endpoint, use Metrics and Traces.
 	Settings map[string]string
 	// Upstream is the program's own MCP server, as a handler of Streamable HTTP. Callers of the default workspace see its
 	// tools, prompts and resources together with the events. The server authenticates callers, so Upstream receives no
@@ -167,6 +167,9 @@ func (o Options) parse() (standalone.Options, error) {
 	var err error
 	if out.Limits, err = config.FromNames(o.Settings); err != nil {
 		return out, err
+	}
+	if out.Limits.OTLPEndpoint != "" {
+		return out, fault.New(fault.Invalid, "the setting otlp-endpoint is only for the command: use the options Metrics and Traces")
 	}
 	if o.Config != nil {
 		out.Config, out.SettingsError = config.Parse(o.Config)

@@ -50,6 +50,7 @@ func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
 		"without a catalog":        {server.Options{Data: server.InMemory}, "Catalog: is empty"},
 		"unknown setting":          {server.Options{Data: server.InMemory, Settings: map[string]string{"quotas": "5"}}, `unknown setting "quotas"`},
 		"setting out of range":     {server.Options{Data: server.InMemory, Settings: map[string]string{"quota": "0"}}, "quota is 0"},
+		"setting of the command":   {server.Options{Data: server.InMemory, Settings: map[string]string{"otlp-endpoint": "http://127.0.0.1:4318"}}, "Metrics and Traces"},
 		"unknown authentication":   {server.Options{Data: server.InMemory, Auth: "basic"}, "allowed: none, keys, jwt"},
 		"malformed configuration":  {server.Options{Data: server.InMemory, Catalog: []byte(orders), Config: []byte("kees: []")}, "kees"},
 		"malformed own catalog":    {server.Options{Data: server.InMemory, Catalog: []byte(orders), Workspaces: map[string][]byte{"a": []byte("event: []")}}, "workspace a"},
