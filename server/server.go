@@ -136,7 +136,7 @@ type Accepted struct {
 	URI string
 }
 
-// Server is a running server, made by [New]. Its methods may be called concurrently.
+// Server is a running server, made by [New]. Its methods may be called concurrently. The zero value is a closed server.
 type Server struct {
 	running *standalone.Server
 	auth    auth.Mode
@@ -195,22 +195,37 @@ func parseCatalog(workspace string, text []byte) (*catalog.Catalog, error) {
 }
 
 // URL returns the URL at which the server listens, without a path. It is empty if [Options.Addr] is empty.
-func (s *Server) URL() string { return s.running.URL }
+func (s *Server) URL() string { return s.started().URL }
 
 // AdminURL returns the URL of the admin API and the console, without a path.
-func (s *Server) AdminURL() string { return s.running.AdminURL }
+func (s *Server) AdminURL() string { return s.started().AdminURL }
+
+// started returns the server that [New] has started, or one without listeners for the zero value.
+func (s *Server) started() *standalone.Server {
+	return cmp.Or(s.running, &standalone.Server{})
+}
 
 // Handler returns the handler of /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, the paths below /.well-known
 // and, if [Options.AdminAddr] is empty, /admin and /console. Call [Server.Shutdown] before you shut down the HTTP server that
 // serves it, because that HTTP server waits for open streams. A middleware's response writer needs a method Flush or Unwrap, or
 // streams bring no events.
-func (s *Server) Handler() http.Handler { return s.running.Handler() }
+func (s *Server) Handler() http.Handler {
+	if s.running == nil {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, ErrClosed.Error(), http.StatusServiceUnavailable)
+		})
+	}
+	return s.running.Handler()
+}
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
 // error is [ErrUnavailable]. If there are several events, an error names a refused one, for example /4/data for the payload
 // of events[4]. The setting publish-rate does not limit Publish. The events belong to the trace of the OpenTelemetry
 // span in ctx, if there is one. During [Server.Shutdown], requests that still run can publish.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
+	if s.running == nil {
+		return nil, ErrClosed
+	}
 	parent := http.Header{}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(parent))
 	in := make([]standalone.Event, len(events))
@@ -237,7 +252,7 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 // working, and returns the error. With [AuthKeys], Reload also returns an error if the configuration has no keys. It
 // nevertheless revokes all keys if the configuration has an empty list of keys, and keeps them if it has no list.
 func (s *Server) Reload(ctx context.Context, o Options) error {
-	if s.closed.Load() {
+	if s.running == nil || s.closed.Load() {
 		return ErrClosed
 	}
 	o.Settings = nil
@@ -259,13 +274,15 @@ func (s *Server) markClosed(err error) error {
 }
 
 // Served returns a channel that receives an error if a listener fails before [Server.Shutdown].
-func (s *Server) Served() <-chan error { return s.running.Served() }
+func (s *Server) Served() <-chan error { return s.started().Served() }
 
 // Shutdown ends streams, waits for running deliveries and closes the data directory. If ctx ends first, Shutdown cancels the
 // running deliveries and returns the error of ctx. The server repeats these deliveries after its next start. Accepted events
 // are never lost. Further calls wait for the first one and return the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.closed.Store(true)
+	if s.closed.Store(true); s.running == nil {
+		return nil
+	}
 	return s.running.Shutdown(ctx)
 }
 

@@ -117,6 +117,18 @@ func TestAClosedServerRefusesCallsWithErrClosed(t *testing.T) {
 }
 
 // Shutdown waits for a running call of a tool, so the call must be able to publish what it did.
+func TestTheZeroServerIsClosed(t *testing.T) {
+	var s server.Server
+	expect.Is(t, "publish", expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped"})), server.ErrClosed)
+	expect.Is(t, "reload", s.Reload(t.Context(), server.Options{}), server.ErrClosed)
+	expect.Equal(t, "the URLs", s.URL()+s.AdminURL(), "")
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	expect.Equal(t, "the status", w.Code, http.StatusServiceUnavailable)
+	expect.True(t, "no error of a listener", s.Served() == nil)
+	expect.OK(t, s.Shutdown(t.Context()))
+}
+
 func TestAToolThatRunsDuringShutdownPublishes(t *testing.T) {
 	var s *server.Server
 	began, published := make(chan struct{}), make(chan error, 1)
