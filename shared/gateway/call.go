@@ -209,9 +209,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		}
 		x.leave = sync.OnceFunc(x.receiveStrays(ctx))
 		posted := time.Now()
-		answer, err := x.client.Post(ctx, upstream.Request{
-			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
-		})
+		answer, err := x.client.Post(ctx, x.with.request(jsonrpc.AppendRequest(nil, x.id, x.call.Method, params)))
 		if errors.Is(err, upstream.ErrSession) && !again {
 			x.leave()
 			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend(), x.with); err != nil {
@@ -313,7 +311,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	if err := periodic.Sleep(ctx, cmp.Or(last.Retry, resumePause)); err != nil {
 		return nil, err
 	}
-	answer, err := x.client.Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last.EventID)
+	answer, err := x.client.Get(ctx, x.with.request(nil), last.EventID)
 	if err != nil {
 		return nil, err
 	}

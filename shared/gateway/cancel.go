@@ -161,10 +161,7 @@ func (g *Gateway) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"no client waits for the response"}`...)
-	err := c.Send(ctx, upstream.Request{
-		Body: jsonrpc.AppendNotification(nil, spec.NoteCancelled, params), Version: s.Version, Session: s.ID,
-	})
-	if err != nil {
+	if err := c.Send(ctx, s.request(jsonrpc.AppendNotification(nil, spec.NoteCancelled, params))); err != nil {
 		g.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", c.Observer.Name, "error", err)
 	}
 }

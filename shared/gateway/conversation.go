@@ -80,7 +80,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backen
 // converse sends one request, and cancels it if the context ends.
 func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := upstream.FreshID()
-	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}
+	r := s.request(jsonrpc.AppendRequest(nil, id, method, params))
 	if s.Version.Stateless() {
 		r.Header = http.Header{spec.HeaderMethod: {method}}
 	}

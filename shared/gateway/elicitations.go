@@ -66,13 +66,10 @@ func elicitationKey(id string) store.Key {
 // addRequest stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
 func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
-	value, err := json.Marshal(elicitation{
+	value := jsonrpc.Encode(elicitation{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.ServerID(), With: with, ID: id, Token: token,
 	})
-	if err != nil {
-		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
-	}
-	err = es.db.Write(ctx, store.Put(store.Item{Key: elicitationKey(name), Value: value, Expires: elicitationExpiry(ctx)}))
+	err := es.db.Write(ctx, store.Put(store.Item{Key: elicitationKey(name), Value: value, Expires: elicitationExpiry(ctx)}))
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
@@ -191,12 +188,8 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 		if !claimed.IsZero() {
 			q.Claimed = claimed.UnixMilli()
 		}
-		value, err := json.Marshal(q)
-		if err != nil {
-			return fault.Wrap(fault.Internal, err, "encode a backend's request")
-		}
 		next := *item
-		next.Value, next.Version = value, item.Version+1
+		next.Value, next.Version = jsonrpc.Encode(q), item.Version+1
 		if err := es.db.Write(ctx, store.Put(next, store.VersionIs(item.Version))); err != nil {
 			return err
 		}
@@ -211,7 +204,7 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	}
 	sending, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
-	err := c.Send(sending, upstream.Request{Body: jsonrpc.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID})
+	err := c.Send(sending, q.With.request(jsonrpc.Replace(body, "id", q.ID)))
 	tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
 	defer cancel()
 	if err == nil {
@@ -241,12 +234,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 		ops = append(ops, store.Put(store.Item{Key: partKey(id, len(ops)), Value: part, Expires: expires}))
 	}
 	q.Parts = len(ops)
-	value, err := json.Marshal(q)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode a client's answer")
-	}
-	ops = append(ops, store.Put(store.Item{Key: elicitationKey(id), Value: value, Version: 1, Expires: expires}, store.VersionIs(0)))
-	err = es.db.Write(ctx, ops...)
+	ops = append(ops, store.Put(store.Item{Key: elicitationKey(id), Value: jsonrpc.Encode(q), Version: 1, Expires: expires}, store.VersionIs(0)))
+	err := es.db.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
 		return nil // another answer was first, or the call is over
 	}

@@ -181,7 +181,7 @@ func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why
 func (x *exchange) reply(ctx context.Context, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, x.client.AskTimeout)
 	defer cancel()
-	if err := x.client.Send(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID}); err != nil {
+	if err := x.client.Send(ctx, x.with.request(body)); err != nil {
 		return x.callError(err)
 	}
 	return nil

@@ -190,12 +190,8 @@ func (b *roundsBridge) recordQuestion(method, digest string) string {
 // sendRequired ends the round with an input_required result.
 func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	b.x.outcome = outcomeInput
-	state, err := json.Marshal(b.rounds)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode a requestState")
-	}
 	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.Seal(state, b.stateBinding()))...)
+	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.Seal(jsonrpc.Encode(b.rounds), b.stateBinding()))...)
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 

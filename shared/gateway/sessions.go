@@ -41,6 +41,10 @@ type backendSession struct {
 	itemVersion int64 // the version of the session's item in the store, which differs from the version of a replacement under the same key
 }
 
+func (s backendSession) request(body []byte) upstream.Request {
+	return upstream.Request{Body: body, Version: s.Version, Session: s.ID}
+}
+
 // sessionTTL is how long the store keeps a session with a backend after its last use.
 const sessionTTL = 24 * time.Hour
 
@@ -143,8 +147,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		return s, false, errors.Join(fault.New(fault.Unavailable, "backend %s did not begin a session", b.Name), err)
 	}
 	s.itemVersion = mathrand.Int64()
-	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number
-	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
+	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, jsonrpc.Encode(s), cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was faster, and one session is enough
 		b.EndSession(ctx, c.Token, s.Version, s.ID)
 		return ss.getOrBegin(ctx, c, b, whole)
@@ -198,7 +201,7 @@ func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Back
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
-	_, err := b.ClientFor(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
+	_, err := b.ClientFor(c.Token).Ask(ctx, s.request(nil), spec.MethodSetLevel, params)
 	if err == nil {
 		return 0
 	}
@@ -215,8 +218,7 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Back
 	if s.LevelDue = ss.tryLevel(ctx, c, b, *s); s.LevelDue == was {
 		return
 	}
-	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number
-	err := ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, store.VersionIs(s.itemVersion))...)
+	err := ss.db.Write(ctx, ss.put(c, b, s.itemVersion, jsonrpc.Encode(s), store.VersionIs(s.itemVersion))...)
 	if err != nil && !errors.Is(err, store.ErrConflict) { // after a conflict, the replacement session has the level
 		ss.log.WarnContext(ctx, "state of log level not recorded", "backend", b.Name, "error", err)
 	}
@@ -293,7 +295,7 @@ func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage
 func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend, s backendSession, body json.RawMessage) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
-	if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
+	if err := b.ClientFor(c.Token).Send(ctx, s.request(body)); err != nil {
 		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 	}
 }

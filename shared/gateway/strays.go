@@ -26,7 +26,7 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 		return func() {}
 	}
 	over := false // whether leave was called; guarded by mu
-	end := x.gateway.strays.Join(ctx, x.client, upstream.Request{Version: x.with.Version, Session: x.with.ID}, func(m upstream.Message) bool {
+	end := x.gateway.strays.Join(ctx, x.client, x.with.request(nil), func(m upstream.Message) bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return !over && !x.answered && x.takeStray(ctx, m)

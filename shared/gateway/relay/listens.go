@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"maps"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -54,12 +52,8 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	if len(uris) > 0 {
 		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
 	}
-	text, err := json.Marshal(filter)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
-	}
 	r := upstream.Request{
-		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.MetaParams(f.version), "notifications", text)),
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.MetaParams(f.version), "notifications", jsonrpc.Encode(filter))),
 		Version: f.version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
 	}
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) { return c.Post(ctx, r) })

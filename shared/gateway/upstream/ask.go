@@ -183,12 +183,9 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	if len(d.Info) == 0 {
 		d.Info = c.Server
 	}
-	params, err := json.Marshal(map[string]json.RawMessage{
+	params := jsonrpc.Encode(map[string]json.RawMessage{
 		"protocolVersion": jsonrpc.Quote(string(d.Version)), "capabilities": d.Capabilities, "clientInfo": d.Info,
 	})
-	if err != nil {
-		return k, fault.Wrap(fault.Internal, err, "encode initialize")
-	}
 	x, err := c.Post(ctx, Request{Body: jsonrpc.AppendRequest(nil, json.RawMessage(`0`), spec.MethodInitialize, params)})
 	if err != nil {
 		return k, err
