@@ -16,7 +16,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -34,6 +33,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -243,7 +243,7 @@ func hashPrincipal(principal string) string { return encodeHash([]byte(principal
 
 func encodeHash(b []byte) string {
 	h := sha256.Sum256(b)
-	return base64.RawURLEncoding.EncodeToString(h[:])
+	return opaque.Encode(h[:])
 }
 
 // ConsentsKey returns the partition with the consents of a principal, and the prefix of their sort keys.
@@ -313,17 +313,12 @@ func (c consents) list(ctx context.Context, workspace, principal string) (map[st
 
 func (c consents) write(ctx context.Context, workspace string, item consentItem) error {
 	item.V = consentVersion
-	value, err := json.Marshal(item)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode a consent")
-	}
 	// Each decision gets a new version, so that Unname does not overwrite a later decision.
-	ops := []store.Op{store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: value, Version: time.Now().UnixNano()})}
+	ops := []store.Op{store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: jsonrpc.Encode(item), Version: time.Now().UnixNano()})}
 	if item.By != item.Principal {
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, item.By, item.Principal, item.Provider)}))
 	}
-	err = c.db.Write(ctx, ops...)
-	return fault.Wrap(fault.Unavailable, err, "write a consent")
+	return fault.Wrap(fault.Unavailable, c.db.Write(ctx, ops...), "write a consent")
 }
 
 func (i consentItem) covers(to string, kind Kind) bool {

@@ -7,7 +7,6 @@ import (
 	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -525,7 +524,7 @@ func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	text, _ := json.Marshal([]string{p.to, caller.Workspace, caller.ID}) // strings always encode
 	mac := hmac.New(sha256.New, s.secrets.names)
 	mac.Write(text)
-	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+	return opaque.Encode(mac.Sum(nil))
 }
 
 // Seal encrypts a context before it is written to the event log. Only [Service.Open] with the same principal can decrypt it.
