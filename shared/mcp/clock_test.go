@@ -317,7 +317,7 @@ func terminated(w *written, t *testing.T) bool {
 		return false
 	}
 	notice := all[len(all)-2]
-	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == method.Codes[spec.Released].Forbidden
+	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == method.Codes[spec.Released]["Forbidden"]
 }
 
 // served serves a request without a network connection. The request must succeed.

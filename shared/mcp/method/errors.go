@@ -32,15 +32,10 @@ const (
 	CodeUnavailable     = 503
 )
 
-// eventCodes are the codes of the named errors of the MCP Events extension.
-type eventCodes struct {
-	NotFound, Forbidden, ResourceExhausted, Unsupported, CallbackEndpointError int
-}
-
-// Codes has the error codes of the MCP Events extension for each profile.
-var Codes = map[spec.Profile]eventCodes{
-	spec.Released: {-32011, -32012, -32013, -32014, -32015},
-	spec.Final:    {-32023, -32024, -32025, -32026, -32027},
+// Codes has the error codes of the MCP Events extension for each profile, by the errors' names.
+var Codes = map[spec.Profile]map[string]int{
+	spec.Released: {"NotFound": -32011, "Forbidden": -32012, "ResourceExhausted": -32013, "Unsupported": -32014, "CallbackEndpointError": -32015},
+	spec.Final:    {"NotFound": -32023, "Forbidden": -32024, "ResourceExhausted": -32025, "Unsupported": -32026, "CallbackEndpointError": -32027},
 }
 
 // Family tells whether a method belongs to the MCP Events extension, whose errors have names and codes of their own.
@@ -95,7 +90,7 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 		// the MCP Events extension defines for lastError.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
-				Code:    Codes[profile].CallbackEndpointError,
+				Code:    Codes[profile]["CallbackEndpointError"],
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
 				Data:    map[string]string{"reason": reason},
 			}
@@ -118,11 +113,8 @@ func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if !v.Stateless() {
 		out.Code = m.sessionBased
 	}
-	if c, events := Codes[profile]; events && m.events != "" {
-		out.Code = map[string]int{
-			"NotFound": c.NotFound, "Forbidden": c.Forbidden, "ResourceExhausted": c.ResourceExhausted, "Unsupported": c.Unsupported,
-		}[m.events]
-		out.Message = m.events + ": " + out.Message
+	if code, events := Codes[profile][m.events]; events {
+		out.Code, out.Message = code, m.events+": "+out.Message
 	}
 	if kind != fault.Internal {
 		out.Data = fault.DataOf(err)

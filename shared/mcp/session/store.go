@@ -152,11 +152,7 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 		life = TTL
 	}
 	sess.expires = time.Now().Add(life)
-	value, err := json.Marshal(sess)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "make a session")
-	}
-	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
+	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: jsonrpc.Encode(sess), Version: 1, Expires: sess.expires}
 	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listEntry())); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
 	}
