@@ -73,8 +73,8 @@ func TestSubscribeReturnsTheErrorOfAContextThatEndsBeforeTheServerAccepts(t *tes
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		sub, err := c.Subscribe(ctx, SubscribeOptions{Name: "a", Mode: ModePoll, Event: ignore})
-		if sub != nil || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, %v, want context.DeadlineExceeded", sub, err)
+		if sub != nil || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "call the server") {
+			t.Errorf("got %v, %v, want context.DeadlineExceeded and the reason", sub, err)
 		}
 	})
 }

@@ -42,6 +42,7 @@ type flow struct {
 	cursor  string // where reading continues: after the last event read, which may not be handled yet
 	started bool   // accepted is closed
 	open    bool   // a stream was opened since the last failure
+	failed  error  // why the last request failed
 
 	mu    sync.Mutex
 	queue []*step // from the oldest unacknowledged event to the newest event or position

@@ -304,16 +304,24 @@ func quote(s string) json.RawMessage {
 // send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request
 // only for now, for example with status 503, send tries again. It gives up after [Publisher.Tries] requests, or when ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
+	var last error
 	for try := 0; ; try++ {
 		accepted, resp, err := p.sendOnce(ctx, url, body)
+		if err != nil && last != nil && ctx.Err() != nil {
+			return nil, withReason(ctx, last)
+		}
 		if err == nil || !Retryable(err) || try+1 >= p.Tries || ctx.Err() != nil {
 			return accepted, err
 		}
+		last = err
 		p.tellUser("%v; trying again (try %d of %d)", err, try+2, p.Tries)
-		if err := httpcall.Sleep(ctx, try, httpcall.RetryAfter(resp)); err != nil {
-			return nil, err
-		}
+		_ = httpcall.Sleep(ctx, try, httpcall.RetryAfter(resp)) // an error means that ctx has ended, and the next try then fails
 	}
+}
+
+// withReason returns the error of ctx, which has ended, with the reason for which a request was repeated until then.
+func withReason(ctx context.Context, reason error) error {
+	return fmt.Errorf("%w: %v", ctx.Err(), reason)
 }
 
 func (p Publisher) tellUser(format string, args ...any) {

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -111,4 +112,13 @@ func TestPublishRefusesInvalidData(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The end of the context alone would not say what is wrong with the server.
+func TestPublishSaysWhyItTriedUntilTheDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := expect.ErrOf(client.Publisher{URL: "http://127.0.0.1:1", Tries: 100}.Publish(ctx, client.Event{URI: "event://a/b", Data: json.RawMessage(`1`)}))
+	expect.Is(t, "the error", err, context.DeadlineExceeded)
+	expect.Error(t, "the error", err, "connection refused")
 }

@@ -186,6 +186,9 @@ func (c *Client) Subscribe(ctx context.Context, o SubscribeOptions) (*Subscripti
 		return s, nil
 	default:
 	}
+	if s.err == nil && f.failed != nil {
+		return nil, withReason(ctx, f.failed)
+	}
 	if s.err == nil {
 		return nil, ctx.Err()
 	}
@@ -311,6 +314,7 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 			failures = 0
 		}
 		if err != nil {
+			f.failed = err
 			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 			wait = max(wait, httpcall.Backoff(failures))
 			failures++

@@ -250,6 +250,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			f.log.Warn("subscription not refreshed", "error", err)
 			failures++
 		default:
+			f.failed = err
 			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 			failures++
 		}
