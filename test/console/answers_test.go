@@ -326,6 +326,26 @@ func TestReplay(t *testing.T) {
 	b.until(`[...document.querySelectorAll("tbody tr")].every(r => r.innerText.includes("op console"))`)
 }
 
+// TestRetriesThatAreRefused: OPS-11. Of the selected dead letters, those of an ended subscription stay, and the others are retried.
+func TestRetriesThatAreRefused(t *testing.T) {
+	w := start(t, nil)
+	w.subscribe("bob", "/gone/1", built)
+	ended := w.subscribe("bob", "/gone/2", incident)
+	w.publish(built, "evt_1")
+	w.listed("dead-letters", 1)
+	w.publishData(incident, "evt_2", map[string]any{"title": "a"})
+	w.listed("dead-letters", 2)
+	w.api("DELETE", "subscriptions/"+ended, "", nil)
+	w.mended.Store(true)
+	b := w.signIn(t, "#/dead-letters?replay=rpl_of_last_month")
+	b.until(`document.querySelectorAll("tbody input").length === 2`)
+	b.js(`document.querySelector("thead input").click()`)
+	b.click("button", "Retry selected (2)") // the newest first, whose subscription has ended
+	b.shows("1 of 2 dead letters cannot be delivered again: the subscription of the dead letter has ended.")
+	b.shows("Retry selected (1)")
+	b.until(`document.querySelectorAll("tbody input").length === 1`)
+}
+
 // TestSteering: OPS-11. A subscription is paused, resumed, tested and ended. An event type is paused and resumed.
 func TestSteering(t *testing.T) {
 	w := start(t, nil)

@@ -8,13 +8,20 @@ let counting = false;
 const choice = (q) => Object.fromEntries([...q].filter(([k, v]) => v && k !== 'cursor' && k !== 'replay')
   .map(([k, v]) => [k, k === 'since' || k === 'until' ? moment(v, k === 'until') : v])); // a replay needs exact times
 
+// retry retries the selected dead letters. Those that the server refuses, for example because their subscription has ended, stay selected.
 async function retry(items) {
-  const chosen = items.filter((l) => selected.has(l.id));
+  const chosen = items.filter((l) => selected.has(l.id)), refused = [];
   await act(`${plural(chosen.length, 'dead letter')} ${chosen.length === 1 ? 'is' : 'are'} delivered again.`, async () => {
     for (const l of chosen) {
-      await post(`dead-letters/${l.id}/retry`);
-      selected.delete(l.id);
+      try {
+        await post(`dead-letters/${l.id}/retry`);
+        selected.delete(l.id);
+      } catch (e) {
+        if (e.status !== 404 && e.status !== 409) throw e;
+        refused.push(e);
+      }
     }
+    if (refused.length) throw new Error(`${refused.length} of ${plural(chosen.length, 'dead letter')} cannot be delivered again: ${refused[0].message}.`);
   });
 }
 
@@ -62,7 +69,7 @@ export const letters = {
   load: async (_, q) => {
     const [list, job] = await Promise.all([
       get('dead-letters' + query({ ...choice(q), cursor: q.get('cursor') })),
-      q.get('replay') ? get('replays/' + encodeURIComponent(q.get('replay'))) : null,
+      q.get('replay') ? get('replays/' + encodeURIComponent(q.get('replay'))).catch((e) => { if (e.status === 404) return null; throw e; }) : null, // the server keeps replays for some days
     ]);
     for (const l of selected) if (!list.items.some((i) => i.id === l)) selected.delete(l);
     return { ...list, job };
