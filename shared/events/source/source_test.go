@@ -138,6 +138,8 @@ func TestReadRequest(t *testing.T) {
 	tests := []struct{ name, contentType, body, want string }{
 		{"SRC-03 JSON", "application/json; charset=utf-8", ` {"a": 1.0}`, `{"a":1.0}`},
 		{"SRC-05 JSON as text", "text/plain", `[]`, `[]`},
+		{"SRC-05 JSON in another spelling of UTF-8", "application/json;charset=UTF8", `"ü"`, `"ü"`},
+		{"SRC-05 a form in ASCII", "application/x-www-form-urlencoded; charset=us-ascii", `a=b`, `{"a":"b"}`},
 		{"SRC-05 a form", "application/x-www-form-urlencoded", "a=1&b=x%20y&a=2", `{"a":"1, 2","b":"x y"}`},
 		{"SRC-05 a form with JSON in its payload", "application/x-www-form-urlencoded", "payload=%7B%22a%22%3A1%7D", `{"a":1}`},
 	}
