@@ -7,6 +7,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -324,7 +325,7 @@ func isJSON(contentType string) bool {
 	if err != nil {
 		return false
 	}
-	if charset := params["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "us-ascii") {
+	if !slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, strings.ToLower(params["charset"])) { // ASCII is a part of UTF-8
 		return false
 	}
 	return media == "application/json" || media == "text/json" || strings.HasSuffix(media, "+json")

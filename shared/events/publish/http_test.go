@@ -58,6 +58,7 @@ func TestHandlerAccepts(t *testing.T) {
 	}{
 		"an object":                         {`{"uri":"event://ci/build-finished","id":"a","data":{"n":1}}`, []string{asJSON}, `a event://ci/build-finished {"n":1}`},
 		"an object, charset":                {`{"uri":"event://ci/build-finished","id":"a","data":1}`, []string{"Content-Type: application/json; charset=UTF-8"}, `a event://ci/build-finished 1`},
+		"an object, charset misspelled":     {`{"uri":"event://ci/build-finished","id":"a","data":1}`, []string{"Content-Type: application/json; charset=utf8"}, `a event://ci/build-finished 1`},
 		"null for id and time":              {`{"uri":"event://ci/build-finished","id":null,"time":null,"data":null}`, []string{asJSON}, `- event://ci/build-finished null`},
 		"an array":                          {`[{"uri":"event://ci/build-finished","id":"a","data":1},{"uri":"event://ci/build-finished","id":"b","data":2}]`, []string{asJSON}, `a event://ci/build-finished 1; b event://ci/build-finished 2`},
 		"an empty array":                    {`[]`, []string{asJSON}, ``},
