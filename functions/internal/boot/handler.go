@@ -310,7 +310,8 @@ const (
 )
 
 // RequireFront refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a
-// client that knows a function's URL could bypass the firewall.
+// client that knows a function's URL could bypass the firewall. It removes the key from the request, because sources keep the headers of
+// requests in documents, which events and dead letters may show.
 func (p *Process) RequireFront(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {
@@ -321,6 +322,7 @@ func (p *Process) RequireFront(next http.Handler) http.Handler {
 			http.Error(w, "this deployment is served at another host", http.StatusForbidden)
 			return
 		}
+		r.Header.Del(frontHeader)
 		next.ServeHTTP(w, r)
 	})
 }

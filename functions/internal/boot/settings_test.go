@@ -119,6 +119,7 @@ func TestFront(t *testing.T) {
 			w := httptest.NewRecorder()
 			p.RequireFront(mux).ServeHTTP(w, r)
 			expect.Equal(t, "the status", w.Code, tc.want)
+			expect.True(t, "handlers do not see the key", w.Code != http.StatusOK || r.Header.Get(frontHeader) == "")
 		})
 	}
 }
