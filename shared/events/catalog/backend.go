@@ -29,7 +29,6 @@ import (
 // The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as
 // canonical JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url.
 // Subscriptions with equal arguments therefore have the same URI, and the log, fanout and subscriptions need no special case.
-// Clients use only the type's name.
 //
 // A backend that acts for its callers receives their tokens, and may show each of them other event types and events. So its
 // types are not stored, and any name with its prefix may be one of them, until the relay asks the backend. The last segment of

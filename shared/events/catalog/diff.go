@@ -46,9 +46,8 @@ func Diff(before, after *Catalog) []Change {
 	return d.changes
 }
 
-// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if an event
-// type goes back from [orderNone] to ordered while the log spreads unordered events over several partitions. Readers of ordered events do
-// not read those partitions, so they would miss the older events.
+// CheckChange returns the changes from one catalog to the next. The error is of kind fault.Invalid if an event type goes back from
+// [orderNone] to ordered while the log spreads unordered events over partitions that readers of ordered events do not read.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
@@ -257,9 +256,8 @@ const (
 	featurePayload = "payloadSchema"
 )
 
-// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or
-// "" if there are only additions. It ignores delivery modes and access, which callers check separately. So before may come from
-// [ParseContract], which leaves them out.
+// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or "".
+// It ignores delivery modes and access, which callers check separately.
 func FindBreakingFeature(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {

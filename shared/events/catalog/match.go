@@ -266,11 +266,7 @@ const Wildcard = "*"
 
 // Canonical validates an event URI and returns its canonical spelling, which all equal URIs share: the scheme is in lower case, and all
 // characters of a segment except the unreserved ones of RFC 3986 are percent-encoded in upper case. For example, it returns
-// event://a/b%3Ac for EVENT://a/b:c. Clients that expand a template as RFC 6570 says get the canonical form.
-//
-// The segments are case-sensitive. The error is of kind fault.Invalid if the URI has a query, a fragment, user information, an empty
-// segment, a dot segment (URI libraries remove those), a control character or invalid UTF-8, or if it is longer than [event.MaxURI]
-// bytes.
+// event://a/b%3Ac for EVENT://a/b:c. The segments are case-sensitive. The error is of kind fault.Invalid.
 func Canonical(uri string) (string, error) { return canonicalize(uri, false) }
 
 // CanonicalPattern returns the canonical form of a pattern, as [Canonical] does for a URI. It keeps segments that are [Wildcard].
