@@ -37,9 +37,8 @@ type Guard struct {
 	AllowInsecure bool
 	// Ports replaces the default list of allowed ports.
 	Ports []uint16
-	// BlockedHosts are our own hosts, which are refused so that a webhook cannot call this server. An entry is a
-	// name, .suffix for all names below it, or an address. It may have a :port, without which it applies to every
-	// port.
+	// BlockedHosts are our own hosts, so that a webhook cannot call this server. An entry is a name, .suffix for all names below it, or an
+	// address. Without a :port it applies to every port.
 	BlockedHosts []string
 	// allowNets are networks that may be targets although they are private. Only tests set them.
 	allowNets []netip.Prefix
@@ -299,10 +298,8 @@ func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// The ranges that are not globally routable come from code.dny.dev/ssrf, which is generated from the IANA
-// special-purpose registries. It refuses every special IPv4 range, everything outside 2000::/3 in IPv6 (which
-// includes loopback, unique local, link local, v4-mapped, v4-compatible and NAT64), and the special ranges within
-// 2000::/3 (Teredo, 6to4, documentation). This file adds what the registries do not list.
+// special has the ranges that are not globally routable, from the IANA special-purpose registries. This file adds what the registries do not
+// list.
 var special = ssrf.New(ssrf.WithAnyPort(), ssrf.WithAnyNetwork())
 
 // metadata are the addresses at which cloud providers give credentials to any program on the machine. They are
@@ -531,10 +528,8 @@ func (s *Sender) limitDial(dial func(ctx context.Context, network, address strin
 	}
 }
 
-// MuteTransport keeps net/http's messages about endpoints out of the standard log. net/http logs a line for each
-// unexpected type of HTTP/2 frame, and the first bytes of unsolicited responses. An endpoint must not be able to
-// fill our log (SRF-07) or to put text into it (SRF-05). Call it once, after [slog.SetDefault], which replaces the
-// standard log's writer.
+// MuteTransport keeps net/http's messages about endpoints out of the standard log, because an endpoint must not be able to fill our log
+// (SRF-07) or to put text into it (SRF-05). Call it once, after [slog.SetDefault], which replaces the standard log's writer.
 func MuteTransport() { log.SetOutput(muted{log.Writer()}) }
 
 // muted drops net/http's log lines, because net/http has no setting for that.

@@ -72,9 +72,8 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	})
 }
 
-// DropKeys removes old keys that are no longer in use. It keeps the sealing key and newer keys. For each older key, it calls inUse with the
-// prefix that all secrets sealed with this key have. It returns the number of removed keys. A removed key cannot be restored, so make sure
-// that no process still seals with it.
+// DropKeys removes the keys that are older than the sealing key if inUse returns false for the prefix of the secrets sealed with the key. A
+// removed key cannot be restored, so make sure that no process still seals with it.
 func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
 	var failed error
 	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {

@@ -23,9 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and
-// body) for each key, separated by spaces, so that a receiver can use either secret during a rotation. Without keys
-// it is empty.
+// Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and body) for each key,
+// separated by spaces, so that a receiver can use either secret during a rotation.
 func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	if len(keys) == 1 {
 		return sign(keys[0], id, at, body)
@@ -55,9 +54,8 @@ func signHub(secret, body []byte) string {
 	return "sha256=" + hex.EncodeToString(m.Sum(nil))
 }
 
-// Identity adds an ed25519 signature (Standard Webhooks v1a) to each webhook. It proves that this server sent the
-// webhook, because only the server has the private key, whereas everyone with the shared secret can make the other
-// signatures. [Identity.JWKS] publishes the public key.
+// Identity adds an ed25519 signature (Standard Webhooks v1a) to each webhook. Unlike the other signatures, only this server can make it.
+// [Identity.JWKS] publishes the public key.
 type Identity struct{ key ed25519.PrivateKey }
 
 // NewIdentity returns an Identity that signs with key.
@@ -187,9 +185,8 @@ func (i *Identity) JWKS() []byte {
 	return b
 }
 
-// Verify checks a received webhook with the Standard Webhooks library. One of the signatures must match one of the
-// secrets, and the timestamp must be within five minutes of now. A secret that begins with whsec_ is decoded; any other
-// secret is used as the key itself. Verify returns a fault of kind Unauthenticated, or Invalid for a malformed secret.
+// Verify checks that one of a received webhook's signatures matches one of the secrets, and that the timestamp is within five minutes of now.
+// A secret without whsec_ is used as the key itself. The error is of kind Unauthenticated, or Invalid for a malformed secret.
 func Verify(h http.Header, body []byte, secrets ...string) error {
 	for _, secret := range secrets {
 		key := []byte(secret)
