@@ -389,9 +389,8 @@ func compareTimes(a, b string) (int, bool) {
 	return x.Compare(y), err == nil
 }
 
-// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an
-// exact comparison. The exact comparison is limited to short numbers without an exponent, because e.g. 1e999999 has a million
-// digits.
+// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an exact
+// comparison. That is limited to short numbers without an exponent, because e.g. 1e999999 has a million digits.
 func compareNumbers(a, b string) (int, bool) {
 	x, errX := strconv.ParseFloat(a, 64)
 	y, errY := strconv.ParseFloat(b, 64)

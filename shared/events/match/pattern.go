@@ -105,9 +105,8 @@ func InCatalog(cat *catalog.Catalog, uri string) bool {
 	return err == nil
 }
 
-// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. The URI may be an event's URI
-// (with `*` for an open variable), a parent of such URIs, or both an event's URI and a parent. For any other URI, Resolve returns
-// an error of kind Invalid that names the mistake.
+// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. A URI may be both an event's URI and a
+// parent. For an unknown URI, the error is of kind Invalid.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
