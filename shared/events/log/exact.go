@@ -120,9 +120,8 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 // maxSameID limits how many events with the same id a lookup by id checks. It checks the newest ones.
 const maxSameID = 100
 
-// visitID calls visit with the segments of the log that have an event with the given id, newest first, until visit returns true. It skips
-// segments whose keys are not greater than the parameter since and, if uri is not empty, segments of other URIs. It calls visit with nil
-// for a segment that has just expired.
+// visitID calls visit with the segments after since that have an event with the given id, newest first, until visit returns true. If uri is
+// not empty, it skips segments of other URIs. It calls visit with nil for a segment that has just expired.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
@@ -230,9 +229,8 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 	}
 }
 
-// mayUse reports whether a copy of an event may have the stamp that the event has in the partition of its URI. An old stamp is
-// not allowed, because a reader may already have passed it. A stamp far in the future is not allowed either, because readers
-// would read the entry again and again.
+// mayUse reports whether a copy of an event may have the event's stamp. A reader may already have passed an old stamp, and would read an
+// entry with a stamp far in the future again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()

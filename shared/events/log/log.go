@@ -59,9 +59,8 @@ const (
 	SlowAppend = 2 * time.Second
 	// MaxSkew is how far a clock may be from the true time.
 	MaxSkew = time.Second
-	// Shards is the number of partitions among which the log divides the events of one parent or wildcard, for example
-	// event://github/*, because DynamoDB limits the writes per second to one partition. On DynamoDB, the events of a URI of an
-	// unordered event type are divided in the same way.
+	// Shards is the number of partitions for the events of one parent or wildcard or, on DynamoDB, of one URI of an unordered event type,
+	// because DynamoDB limits the writes per second to one partition.
 	Shards = 8
 )
 
@@ -211,9 +210,8 @@ func (l *Log) GivenAt(at int64) int64 {
 // all copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.DB.Stamps() }
 
-// PartitionsOf returns the partitions that hold the events of one URI. Normally that is only its own partition. If the event
-// type is unordered and [Log.Spreads] is true, these are the shards of the URI and its own partition, which has the events from
-// before the type became unordered.
+// PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true, they include
+// the URI's own partition, which has the events from before the type became unordered.
 func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	own := OwnPartition(workspace, uri)
 	if !unordered || !l.Spreads() {
@@ -239,9 +237,8 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append], to a log with a total order. The events may be of an unordered type. They must not be in the
-// log yet, for example because no handler has received their messages before. AppendNew need not read the end of the partition if this
-// process is the log's only writer and has appended to the partition before.
+// AppendNew appends events like [Log.Append], to a log with a total order that does not have the events yet. The events may be of an
+// unordered type. If this process has appended to the partition before, AppendNew need not read the partition's end.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
 	if !known {
@@ -250,9 +247,8 @@ func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []eve
 	return exact{l}.appendAfter(ctx, workspace, uri, logEnd{key: last, position: l.Position(), fresh: events}, patterns)
 }
 
-// ByID returns the newest event with an id, or nil if there is none. If uri is not empty, it looks only for events of that URI. It
-// makes one query and one read, however many events there are. indexed reports whether the log has an index of ids. Without an
-// index, ByID returns nil without a read. Only a store that stamps keys has one, because DynamoDB bills every item of an index.
+// ByID returns the newest event with an id, or nil. If uri is not empty, it looks only for events of that URI. indexed reports whether the log
+// has an index of ids. Only a store that stamps keys has one, because DynamoDB bills every item of an index.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	if !l.TotalOrder() {
 		return nil, false, nil
@@ -359,9 +355,8 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position that a cursor can have that was given after Since. It is before Since, because a cursor's
-// position may be up to [Window] before the time at which the cursor was given, and because clocks differ. A reader with an earlier cursor
-// may miss events.
+// FirstPosition returns the earliest position of a cursor that was given after Since. It is before Since, because a cursor's position may be
+// up to [Window] before the time at which the cursor was given, and because clocks differ.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -371,9 +366,8 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one retention from
-// now. It returns the interest, whose Since tells from which position fanout writes to these partitions. The caller must first record that
-// the pattern's shape (see package match) is in use, because fanout reads only the interests in patterns with such shapes.
+// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one retention. The
+// caller must first record that the pattern's shape (see package match) is in use, because fanout reads only interests with such shapes.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {

@@ -29,9 +29,8 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 }
 
 // ReadUntil reads like [Log.Read], but if the store stamps keys, only up to the position given as end, which the caller got from
-// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment
-// although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers then recognize events that they
-// have already seen, by [Entry.ID].
+// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment. If
+// writers stamp keys, ReadUntil ignores end.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
@@ -171,12 +170,8 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	return events[:fit]
 }
 
-// Newest returns a page of up to n events of the partitions, newest first. It returns only events that were written between
-// since and until. For the first page, pass "" as before. For each further page, pass the previous page's next, which is ""
-// after the last page.
-//
-// An item of the log holds the events that were written together, often only one. So Newest queries up to n+1 items of each
-// partition to find n events and to know whether more follow.
+// Newest returns a page of up to n events of the partitions, newest first, that were written between since and until. For the first page,
+// pass "" as before. For each further page, pass the previous page's next, which is "" after the last page.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
 	if before = at; skip > 0 {
@@ -214,9 +209,8 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newestItems returns up to n items of each partition, newest first, that were written between since and until and precede the
-// sort key before. If a partition has more, floor is a sort key, and only items before floor may be missing. Otherwise floor is
-// empty.
+// newestItems returns up to n items of each partition, newest first, that were written between since and until and precede the sort key
+// before. If a partition has more, only items before the sort key floor may be missing.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -267,9 +261,8 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 	return events, nil
 }
 
-// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most n
-// items for each partition. An id of [event.NewID] contains the time at which it was made, and the query begins at that time.
-// For any other id, Find looks only at the newest n items.
+// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. For each partition, it queries n items from
+// the time that an id of [event.NewID] contains. For any other id, it queries the newest n items.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.TimeOfID(id)
 	if !ok {

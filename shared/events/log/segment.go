@@ -23,9 +23,8 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the events of the same batch that are in earlier segments, and BeforeAt their publication times in microseconds
-	// since 1970. So if fanout gets the batch again, the last segment tells which of its events were written. Segments of earlier releases
-	// have no times.
+	// Before has the ids of the batch's events in earlier segments, and BeforeAt their publication times in microseconds since 1970, so that a
+	// repeated batch is recognized by its last segment. Segments of earlier releases have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
@@ -143,9 +142,8 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of an item's n entries, and the distance from each entry's key to the next. last is the
-// key of the item. In a partition with several writers, all entries of an item have the same key, so the distance is 0.
-// Otherwise the keys of two items could interleave, and readers, which read item by item, would get them out of order.
+// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. In a partition with several writers,
+// the distance is 0. Otherwise the keys of two items could interleave, but readers read item by item.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -355,9 +353,8 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	return done, nil
 }
 
-// dayOf returns the number of the day to which a stamp belongs. Each URI is recorded under its parents once a day. If all
-// days began at midnight, all URIs below a parent would be recorded in the parent's partition within seconds. So the hash of
-// the URI chooses the time at which its day begins.
+// dayOf returns the number of the day to which a stamp belongs. The hash of the URI chooses when its day begins, so that the URIs below a
+// parent are not all recorded in the parent's partition at midnight.
 func dayOf(uri string, stamp int64) int64 {
 	const day = 24 * time.Hour
 	h := fnv.New32a()
@@ -431,9 +428,8 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the log has all batches for which this process has called [Log.BeginBatch]. A new subscriber or reader calls it
-// before it reads the log or remembers the log's end. Otherwise it could miss the events of such a batch, because fanout may have looked
-// for the batch's subscribers and readers before the new one existed.
+// AwaitBatches waits until the log has all batches of [Log.BeginBatch]. A new subscriber or reader calls it before it reads the log or the
+// log's end, because fanout may have looked for the batches' subscribers and readers before.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
