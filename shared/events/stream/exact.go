@@ -119,9 +119,8 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.isEmpty(), got.err
 }
 
-// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads older entries from the log, because
-// the source will find the entries of the batch there too. If the inbox has dropped a batch of a source, the source reads its partition
-// from the log again.
+// drain moves the tails' batches from the inbox to the sources. A source that still reads older entries from the log will find the entries
+// there. If the inbox has dropped a batch of a source, the source reads its partition from the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
 	for _, b := range got.batches {
@@ -216,9 +215,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after the settled position may still be committed. The tail reads them, but the feed returns them only after the
-		// older entries of the log, which may take long if the client reads slowly. Until then, the source's floor, and with it the cursor, must
-		// not pass that position.
+		// Entries with keys after the settled position may still be committed. The feed returns them only after the older entries of the log. Until
+		// then, the source's floor, and with it the cursor, must not pass that position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -381,9 +379,8 @@ type source struct {
 	bound   int64  // floor must not exceed it while the feed still reads older entries from the log; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
-	// stuck says that the next item was written by a later release of the server, and that this release cannot decode it. The source
-	// stops before the item, so that a client that resumes at an instance of the later release gets all entries. The other sources
-	// continue.
+	// stuck says that a later release wrote the next item. The source stops before the item, so that a client that resumes at an instance of that
+	// release gets all entries. The other sources continue.
 	stuck bool
 
 	// The remaining fields are only for [exactMerge].
@@ -447,9 +444,8 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries whose keys are greater than the position at, because a cursor at this position must name
-// them. It forgets old entries. If places is true, the cursor has a separate position for the partition of each concrete URI. These
-// positions already tell that the entries before them were returned, so idsAfter omits the entries of these partitions.
+// idsAfter returns the ids of the returned entries whose keys are greater than at, because a cursor at this position must name them. If places
+// is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter omits their entries.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

@@ -56,10 +56,9 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal renews a record in the store without which the events of a partition would no longer reach the log. The record says
-// that a client reads a pattern ([eventlog.Interest]) or that a principal reads a backend's events ([demand.Registry]). The
-// renewal is zero if the partition needs no such record. If several feeds of a tail have the same principal, the tail calls
-// only one of their renewals.
+// renewal renews a record in the store without which the events of a partition would no longer reach the log: that a client reads a pattern
+// ([eventlog.Interest]), or that a principal reads a backend's events ([demand.Registry]). If several feeds of a tail have the same
+// principal, the tail calls only one of their renewals.
 type renewal struct {
 	do        func(context.Context) error
 	every     time.Duration
@@ -109,9 +108,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. The parameter began is the current time. The result wait limits
-// how long run then waits for a write. The result again says that run must read again after that time even if the store has not reported a
-// write.
+// read gives the new entries of the partition to the feeds. wait limits how long run then waits for a write. again says that run must read
+// again after that time even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
@@ -141,9 +139,8 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew reads the partition from the position t.window.from. It returns the entries that the feeds do not have yet, and the position
-// last up to which it has read. At an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order,
-// the entries before that item.
+// readNew returns the entries that the feeds do not have yet, and the position up to which it has read. At an item that a later release wrote,
+// it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -164,22 +161,19 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 	return entries, next, nil
 }
 
-// window says where the next read of a tail begins. If a smaller key may still be committed after larger ones, the tail reads
-// the last few seconds again each time. The window remembers the entries of these seconds, so that the tail recognizes the
-// new ones.
+// window says where the next read of a tail begins. If a smaller key may still be committed after larger ones, the tail reads the last few
+// seconds again each time, and the window tells it which of their entries are new.
 type window struct {
 	from     int64
 	seen     map[string]int64 // keys by the ids of entries
 	previous time.Time        // the start of the last read
 }
 
-// advance updates the window after a read, so that the next read begins at the right position. The parameter began is when the read began,
-// entries are the new entries that it returned, and last is the position up to which it has read. lookBack says how far the next read goes
-// back, or is 0 if it need not go back. settled is [eventlog.Log.SettledPosition] from before the read.
+// advance updates the window after a read that began at the time began and returned the new entries up to the position last. lookBack says
+// how far the next read goes back. settled is [eventlog.Log.SettledPosition] from before the read.
 //
-// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the previous
-// read should already have found by [eventlog.SlowAppend] and [eventlog.MaxSkew]. The tail has them only because [eventlog.Window] is
-// longer than these two require.
+// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the tail has only
+// because [eventlog.Window] is longer than [eventlog.SlowAppend] and [eventlog.MaxSkew] require.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -407,9 +401,8 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	return d, true
 }
 
-// CursorMoved reports whether the feed has read older entries from the log and dropped them since its last delivery or the last call, for
-// example because [Request.Wants] returned false for them. A caller should then send [Feed.Cursor] to the client, so that a resumed feed
-// need not read these entries again.
+// CursorMoved reports whether the feed has read and dropped older entries of the log since its last delivery or the last call. A caller should
+// then send [Feed.Cursor] to the client, so that a resumed feed need not read these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
 	f.passed = false
@@ -592,9 +585,8 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
 
-// ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because
-// the backend refused it. Only the client can present a new token. When it does, it resumes from its last cursor or gets an
-// error that says why it cannot.
+// ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because the backend
+// refused it. The client can resume from its last cursor with a new token.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
 // recordInterest calls [subscription.RecordInterest] unless the cached interest lasts for more than seven eighths of the log's retention.

@@ -31,20 +31,17 @@ type Request struct {
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. The feed's cursors
-	// then describe only the position in the pattern's partitions. A resumed feed reads its topics from
-	// [Request.TopicsAfter], so it does not repeat notices.
+	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. A resumed feed then reads its topics
+	// from [Request.TopicsAfter] instead of the cursor, so it does not repeat notices.
 	Sole bool
 	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
 }
 
-// Open starts a feed. Without a cursor the feed begins at the end of the log. Open returns an error of kind Invalid if this
-// deployment did not make the cursor for the workspace.
+// Open starts a feed. It returns an error of kind Invalid if this deployment did not make the cursor for the workspace.
 //
-// Fanout copies events to the log's partitions of a parent or wildcard only while the log has a record that a client reads that
-// pattern (see [eventlog.Interest]). So Open writes this record before it returns, and the feed returns every event that is
-// published afterwards.
+// Fanout copies events to the log's partitions of a parent or wildcard only while a client reads that pattern. So Open records the interest
+// ([eventlog.Interest]) before it returns, and the feed returns every event that is published afterwards.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{tails: ts, workspace: r.Workspace, principal: r.Principal, wants: r.Wants}
 	f.in.most, f.in.wake = ts.mostWaiting, make(chan struct{}, 1)
@@ -193,9 +190,8 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 // changeLag limits how long a reader may use the previous catalog after fanout has begun to use a changed one.
 const changeLag = 2 * time.Minute
 
-// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
-// If the change made an event type unordered, fanout spreads the type's events over other partitions. It may have done so for
-// up to changeLag before this process learned of the change, so PositionAfterChange goes back by that time.
+// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. If the
+// event type became unordered, fanout may have used other partitions for up to changeLag before this process learned of the change.
 func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {

@@ -50,14 +50,12 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the maximum number of recent entries that a poll may return. An entry is recent if it is from the last few seconds
-// ([eventlog.Window]). The cursor must name each returned recent entry by a hash, and it has room for [eventlog.MaxSent] hashes. maxOpen
-// leaves one of them free for each shard, because a returned entry there may have the same key as the first entry that waits for the next
-// poll.
+// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because the cursor must name
+// each of them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard, because a returned entry there may have the
+// same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads the events after a cursor once. It needs no tail and keeps no state. For a concrete URI, it normally reads the log
-// once, and for a parent or wildcard once per partition.
+// Poll reads the events after a cursor once. It needs no tail and keeps no state.
 //
 // Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
 // position must not pass an event that is committed to a partition after Poll has read it. So before the first read, Poll asks
@@ -202,9 +200,8 @@ func (p *poll) join() {
 	}
 }
 
-// endCursor returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position.
-// So if the pattern has a partition of its own, the cursor is at the last key there. Otherwise it is at the current position and
-// names the entries beyond it.
+// endCursor returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position. The cursor
+// is then at the last key of the pattern's own partition, or names the entries beyond the current position.
 func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
@@ -299,9 +296,8 @@ func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take adds an entry to the page. It drops an entry that the client already has or that the request does not want. If the page
-// is full, or if the cursor cannot name another recent entry (see [maxOpen]), it returns false, and the entry stays for the next
-// poll.
+// take adds an entry to the page, unless the client has it already or the request does not want it. If the page is full, or if the cursor
+// cannot name another recent entry (see [maxOpen]), take returns false, and the entry stays for the next poll.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
