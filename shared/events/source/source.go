@@ -302,10 +302,9 @@ func DecodeDocument(text []byte) (any, error) {
 // maxRecords is the maximum number of records in an S3 notification. S3 itself sends one.
 const maxRecords = 100
 
-// ReadEnvelope recognizes messages that an AWS service put into the inbox queue and returns their documents. An EventBridge event is one
-// document. An SNS envelope is one document too, and if its Message is JSON, the decoded JSON replaces the text. An S3 notification has one
-// document per record, and none if it is the test message that S3 sends at setup. From is [HTTP] for a message that ReadEnvelope does not
-// recognize.
+// ReadEnvelope returns the documents of a message that an AWS service put into the inbox queue. If the Message of an SNS envelope is JSON, the
+// decoded JSON replaces the text. An S3 notification has one document per record, and none if it is the test message that S3 sends at setup.
+// From is [HTTP] for a message that ReadEnvelope does not recognize.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil

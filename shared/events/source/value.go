@@ -218,9 +218,8 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// checkPattern checks text, which is a part of a pattern. at is the path in the document to which this part applies, and place is where
-// it stands in the pattern. checkPattern follows only the first two levels, because deeper ones depend on the provider. The alternatives
-// of an $or apply at the same path as the $or itself.
+// checkPattern checks text, a part of a pattern that stands at place and applies to the path at in the document. It follows only the first two
+// levels, because deeper ones depend on the provider. The alternatives of an $or apply at the same path as the $or itself.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))

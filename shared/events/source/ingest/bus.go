@@ -19,12 +19,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus reads the messages in the inbox queue that are not events themselves: envelopes of AWS services, and retried dead letters
-// of sources. An envelope from EventBridge, SNS or S3 goes to every source whose From names that service. A retried dead letter
-// goes to the source that it came from. Bus implements [publish.Documents].
+// Bus reads the messages in the inbox queue that are not events themselves: envelopes of AWS services, and retried dead letters of sources. An
+// envelope goes to every source whose From names the service. Bus implements [publish.Documents].
 //
-// Bus handles a message for each source independently. If one source cannot turn it into an event, the message becomes a dead
-// letter in that source's workspace, and the other sources still get their events.
+// If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other sources still
+// get their events.
 type Bus struct{ Documents }
 
 // Read converts a message to events. The result known is true if the message is the envelope of a known service or a retried dead letter.

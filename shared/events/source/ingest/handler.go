@@ -399,9 +399,8 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes the slot of a body that arrives slowly, and
-// calls the cut function of that body's request, which aborts the reading. cut is nil for a request that has already read its
-// body. Such a request keeps its slot.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes the slot of a body that arrives slowly, and calls that
+// body's cut function. cut is nil for a request that has already read its body, which keeps its slot.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -416,9 +415,9 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely, and
-// bodies that have been arriving for less than [largeSlow]. But if the client of such a new body has at least two slots more than the new
-// client, makeRoom may take the slot. Otherwise one client could keep the others out with new requests. The caller holds the lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely and, unless
+// their client has at least two slots more than the new client, bodies that have been arriving for less than [largeSlow]. The caller holds the
+// lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {
@@ -459,9 +458,8 @@ func (slot *bodySlot) await(control *http.ResponseController, until time.Time, a
 	return !slot.lost
 }
 
-// done records that the body is no longer being read. It returns false if the slot was given to another request. It removes the
-// read deadline only if the body is complete. For an incomplete body, net/http reads the rest before it responds, and without a
-// deadline it could wait forever.
+// done records that the body is no longer being read. It returns false if the slot was given to another request. It keeps the read deadline of
+// an incomplete body, because net/http reads the rest before it responds and could otherwise wait forever.
 func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -481,9 +479,8 @@ func (slot *bodySlot) release() {
 	}
 }
 
-// read reads a body of at most [publish.MaxBody] bytes. It takes a slot only when the body turns out to be large. It
-// does not rely on Content-Length, because a few requests that announce large bodies and send nothing would then keep
-// all others out. The caller releases the slot, which may be nil, when it no longer needs the body.
+// read reads a body of at most [publish.MaxBody] bytes. It does not rely on Content-Length to take a slot, because a few requests that announce
+// large bodies and send nothing would then keep all others out. The caller releases the slot, which may be nil.
 func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {

@@ -24,10 +24,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. Retrying
-// the dead letter sends it back to the inbox. There it is trusted without a signature, because anyone with permission
-// to send to the inbox may publish. The workspace comes first so that it can be read even if the dead letter keeps only
-// the beginning of the body.
+// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. It is trusted without a
+// signature, because anyone with permission to send to the inbox may publish. The workspace comes first so that it can be read even if the
+// dead letter keeps only the beginning of the body.
 type retry struct {
 	Workspace string  `json:"workspace"`
 	Retry     retried `json:"retry"`
@@ -53,9 +52,8 @@ func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. The parameter why is the reason, and id is the
-// event's id, or "" if it is not known. A document that the provider sends repeatedly is dead-lettered only once. But if the parameter
-// again is true, the document comes from a retried dead letter, and deadLetter always dead-letters it again.
+// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends repeatedly is
+// dead-lettered only once. The parameter again is true for a document from a retried dead letter, which is always dead-lettered again.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -134,11 +132,9 @@ const (
 	begunFor = time.Minute
 )
 
-// Seen remembers the ids of events that sources sent, and the hashes of signed requests. The events queue already drops
-// events with the same id within five minutes, even concurrent ones. Seen detects later duplicates, and replays of a
-// signed request under other ids. An id is recorded only after its event is durable, so that an event cannot be lost.
-// The sender does not wait for the record: it is written with the next commit, and until then this process keeps it in
-// memory.
+// Seen remembers the ids of events that sources sent, and the hashes of signed requests, to detect duplicates that the events queue misses
+// because they are more than five minutes apart, and replays of a signed request under other ids. An id is recorded only after its event is
+// durable. The record is written with the next commit, and until then this process keeps it in memory.
 type Seen struct {
 	DB store.DB
 
@@ -246,9 +242,8 @@ type identity struct {
 	signed string
 }
 
-// acceptedKeys returns the keys under which an accepted event is recorded. The first has the event's id, which a
-// redelivery repeats even if it is signed again. If the request is signed, the last has the hash of the signed text,
-// which a replay repeats.
+// acceptedKeys returns the keys under which an accepted event is recorded: first the event's id, which a redelivery repeats even if it is
+// signed again, and last, for a signed request, the hash of the signed text, which a replay repeats.
 func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }

@@ -110,9 +110,8 @@ func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logg
 	return r
 }
 
-// Record counts an outcome, and writes it unless a setting or limit excludes it. With SQLite, the outcome is written with the next
-// commit. With DynamoDB, Record waits for the write for at most a second, because a Lambda function may be frozen after its
-// response.
+// Record counts an outcome, and writes it unless a setting or limit excludes it. With DynamoDB, it waits for the write for at most a second,
+// because a Lambda function may be frozen after its response.
 func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	r.metrics.SourceRequested(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
@@ -203,9 +202,8 @@ func (ask RecordQuery) matches(k Kind) bool {
 // maxRead is how many records a query for one kind reads at most, because the store cannot select by kind.
 const maxRead = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. Next is the key to
-// continue from, or "" at the end. It reads a single page, so a list of one kind may be shorter than limit although
-// next is set.
+// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. It reads a single page, so a list of one
+// kind may be shorter than limit although next is set.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {

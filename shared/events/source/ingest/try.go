@@ -107,9 +107,8 @@ const (
 // Refused reports whether the request would be refused because of its signature, regardless of the event in it.
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
-// trySignature verifies a saved request. The result said is the text for [Trial.Signature], and body is the body without its
-// Content-Encoding. Editors add a line break at the end of a file, so trySignature removes it from the body unless only the body with the
-// line break matches the signature.
+// trySignature verifies a saved request. said is the text for [Trial.Signature], and body has no Content-Encoding. Editors add a line break at
+// the end of a file, so trySignature removes it from the body unless only the body with the line break matches the signature.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	candidates := [][]byte{sent}
 	if r.Header.Get("Content-Length") == "" {
@@ -209,9 +208,8 @@ func CheckSources(cat *catalog.Catalog, workspace string, sources []source.Sourc
 	return errors.Join(all...)
 }
 
-// CheckCatalog checks the mappings of a source against the catalog of its workspace. It reports, each with its line,
-// event types that do not exist, and variables that are in the URI template but not in the mapping, or the other way
-// round. Errors are of kind fault.Invalid.
+// CheckCatalog checks the mappings of a source against the catalog of its workspace: the event types must exist, with the same variables.
+// Errors are of kind fault.Invalid.
 func CheckCatalog(cat *catalog.Catalog, s source.Source) error {
 	var all []error
 	for _, m := range s.Events {

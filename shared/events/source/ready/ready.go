@@ -174,9 +174,8 @@ const (
 	ConfigFile  = "config.yaml"
 )
 
-// Write writes the providers' event types and sources to two files in a folder, which it creates if needed. If one of
-// the files exists and force is false, it changes no file and returns an error of kind fault.Conflict that says what
-// to do.
+// Write writes the providers' event types and sources to two files in a folder, which it creates if needed. If one of the files exists and
+// force is false, it changes no file and returns an error of kind fault.Conflict.
 func Write(dir string, providers []Provider, force bool) error {
 	if len(providers) == 0 {
 		return fault.New(fault.Invalid, "no ready-made source is named (there are: %s)", strings.Join(Names(), ", "))

@@ -154,9 +154,8 @@ func (v *Verifier) GoString() string { return v.String() }
 // maxChallenge is the maximum length of a challenge. Slack's have about fifty characters.
 const maxChallenge = 1000
 
-// Challenge returns the challenge in a url_verification request of Slack's Events API, which Slack sends when someone
-// enters the URL of the server. Body is the decoded JSON of a verified request. The result is false for any other
-// body.
+// Challenge returns the challenge in a url_verification request of Slack's Events API, which Slack sends when someone enters the URL of the
+// server. It returns false for any other body.
 func Challenge(body any) (string, bool) {
 	object, _ := body.(map[string]any)
 	if object["type"] != "url_verification" {
