@@ -213,13 +213,11 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	return queue.Outgoing{Body: body}, nil
 }
 
-// BackendPublisher publishes the events that backends send. It applies no quota, because the callers already limit each backend
-// separately. With a common quota, the events of one backend could use it up, and the events of other backends would be
-// refused. Make it with [NewBackendPublisher].
+// BackendPublisher publishes the events that backends send. It applies no quota, because the callers already limit each backend separately.
+// Make it with [NewBackendPublisher].
 //
-// The catalog of this process may be seconds old. It may lack an event type that the relay has just stored, or still have the
-// previous schema of the type. So BackendPublisher tries again with the latest catalog before it refuses an event, because a
-// refused event is lost.
+// The catalog of this process may be seconds older than the event type that the relay has stored. So BackendPublisher tries again with the
+// latest catalog before it refuses an event, because a refused event is lost.
 type BackendPublisher struct {
 	service *Service
 	latest  *latest

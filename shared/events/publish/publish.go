@@ -48,9 +48,8 @@ const (
 type Input struct {
 	// URI is the event:// URI, not necessarily in canonical form.
 	URI string
-	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI
-	// and id within five minutes is dropped. If it is empty, the event gets a new id. An id that is not a
-	// [event.ValidID], or that begins with "msg_", is mapped by [event.ForeignID].
+	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI and id within five minutes is
+	// dropped. If it is empty, the event gets a new id. [event.ForeignID] maps an id that is not valid.
 	ID string
 	// Source is the CloudEvents source, within which ids are unique. It may be empty.
 	Source string
@@ -62,9 +61,8 @@ type Input struct {
 	Trace trace.Context
 	// Workspace is used by the inbox only. In POST /events, the events belong to the workspace of the principal.
 	Workspace string
-	// Resend is used by the inbox only. It identifies a dead letter that is being sent back to its queue. The queue
-	// may have accepted the event in the last five minutes and would drop it as a repetition, so Resend becomes part
-	// of the event's deduplication id.
+	// Resend is used by the inbox only. It identifies a dead letter that is being sent back to its queue. It becomes part of the event's
+	// deduplication id, because the queue would otherwise drop the event as a repetition.
 	Resend string
 
 	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
@@ -361,9 +359,8 @@ type object struct {
 	many  map[string]bool // the names so far, once there are fewMembers; nil before
 }
 
-// findDuplicate finds a member name that occurs twice in an object, in one pass over valid JSON, and returns a JSON
-// Pointer to it. We refuse duplicates because parsers differ in which of the two they use: a subscriber might read
-// another value than the one that passed the schema check.
+// findDuplicate returns a JSON Pointer to a member name that occurs twice in an object. We refuse duplicates because parsers differ in which
+// of the two they use: a subscriber might read another value than the one that passed the schema check.
 func findDuplicate(data []byte) (pointer string, found bool) {
 	var open []object
 	var names [][]byte
