@@ -113,10 +113,9 @@ func stateKey(workspace, uri, what string) store.Key {
 
 const untilCount = "until"
 
-// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few
-// seconds at most. It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted]
-// demands. For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs
-// to no backend, and for a nil registry, Want does nothing.
+// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few seconds at most.
+// For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs to no backend, and
+// for a nil registry, Want does nothing.
 func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) error {
 	if r == nil || catalog.BackendOf(uri) == "" {
 		return nil
@@ -377,10 +376,9 @@ func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error
 	return fault.Wrap(fault.Unavailable, db.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a
-// URL with a token and a secret. Both are derived from a key of the deployment, so that no secret is stored, and so that another
-// relay that takes a backend over continues the same subscription. Half of a token is a MAC of the other half, so that the server
-// can refuse a guessed token without a read of the store.
+// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Their tokens and
+// secrets are derived from a key of the deployment, so that another relay that takes a backend over continues the same subscription. Half of a
+// token is a MAC of the other half, so that the server can refuse a guessed token without a read of the store.
 type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
@@ -521,9 +519,8 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 	return h.deriveSecret(ctx, id, hook.Days[0])
 }
 
-// RecordAccepted records that the backend has accepted a registration or refresh. subscription is the backend's id of the
-// subscription, and until is the end of its lifetime, or zero if the lifetime is unlimited. fresh reports whether the
-// subscription is new at the backend, so that events may be missing.
+// RecordAccepted records that the backend has accepted a registration or refresh. until is the end of the subscription's lifetime, or zero if
+// it is unlimited. fresh reports whether the subscription is new at the backend, so that events may be missing.
 func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)
