@@ -67,9 +67,8 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. The parameter resumed is
-// [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
-// it as it is and reports false.
+// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is [Subscription.Resumed]
+// at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable reports false.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -178,9 +177,8 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then replays
-// the events that were published since the suspension. The parameter resumed is [Subscription.Resumed] at the time of the failures. If the
-// subscription was resumed again since then, Suspend leaves it as it is.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. resumed is
+// [Subscription.Resumed] at the time of the failures. If the subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
@@ -193,9 +191,8 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the log's
-		// end. So the time in the field Suspended must not be earlier than these events. Otherwise dispatch would not deliver them, because it
-		// leaves events from after that time to the replay.
+		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the log's end. So
+		// the time in the field Suspended must not be earlier, because dispatch leaves events from after that time to the replay.
 		given := s.Log.GivenAt(s.Log.Time().UnixMicro()) // before the position is read
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
@@ -306,9 +303,8 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Store.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription if it has expired. part is the partition of its expiry entry, which stands for a minute. later reports
-// that the entry must stay for another sweep, because the subscription expires later in this minute, or because another process wrote the
-// subscription concurrently.
+// expire removes a subscription if it has expired. later reports that its expiry entry in the partition part, which stands for a minute, must
+// stay for another sweep.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
@@ -345,11 +341,10 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	})
 }
 
-// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch
-// stays for [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the
-// same parameters. SweepSwitches also removes operators' notes ([switches.Note]) about failing origins that are healthy again.
-// It runs in the first minute of each hour, because reading all switches every minute would cost too much. If a run is missed,
-// the run of the next hour removes the switches.
+// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch stays for
+// [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the same parameters.
+// SweepSwitches also removes operators' notes ([switches.Note]) about origins that are healthy again. It runs in the first minute of each
+// hour, because reading all switches every minute would cost too much.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil

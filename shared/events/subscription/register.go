@@ -121,9 +121,8 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
-// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have been
-// lost and the secret is not stored in clear text. The principal's current rights replace the former ones. registerAgain returns nil
-// if the idempotency key is new.
+// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have been lost and
+// the secret is not stored in clear text. It returns nil if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	it, err := store.One(ctx, g.Service.Store.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
@@ -311,9 +310,8 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 	}.Verify(ctx, p, target, id, key)
 }
 
-// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that any
-// access rule in the catalog named then. If a rule later names another claim, the grant does not satisfy it, and the client must
-// subscribe again.
+// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that any access
+// rule named then. If a rule later names another claim, the client must subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`

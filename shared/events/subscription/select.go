@@ -97,9 +97,8 @@ func (s *Subscription) EffectiveState() State {
 	return s.State
 }
 
-// moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state. The index has no
-// entry for an active subscription, or if gone is true because the record is deleted. The caller makes these writes in the transaction
-// that writes the record. The entry expires at until, like the record; zero means never.
+// moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state. gone is true if the
+// record is deleted. The entry expires at until, like the record; zero means never.
 func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.Op) {
 	now := s.EffectiveState()
 	if gone || now == Active {
@@ -136,9 +135,8 @@ type Selected struct {
 	Status Status
 }
 
-// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the last
-// page. Select queries only the index that narrows the choice most, and then reads the records of at most limit subscriptions. Because some
-// of them may not match, a page can be short or empty although more pages follow.
+// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the last page.
+// Select queries only one index, so a page can be short or empty although more pages follow.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, maxSelected)}
 	records := false
@@ -197,9 +195,8 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 // parentsAfter begins the positions in the second part of the list of [Lists.SelectCovering], which has the subscriptions to parents.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event. The parameter entry is the event's type, and uri its URI.
-// SelectCovering first lists the subscriptions to the type, and then the remaining subscriptions, which match because of a parent of the
-// URI. It pages like [Lists.Select].
+// SelectCovering returns a page of the subscriptions that match an event: first the subscriptions to its type entry, and then the others, which
+// match because of a parent of the URI. It pages like [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -281,9 +278,8 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state. For each state, it stops counting at the limit given as most. No index lists
-// active subscriptions, so CountStates counts all subscriptions and subtracts the other states. If one of the other states has more
-// subscriptions than the limit, the number of active ones may be too high. The counts may include subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state, up to most for each state. No index lists active subscriptions, so CountStates
+// counts all and subtracts the other states. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0

@@ -51,9 +51,8 @@ func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction that
-// writes the subscription also raises the principal's counter. insert checks this counter before too, so that a refused subscription gets
-// no index entries.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction raises the
+// principal's counter. insert checks the counter before, too, so that a refused subscription gets no index entries.
 //
 // The number of all subscriptions of the workspace (its sum) is not part of the transaction. insert raises the sum first, and lowers it
 // again if the subscription was certainly not written. If the process dies in between, [Sweeper.Recount] corrects the sum.
@@ -71,9 +70,8 @@ func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	return err
 }
 
-// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have
-// the subscription's revision. Before the transaction it adds the index entries and raises the counters of the patterns. It lowers the
-// counters again if the subscription was certainly not written; certain is false if the store may have written it despite an error.
+// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have the
+// subscription's revision. certain is false if the store may have written the subscription despite an error.
 func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := s.addEntries(ctx, cat, sub); err != nil {
 		return true, err
@@ -114,10 +112,9 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns. They fail with a conflict unless the
-// stored record still has the revision that s had when recordOps was called. Revision 0 means that no record must exist.
-// recordOps increases the revision of s. Revisions begin at the creation time, so that a later subscription with the same id has other
-// revisions.
+// recordOps returns the operations that write the record and the items of its patterns, and increases the revision. They fail with a conflict
+// unless the stored record still has the previous revision. Revision 0 means that no record must exist. Revisions begin at the creation time,
+// so that a later subscription with the same id has other revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -131,9 +128,8 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns does the same as update for a subscription whose patterns have changed. old are the previous patterns. updatePatterns
-// raises the counters of the new patterns before the write and lowers the counters of the old patterns after it, so that no counter is
-// ever too low.
+// updatePatterns does the same as update, for a subscription whose patterns were old before. It raises the counters of the new patterns before the write
+// and lowers the counters of the old patterns after it, so that no counter is ever too low.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -257,12 +253,11 @@ type Position struct {
 	ID        string `json:"id,omitempty"`
 }
 
-// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200
-// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more subscriptions
-// follow.
+// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200 subscriptions, and
+// stores the result unless it is nil. It may miss a subscription that begins between its calls.
 //
-// A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the secrets
-// of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
+// It calls reseal for the secrets of disabled subscriptions too but does not store the result, because writing them would activate their
+// patterns again.
 func (s *Store) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
 	workspaces, err := (&Lists{DB: s.DB}).Workspaces(ctx)
 	if err != nil {
@@ -371,9 +366,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// addToCounters adds n to two counters for each pattern of a subscription: the counter of the pattern's shape, and the number of
-// subscribers in the pattern's header item (see [HeaderKey]). It writes each counter separately, because all subscriptions of a workspace
-// share the counters of shapes, so that transactions would conflict.
+// addToCounters adds n to the counter of each pattern's shape, and to the number of subscribers in its header item (see [HeaderKey]). It writes
+// each counter separately, because all subscriptions of a workspace share the counters of shapes, so transactions would conflict.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -440,9 +434,8 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long the header item of a pattern, which counts the pattern's subscribers, stays after its count has reached zero.
-// headerStays is the expiry of all other header items, and means never. Each increment of a count sets it, because otherwise a header item
-// whose count was zero would keep its old expiry.
+// headerLasts is how long the header item of a pattern stays after its count has reached zero. headerStays is the expiry of all other header
+// items, and means never. Each increment sets it, because an item whose count was zero would otherwise keep its old expiry.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -457,9 +450,8 @@ func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspa
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [RecordInterest] does
-// for streams and polls. The record lasts until the subscription's expiry plus the log's retention, because a client can resume
-// from the cursors in deliveries and gap notices. Without an expiry the record never ends.
+// recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's expiry plus the log's
+// retention, because a client can resume from the cursors in deliveries and gap notices.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
@@ -472,9 +464,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// For each shape of pattern (see [match.Shape]), the shapes item has a time whose name begins with "i_". Fanout looks for interests in
-	// patterns with this shape only until that time. So the time must not be earlier than the end of any such interest. It is written before
-	// the interest, and is an hour later than the interest's end.
+	// The shapes item has, for each shape ([match.Shape]), the time until which fanout looks for interests in patterns with this shape. It is
+	// written before the interest, and an hour later than the interest's end, because it must not be earlier than the end of any such interest.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
@@ -490,8 +481,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait until such
-	// batches are in the log, because the caller could otherwise miss their events. Wait even if the interest was stored already,
-	// because another reader may have recorded it only a moment ago.
+	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait even if the interest was stored
+	// already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }

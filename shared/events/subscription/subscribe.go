@@ -139,9 +139,8 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	return g.announce(ctx, want, have, from, r.Cursor != "")
 }
 
-// announce replays the events that the written subscription want is still owed, tells open streams that it is new or active again, and
-// returns the answer to the client. have is the subscription before a refresh, or nil for a new subscription. from is the position where a new
-// subscription begins. The parameter resumed reports whether the client sent a cursor.
+// announce replays the events that the written subscription want is still owed, notifies open streams, and returns the answer to the client.
+// have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
@@ -200,9 +199,8 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing subscription if
-// there was one that had not expired and was not disabled, and otherwise nil. from is the log position at which a new
-// subscription begins.
+// upsert writes a new subscription that begins at from, or merges it into the existing one with the same id. It returns the existing
+// subscription, or nil if there was none, or if that had expired or was disabled.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
@@ -332,9 +330,8 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// findStart returns the log position from which to deliver, and reports whether the client misses events because its cursor
-// is too old. Without a cursor, it returns the end of the log. This position can be older than the log's retention if no
-// event was published for a long time.
+// findStart returns the log position from which to deliver: the client's cursor or, without one, the end of the log. truncated reports whether
+// the client misses events because its cursor is too old.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro()) // before the position is read

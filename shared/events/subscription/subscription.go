@@ -323,9 +323,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if
-// the log did not keep the events of one of the patterns for all of the time since the cursor. In that case, an event that is
-// missing from the log may still be waiting in a queue for the subscriber.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if the log did not
+// keep the events of one of the patterns since the cursor, because such an event may still wait in a queue.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {

@@ -23,9 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits on challenges (EVX-12, SRF-07). All processes count together. Many principals may use the same host; for example, all
-// callbacks of ChatGPT do. Therefore only failed challenges count against a host, and a host's total refuses only principals that
-// have failed there themselves.
+// Limits on challenges (EVX-12, SRF-07) of all processes together. Many principals may use the same host, for example ChatGPT's. So only failed
+// challenges count against a host, and a host's total refuses only principals that have failed there themselves.
 const (
 	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
 	maxPending = 20

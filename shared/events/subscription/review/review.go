@@ -61,9 +61,8 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 	return right, err
 }
 
-// CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. If one pattern is no longer
-// permitted, the whole subscription must end, because a client registers all its URIs with one request, which fails if any URI
-// is refused.
+// CheckSubscription checks all patterns of a subscription. If one pattern is no longer permitted, the whole subscription must end, because a
+// client registers all its URIs with one request, which fails if any URI is refused.
 func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, f refresh.Freshness) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, f)
 	if err != nil {
@@ -134,9 +133,8 @@ func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	return nil
 }
 
-// checkBelow checks a subscription to a parent URI, which also matches all URIs below it. For example, event://orders matches
-// event://orders/7/paid. The subscription continues as long as the catalog has an event type below the parent that the principal
-// may receive by webhook.
+// checkBelow checks a subscription to a parent URI such as event://orders, which matches all URIs below it. The subscription continues as long
+// as the catalog has an event type below the parent that the principal may receive by webhook.
 func (r Right) checkBelow(uri string) error {
 	entries := r.catalog.ListUnder(uri)
 	if len(entries) == 0 {
@@ -175,10 +173,9 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. For a Right from
-// [Review.CheckSubscription], or if the pattern is a parent URI, the access rule of the event's own type decides, as it does
-// for streams. Then MayReceive returns [ErrTypeRemoved] if that type is gone. Otherwise [Review.CheckSubscriber] has already
-// checked the event type, and MayReceive returns true.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. It returns true if [Review.CheckSubscriber] has
+// already checked the event type. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if that type is
+// gone.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if r.all || r.catalog == nil {
 		return r.all, nil

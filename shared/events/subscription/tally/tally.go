@@ -117,9 +117,8 @@ const (
 type recounted struct {
 	V  int       `json:"v"`
 	At time.Time `json:"at"`
-	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it
-	// wrong too, because a registration in progress makes it wrong for a moment. Wrong is 0 if the sum was right or has been
-	// corrected.
+	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it wrong too, because a
+	// registration in progress makes it wrong for a moment.
 	Wrong int64 `json:"wrong,omitempty"`
 }
 
@@ -127,9 +126,8 @@ func recountKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "x#sums", Sort: workspace}
 }
 
-// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a
-// workspace once per day, or every ten minutes while the workspace is at its limit. principals must return all principals of a workspace
-// that have subscriptions.
+// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a workspace
+// once per day, or every ten minutes at its limit. principals must return all principals of a workspace that have subscriptions.
 func (c Counts) Recount(
 	ctx context.Context, workspaces []string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (corrected int, err error) {
