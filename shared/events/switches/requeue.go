@@ -34,8 +34,7 @@ const requeueTime = time.Minute // over which one run of Requeue spreads the mes
 const claimedFor = 2 * time.Minute
 
 // Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
-// immediately after a resume. A worker claims a switch before it sends the switch's messages, spreads them over a minute, and deletes each
-// message after sending it. So only a crash sends some messages twice.
+// immediately after a resume. Only a crash sends some messages twice.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {

@@ -329,9 +329,8 @@ type stored struct {
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
 	Owner string     `json:"o,omitempty"`
-	// Body is the message's body if that is JSON, and otherwise a string that contains it. We do not always use a string,
-	// because escaping the quotes can nearly double the size and make it too large for an item. The previous release wrote only
-	// strings.
+	// Body is the message's body if that is JSON, and otherwise a string that contains it. It is not always a string, because escaping the quotes
+	// could make it too large for an item. The previous release wrote only strings.
 	Body json.RawMessage `json:"b"`
 }
 
