@@ -187,9 +187,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Durat
 	}
 }
 
-// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting, and reports whether that succeeded.
-// The delivery is due when the attempt must have ended, so that the slow lane retries it if the process dies. Normally, the attempt's
-// outcome replaces the stored delivery before that.
+// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting. The delivery is due when the attempt must
+// have ended, so that the slow lane retries it if the process dies.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
 	left := s.HangsAfter + s.Rest
 	if left == 0 {
@@ -199,9 +198,8 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, de
 	return err == nil && written
 }
 
-// finish waits for the outcome of a detached attempt, whose slot is s, and records it. If there is no outcome within the sum of
-// s.HangsAfter and s.Rest, finish cancels the attempt. If the attempt was canceled, or failed because of this program, the stored delivery
-// remains, and the slow lane repeats the attempt.
+// finish waits for the outcome of a detached attempt, whose slot is s, and records it. If the attempt is canceled, or fails because of this
+// program, the stored delivery remains, and the slow lane repeats the attempt.
 func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	var out webhook.Outcome
 	if !await(f.answer, &out, s.HangsAfter) {
@@ -226,8 +224,7 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 }
 
 // moveToSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
-// may get attempts, because the slow lane would otherwise receive the message and have to return it. The delay is at least
-// [Options.SlowLaneDelay].
+// may get attempts, because the slow lane would otherwise have to return the message.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -345,10 +342,9 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 // recordTime is the time that must be left before the end of ctx when an attempt ends, so that its outcome can be recorded.
 const recordTime = time.Second
 
-// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that runs
-// for a minute. If the end of ctx canceled the attempt, the attempt would count as aborted instead of timed out. An endpoint that hangs
-// would then not be noticed, and would hold up the function again and again. If ctx leaves less than half of the timeout, the attempt began
-// late. That is not the endpoint's fault, so fitInto returns the timeout unchanged.
+// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that runs for
+// a minute. Otherwise the attempt would count as aborted instead of timed out, and an endpoint that hangs would hold up the function again and
+// again. If ctx leaves less than half of the timeout, the attempt began late, which is not the endpoint's fault.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
@@ -389,9 +385,8 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 	return err
 }
 
-// webhookID returns the webhook-id of an event for an MCP Events subscription. In the released profile it is the event's id. In the final
-// profile it is a hash of the subscription and the event, so that all attempts and replays have the same id, whichever process makes them.
-// The hash is hexadecimal, so the id cannot equal the id of a control message, msg_<type>_….
+// webhookID returns the webhook-id of an event for an MCP Events subscription. In the final profile it is a hash of the subscription and the
+// event, so that all attempts and replays have the same id. It cannot equal the id of a control message, msg_<type>_…, because it is hexadecimal.
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
 	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil

@@ -79,13 +79,11 @@ type Options struct {
 	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first attempt.
-	// If SlowLaneDelay is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery to the store,
-	// so that the page waits for a shorter time.
+	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first attempt. If it is
+	// at least [state.EarlyMessage], the page waits for a shorter time, because message and delivery are written concurrently.
 	SlowLaneDelay time.Duration
-	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. If an attempt
-	// may not continue, it is canceled, and the slow lane repeats it. In a process that is frozen after its batch, such as a Lambda
-	// function, an attempt can continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
+	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. In a process that is
+	// frozen after its batch, such as a Lambda function, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
@@ -118,9 +116,8 @@ type Config struct {
 	Gaps *lifecycle.Gaps
 	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
 	Switches *switches.Set
-	// Gate stops attempts to a subscription immediately when it is deregistered. That works only if the dispatcher runs in the same process as
-	// register and deregister, because they open and close the gate. Without a Gate, as on AWS, an attempt may still start up to a second after
-	// deregister has answered.
+	// Gate stops attempts to a subscription immediately when it is deregistered. It works only in the process of register and deregister. Without
+	// a Gate, as on AWS, an attempt may still start up to a second after deregister has answered.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time

@@ -196,9 +196,8 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pauseTasks removes the events whose types are paused from the received tasks, and stores these events as tasks that wait for their
-// switch. It runs before groupTasks joins the tasks of several messages. So if all events of a message are paused, the message is done,
-// even if the events of other messages fail.
+// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins the tasks of
+// several messages, so that a message whose events are all paused is done even if the events of other messages fail.
 func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
@@ -217,9 +216,8 @@ func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) er
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, ops...), "pause pages")
 }
 
-// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored items
-// contain the message's id. So if the message is redelivered, for example after a crash, pauseTask writes the same items again, and each
-// event still waits only once.
+// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored items contain
+// the message's id, so that each event waits only once even if the message is redelivered.
 func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Page) (ops []store.Op, err error) {
 	var rest []event.Event
 	by := map[switches.Name][]event.Event{}
@@ -258,18 +256,15 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark gives a task that waits for a switch a mark, i.e. an item with a position in the event log. The position is before all events of the
-// task and before the time at which the task was sent (the parameter sent). No subscription's cursor advances past a mark. mark sets the
-// task's Paused field to the sort key of the mark, and returns the operation that writes the mark. The parameter id distinguishes marks
-// with the same position.
+// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch: an item whose position in the event log
+// is before all events of the task and before the time at which the task was sent. The parameter id distinguishes marks with the same position.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest moves the marks of a page that waited for a switch to the tasks in left, which have the events that are still not attempted. It
-// writes a mark for each of these tasks before it deletes the page's own marks. So at all times, a mark keeps the subscriptions' cursors
-// before these events. For other pages, markRest does nothing.
+// markRest moves the marks of a page that waited for a switch to the tasks in left. It writes a mark for each of these tasks before it deletes
+// the page's own marks, so that a mark keeps the subscriptions' cursors before these events at all times.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -325,9 +320,8 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see [Options.MinWait]). The
-// page must stop waiting early enough for its attempts to end before ctx does. Otherwise the page would be canceled, and redelivered from
-// the beginning.
+// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see [Options.MinWait]). The page
+// must leave its attempts enough time to end before ctx does, because it would otherwise be redelivered from the beginning.
 func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
@@ -424,9 +418,8 @@ const (
 	// maxHops is how often events may move from one page task to another because the endpoint is busy. After that, the events take the slow
 	// lane.
 	maxHops = 64
-	// retryPage is the delay before a page task repeats events that failed because of this program. Normally, such an event becomes a single
-	// delivery in the store, and the slow lane retries it. Only if the store cannot write the delivery, a delayed page task repeats the event.
-	// The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
+	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the slow lane. The
+	// delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
 	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take
 	// about four hours, and each of them may repeat a webhook.

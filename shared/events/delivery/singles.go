@@ -82,9 +82,8 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// Report only the messages of these outcomes as failed, so that the queue redelivers them. The next batch writes the outcomes
-			// before it makes any attempt. Do not return an error, because the queue would then redeliver the batch's other messages, too.
-			// These are done, and some may already be dead letters.
+			// Report only the messages of these outcomes as failed. The next batch writes the outcomes before it makes any attempt. An error would make the
+			// queue redeliver the batch's other messages, too, which are done and may already be dead letters.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))
@@ -183,24 +182,20 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is the number of receives after which a message no longer waits in the queue because its endpoint has no free slot or
-	// this program fails. Until then, the message waits in the queue after each failure, twice as long as after the previous one. After
-	// that, the delivery waits in the due table, because a failed message stays in flight, and SQS allows only 120,000 such messages per
-	// queue. All waits before the fifth receive together are shorter than [state.Backup], after which the delivery's due entry would send a
-	// second message.
+	// laterReceives is the number of receives after which a delivery waits in the due table instead of the queue if its endpoint has no free slot or
+	// this program fails, because SQS allows only 120,000 messages in flight per queue. All waits before the fifth receive together are shorter
+	// than [state.Backup], after which the delivery's due entry would send a second message.
 	laterReceives = 5
-	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message is
-	// received so often only if the store fails for about an hour, or if each attempt ends the process. In the second case the delivery
-	// would otherwise stop the server at every start. From the due table, [Dispatcher.waitLater] gives the delivery up in the end.
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. That happens only if the
+	// store fails for about an hour, or if each attempt ends the process, which would otherwise stop the server at every start.
 	mostReceives = 20
 	// tokenReceives is the number of receives after which a message no longer waits in the queue for the endpoint's rate limit. Instead,
 	// [Dispatcher.waitForRate] schedules the delivery for a second in which the limit has capacity left.
 	tokenReceives = 3
 	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. For example, a batch may have a
-	// hundred messages for one endpoint that hangs. If they were all written together, the writes of pages would have to wait for
-	// them.
+	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not wait for a
+	// hundred messages to one endpoint that hangs.
 	maxWaitWrites = 4
 	// manyWaits is how often a delivery must have waited in the due table before it can be given up without further attempts. The delivery
 	// must also be older than the total time of its retry schedule.
@@ -221,9 +216,8 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for. If something forbids the attempt, attemptSingle acts on that, for example by ending
-// a subscription that is no longer allowed. If the message has to wait in the queue for its endpoint, attemptSingle returns errNoSlot. If
-// the message has waited in the queue too often, the delivery waits in the due table instead.
+// attemptSingle makes the attempt that a task asks for, or acts on what forbids the attempt, for example by ending a subscription. If the
+// message has to wait in the queue for its endpoint, the error is errNoSlot.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -353,9 +347,8 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{action: attempt}, nil
 }
 
-// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot for
-// some time, or because this program failed repeatedly. The older a delivery is, the longer it waits. So an endpoint that is down costs
-// each delivery only a few messages, and a young delivery arrives soon after the endpoint is back.
+// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot for some
+// time, or because this program failed repeatedly. The older a delivery is, the longer it waits.
 //
 // A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if its schedule
 // has more. Then failure, if not nil, is recorded as the last attempt.

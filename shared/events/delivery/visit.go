@@ -43,9 +43,8 @@ type visit struct {
 	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
 
-// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. If it handed over the hundred
-// events of a batch one after another, it would occupy one of few Lambda invocations for over a second, and the pages of other subscribers
-// would wait.
+// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the hundred events
+// of a batch would occupy one of few Lambda invocations for over a second.
 const maxHandOvers = 8
 
 // action tells a lane how to handle an event for a subscriber.
@@ -302,18 +301,16 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], older than
-// staleWithGate. Without a gate, [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little shorter.
-// A gate stops attempts as soon as the subscription is deregistered. So staleWithGate can be longer: it only makes sure that a person's
-// pause of the subscription takes effect within seconds.
+// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], staleWithGate.
+// [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little shorter. A gate stops attempts itself,
+// so staleWithGate only makes sure that a person's pause of the subscription takes effect within seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain checks right before an attempt whether the event may still be sent, because the subscription may have ended or changed since
-// it was read. It reads the subscriber again if the last read is too long ago. It judges the event again if it has read the subscriber, or
-// if the attempt waited for its slot (waited).
+// judgeAgain judges an event again right before its attempt if the last read of the subscriber is too long ago, or if the attempt waited for
+// its slot (waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {

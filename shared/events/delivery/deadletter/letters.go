@@ -112,10 +112,8 @@ func NewOperations(o Options) *Operations {
 	}
 }
 
-// ListLetters returns a page of the dead letters that match a query, newest first. before is "" for the first page, and the previous page's
-// next for a further page. After the last page, next is "". ListLetters makes one store query for the most selective field, reads at most
-// limit letters, and filters them by the other fields. So a page may have fewer letters than the limit, or be empty, although more pages
-// follow.
+// ListLetters returns a page of the dead letters that match a query, newest first. It pages and filters like [records.List], so a page may be
+// short or empty although more pages follow.
 func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -188,10 +186,9 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule. If the
-// letter is a queue's message, Retry sends it back to the queue. Retry deletes the letter, and returns false if the letter no
-// longer exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is
-// suspended, or if the message cannot be sent back.
+// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule, or sends a queue's message
+// back to the queue. It deletes the letter, and returns false if the letter no longer exists. The error is of kind Conflict if the letter
+// cannot be retried, for example because its subscription has ended.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -253,9 +250,8 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	return o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 }
 
-// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed, retried and
-// recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because anybody who may
-// subscribe could otherwise flood it. For further test events, SendTest returns an error of kind Exhausted with [quota.RetryAfter].
+// SendTest delivers a test event to a subscription and returns the event's id. Each process sends an endpoint one test event per second,
+// because anybody who may subscribe could otherwise flood it. For further test events, the error is of kind Exhausted.
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {

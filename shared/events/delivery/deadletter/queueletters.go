@@ -89,9 +89,8 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. If SQS moved the
-// message, m.From is its queue. EventBridge and SNS do not set m.From: they put a message that they cannot put into the inbox
-// directly into the dead letter queue. EventBridge adds the reason as attributes.
+// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. EventBridge and SNS do not set m.From:
+// they put a message that they cannot put into the inbox directly into the dead letter queue.
 func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"

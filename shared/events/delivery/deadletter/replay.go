@@ -29,14 +29,11 @@ const (
 	replayTime = time.Minute
 )
 
-// Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's patterns and
-// whose keys are greater than the parameter after. Within a partition of the log, it sends the oldest events first. If an event cannot be
-// read, for example because a later release wrote it, Replay leaves the event out and returns truncated. Otherwise the subscription would
-// have to wait for that release.
+// Replay implements [subscription.Replayer] with page tasks. If an event cannot be read, for example because a later release wrote it, Replay
+// leaves the event out and returns truncated. Otherwise the subscription would have to wait for that release.
 //
-// If Replay cannot enqueue all events within [replayTime] or half of the time that ctx leaves, for example because they are large, it
-// leaves out the rest and returns truncated, as for events beyond [MaxReplay]. Otherwise the client's request would fail, and each
-// repetition would begin with the same events.
+// Replay also returns truncated if it cannot enqueue all events within [replayTime] or half of the time that ctx leaves. Otherwise the
+// client's request would fail, and each repetition would begin with the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -95,9 +92,8 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 	return reactivate(ctx, r.Queue, s)
 }
 
-// Reactivate asks dispatch to schedule the suspended deliveries of a subscription that a person enabled again. It can be
-// repeated, because dispatch ignores deliveries that are not suspended, and ignores the request while the subscription is
-// suspended.
+// Reactivate asks dispatch to schedule the suspended deliveries of a subscription that a person enabled again. It can be repeated, because
+// dispatch ignores deliveries that are not suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, o.Deliveries.Queue, s)
 }
@@ -183,9 +179,8 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends the next events of a replay and then saves the replay's position. It sends r.Rate events per second: each group of
-// r.Rate events becomes page tasks whose delay is a second longer than the previous group's. If a worker dies in between, or two workers
-// make the same step, some events are sent twice, but each is sent. A suspended subscription gets no events, because its next refresh
+// stepEvents sends the next events of a replay, r.Rate per second, and then saves the replay's position. If a worker dies in between, or two
+// workers make the same step, some events are sent twice, but each is sent. A suspended subscription gets no events, because its next refresh
 // replays them.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)

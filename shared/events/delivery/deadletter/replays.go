@@ -118,9 +118,8 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Without
-	// the limit, if the subscription's filters reject nearly all events, a step would read longer than its caller waits, and the next
-	// worker would begin again at the same position. countTime limits [Replays.CountSelected], for which a request waits.
+	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Otherwise, if
+	// filters reject nearly all events, a step could take longer than its caller waits. countTime limits [Replays.CountSelected].
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step of a replay. If the worker dies, no worker continues the replay for up to this
@@ -175,9 +174,9 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Start starts a replay that sends at most rate letters or events per second. The parameter by is the name of the person who requested the
-// replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay of events that was
-// created less than [SameReplay] ago, so that a repeated request does not send its events twice.
+// Start starts a replay that sends at most rate letters or events per second. If a replay of the same selection is running, Start returns that
+// one. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request does not send its
+// events twice.
 //
 // A replay of events needs sub, the selected subscription. For a replay of dead letters, sub is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
@@ -296,9 +295,8 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims a running replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It returns the number
-// of letters and events that it sent. It begins no step shortly before ctx ends, because the step could not save its position. If until is
-// not zero, run also stops at that time.
+// run claims a running replay and continues it until it is done, has scheduled deliveries far enough ahead of the clock, or the time until is over.
+// It begins no step shortly before ctx ends, because the step could not save its position.
 func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken int, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)

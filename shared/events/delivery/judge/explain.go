@@ -99,9 +99,8 @@ const (
 	recordPages = 3
 )
 
-// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for other
-// subscriptions for which the delivery log has attempts. Most of these subscriptions have ended. A test event has only the second part.
-// next is empty on the last page.
+// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for others with
+// attempts in the delivery log, most of which have ended. A test event has only the second part. next is empty on the last page.
 func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.readSubject(ctx, e)
 	if err != nil {
@@ -218,9 +217,8 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 	return list, nil
 }
 
-// explain finds the outcome for one subscription. It asks the most certain source first: the stored delivery, then the delivery
-// log, and then the [Judge], which decides as if the event arrived now. sub is nil if the subscription does not exist, and del
-// is nil without a stored delivery.
+// explain finds the outcome for one subscription from the most certain source: the stored delivery, then the delivery log, and then the
+// [Judge], which decides as if the event arrived now. sub and del may be nil.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {
@@ -255,9 +253,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up. That happens if a client resumes
-// from an older cursor and gets the event again. The dead delivery then still exists, because a first attempt that succeeds does not change
-// stored deliveries.
+// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up, for example because a client resumed
+// from an older cursor. A first attempt that succeeds does not change stored deliveries.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false

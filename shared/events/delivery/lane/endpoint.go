@@ -88,9 +88,8 @@ type byteCounts struct {
 	by    map[string]int64
 }
 
-// fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use up to three
-// quarters of the limit, so that other principals can have attempts, too. If no bytes are used at all, any number fits, so that even a body
-// larger than the limit can be sent.
+// fits reports whether n more bytes for a principal are within the limit, or within three quarters of it if the principal already has
+// attempts. If no bytes are used at all, any number fits, so that even a body larger than the limit can be sent.
 func (s *byteCounts) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -252,8 +251,7 @@ func (t *times) add(took time.Duration) {
 // within 80 ms on average, give or take 10 ms. A page in a hurry waits no longer than that (see the package comment).
 //
 // If an attempt was detached because it took longer than this limit, the endpoint may have begun to hang. Until that attempt ends, the
-// limit is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time. Before
-// the endpoint's first success there is no average, and the limit is a fixed time.
+// limit is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time.
 func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
@@ -265,10 +263,9 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// nextPause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures
-// that need no pause, because the retry schedule of each delivery is enough. After a timeout, or a busy status without Retry-After, it may
-// also lower e.limit. The parameter underWay says that the endpoint is already paused, and that this attempt began before the pause. It
-// then failed for the same reason as the attempt that caused the pause, so it does not make the next pause longer.
+// nextPause returns how long the endpoint gets no attempts after a failure, or 0 if the retry schedule of each delivery is enough. It may also
+// lower e.limit. The parameter underWay says that this attempt began before the endpoint's current pause. It then failed for the same reason
+// as the attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -316,9 +313,8 @@ func (e *endpointState) isDoubtful(now time.Time) bool {
 	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
 }
 
-// startProbe returns true if a time for which the endpoint or its origin was slow or paused has passed, and no attempt has succeeded since.
-// The caller's attempt is then a probe, which finds out whether the endpoint works again. startProbe extends the time by [probeTime], so
-// that other first attempts take the slow lane until then. Otherwise they might hang, too.
+// startProbe returns true if the endpoint or its origin was slow or paused until now, and no attempt has succeeded since. The caller's attempt
+// is then a probe. Other first attempts take the slow lane for [probeTime], because they might hang, too.
 func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
 		if !until.IsZero() {
@@ -371,9 +367,8 @@ func (l *Lanes) CountFailing() (n Failing) {
 // So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
 // read every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark, the item with which processes tell each other that the endpoint hangs. The item's
-// version is the time until which processes need not probe, in seconds since 1970. The item stays for [maxHold] longer. If the endpoint
-// answers again during that time, the mark only keeps pages from waiting for attempts that take longer than usual.
+// hangKey returns the key of a hanging endpoint's mark. The item's version is the time until which processes need not probe, in seconds since
+// 1970. The item stays for [maxHold] longer, but then only keeps pages from waiting for attempts that take longer than usual.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }

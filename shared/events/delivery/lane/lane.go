@@ -9,8 +9,7 @@
 // waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only for as long as the endpoint usually takes
 // to answer, for example 100 ms. A slower attempt is detached from the page. It continues in the background, while the process handles the
 // next batches, until Patience is over. A page that is not in a hurry waits for the full Patience, because Lambda may freeze the process
-// after the batch, and with it the attempt. See [PageWait], [FastSlot] and
-// [DetachedSlot].
+// after the batch, and with it the attempt. See [PageWait], [FastSlot] and [DetachedSlot].
 package lane
 
 import (
@@ -66,9 +65,8 @@ type Limits struct {
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// MinWait is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for
-	// example 100 ms. While another attempt to the endpoint hangs, the minimum is a tenth of MinWait. 0 means that pages are
-	// never in a hurry; see the package comment.
+	// MinWait is the minimum time that a page in a hurry waits for an attempt, for example 100 ms, or a tenth of that while another attempt to the
+	// endpoint hangs. 0 means that pages are never in a hurry; see the package comment.
 	MinWait time.Duration
 }
 
@@ -145,15 +143,13 @@ type PageWait struct {
 	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
 	// until which it waits if only other endpoints' attempts use up the slots.
 	IfBusy, IfFull time.Time
-	// InHurry is set if the process probably gets another batch soon. The page then waits only for [FastSlot.Usual], the time that the
-	// endpoint usually takes to answer, and a slower attempt continues without the page until [Limits.Patience] is over. InHurry has no effect
-	// until the endpoint has answered an attempt with success, because its usual time is not known before.
+	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual]. It has no effect until the
+	// endpoint has answered an attempt with success, because its usual time is not known before.
 	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted.
-// If earlier deliveries wait for the endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake these
-// deliveries.
+// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted. A
+// first attempt must not overtake deliveries that wait for the endpoint's rate limit, so it takes the slow lane, too.
 func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -494,8 +490,7 @@ func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 }
 
 // grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed the state
-// of the endpoint e, for example because an attempt has ended. If e is slow, its waiting attempts get the verdict SlowLane instead, except a
-// probe, i.e. the attempt that finds out whether e is still slow.
+// of the endpoint e. If e is slow, its waiting attempts except a probe get the verdict SlowLane instead.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -583,9 +578,8 @@ func (t *tokenLease) lastTurn(now time.Time) int64 {
 }
 
 const (
-	// maxSeek is the number of seconds for which reserve checks, one after another, whether they have a free turn (see [endpointRates]). The
-	// distance from one checked second to the next is 1, 2, 4, … and finally always seekStep. So with 70 checks, most of them a minute apart,
-	// reserve finds turns up to about an hour ahead.
+	// maxSeek is the number of seconds that reserve checks for a free turn (see [endpointRates]). The distance from one checked second to the next
+	// is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step, deliveries

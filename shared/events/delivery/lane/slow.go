@@ -45,9 +45,8 @@ type slowWaiter struct {
 	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane. If the endpoint is paused or has no free slot, the result s is nil, and the caller tries
-// again after the time given by the result wait. If the endpoint answers quickly, even with failures, ReserveSlow waits up to [slotWait]
-// for a slot. Without this wait, the delivery would go back to the queue, where it loses more time with each return.
+// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers quickly, even
+// with failures, it waits up to [slotWait], because a delivery that goes back to the queue loses more time with each return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -115,9 +114,8 @@ func (l *Lanes) grantSlow(e *endpointState) {
 	}
 }
 
-// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. The first result, turn, is the time
-// until the endpoint's rate limit allows the attempt, and the delivery's retry schedule begins. The second result, wait, is the time until
-// the endpoint's pause is over, too, so that the attempt can start. It is at least as long as turn.
+// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. turn is the time until the endpoint's rate
+// limit allows the attempt. wait, which is at least turn, is the time until the endpoint's pause is over, too.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

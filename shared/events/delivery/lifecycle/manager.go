@@ -278,9 +278,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and the position of the cursor in the body (from). The parameter lost is the time from which
-// events were lost. The position is before these events, and before all deliveries that are still to be sent, but not before the beginning
-// of the log.
+// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before the events since the time lost
+// and before all deliveries that are still to be sent, but not before the beginning of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -344,10 +343,8 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. A notice is
-// retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is the last delay of the
-// schedule. The delay doubles with each further attempt after the schedule, up to [gapRetry]; further is the number of the next one,
-// counted from 1.
+// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. The delay
+// doubles from last, the schedule's last delay, up to [gapRetry]. further is the number of the attempt after the schedule, counted from 1.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

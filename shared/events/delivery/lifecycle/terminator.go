@@ -26,9 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Terminator ends subscriptions that may not continue, for example because their principal lost access. It sends the
-// endpoint of an MCP Events subscription a signed termination notice (SEP-3415, Subscription Termination) and deletes the
-// subscription. It disables a SEP-1803 subscription, whose owner sees the reason.
+// Terminator ends subscriptions that may not continue, for example because their principal lost access. It deletes an MCP Events subscription
+// and sends a signed termination notice (SEP-3415, Subscription Termination). It disables a SEP-1803 subscription.
 type Terminator struct {
 	Queue         queue.Sender
 	Subscriptions Terminable
@@ -113,9 +112,8 @@ type Ending struct {
 	Subscriptions int
 }
 
-// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones. It does not end them. A workspace
-// without a new catalog keeps its current one. CountEndings leaves out subscriptions that end even without the change, because of the
-// current catalog or because their principal has no key any more.
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, except those that end even without the
+// change. A workspace without a new catalog keeps its current one.
 func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
@@ -250,9 +248,8 @@ func EndingsError(endings []Ending) error {
 // settleAfter is the time between the first and the second recheck of a changed catalog.
 const settleAfter = 20 * time.Second
 
-// Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. A workspace that
-// fails does not stop the others. There may be more workspaces and subscriptions than one recheck has time for, so each recheck begins with
-// the workspaces that the previous one did not reach, and continues an interrupted workspace at its position.
+// Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. It begins with the
+// workspaces for which the previous recheck had no time, and continues an interrupted workspace at its position.
 func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 	t.rechecking.Lock()
 	defer t.rechecking.Unlock()
@@ -328,10 +325,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns, sorted, the scopes under which the subscriptions to changed event types are listed (see [match.ScopeOf]). The
-// parameters before and after are the results of [catalog.Catalog.HashTerms] before and after the change. An event type has changed if it
-// is missing in after, or has another hash there. Subscriptions to a parent URI may get events of such a type, too, so the scope of parents
-// is then included.
+// affectedScopes returns, sorted, the scopes of the event types that are missing in after or have another hash there (see
+// [catalog.Catalog.HashTerms]). It adds the scope of parents, because their subscriptions may get events of such a type, too.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -345,9 +340,8 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of the scope at.Scope (see [match.ScopeOf]) after the position at.After, and terminates
-// subscriptions that may not continue. After each page of the list, it stores the new position, so that an interrupted recheck continues
-// there. The parameter last has the other fields of the workspace's stored state, which do not change.
+// recheckScope terminates the subscriptions of the scope at.Scope after the position at.After that may not continue. After each page of the
+// list, it stores the new position, so that an interrupted recheck continues there.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

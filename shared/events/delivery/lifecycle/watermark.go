@@ -60,14 +60,12 @@ func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition that lists the paused pages of a workspace. A page is paused if it waits for a switch with which a
-// person has paused its events. Each paused page has an item in the partition, whose sort key begins with [EarliestKey]. The events of these
-// pages have not been attempted, so the watermark of each subscription in the workspace must be before them.
+// PausedPages returns the partition that lists the pages of a workspace that wait for a switch, by [EarliestKey]. Their events have not been
+// attempted, so the watermark of each subscription in the workspace must be before them.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies
-// before all events of the page, and before the time at which the page was sent. Items sort by this position, so the first item
-// of the partition belongs to the page with the earliest events.
+// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies before all events
+// of the page, and before the time at which the page was sent.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := positionBefore(sent)
 	for _, e := range events {
@@ -188,9 +186,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a minute,
-// and not in the first minute of the process. It ignores errors, because a missing record only makes the watermarks of subscriptions
-// advance later.
+// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a minute, and
+// ignores errors, because a missing record only makes watermarks advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	if slices.ContainsFunc(batch, func(m queue.Message) bool { return now.Sub(m.Sent) > lateAfter }) {
 		return

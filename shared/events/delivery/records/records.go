@@ -262,9 +262,8 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list. what names the
-// operation in errors. ListNewest logs an item that cannot be decoded and leaves the item out, so that readers still get the others. next
-// is the position for the next page, or "" after the last page.
+// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list. ListNewest logs
+// an item that cannot be decoded and leaves it out.
 func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
@@ -305,9 +304,7 @@ const (
 	None     Keep = "none"
 )
 
-// ListOf lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
-//
-// It reads only the lists of these subscriptions and merges them, with at most two queries per subscription on average.
+// ListOf lists the records of several subscriptions, or of all subscriptions if subs is nil, as [List] does.
 func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)

@@ -199,8 +199,7 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 //
 // An event with very many subscribers would still cause a write for each of them. So in each minute, a process makes the first
 // [statusBudget] of the once-a-minute writes. After that, it makes only one in [statusShare] of them, chosen at random. A status that is
-// not written may stay outdated until a few more events are delivered: its last delivery is too old, or it still has a failure that another
-// dispatcher recorded.
+// not written may stay outdated until a few more events are delivered.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
@@ -351,9 +350,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. After a failure, or if the parameter flush is true, these are all counts
-// that are not written yet. After a success, count returns them only if the number of successes has doubled since the last write, because a
-// write per success would be too expensive.
+// count counts an attempt and returns the writes that are due. A write per success would be too expensive, so after a success these are none
+// until the number of successes has doubled since the last write, unless flush is true.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -388,9 +386,8 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. The parameter resumed is the
-// time at which the subscription was last resumed, and earlier attempts do not count. To save reads, isFailing adds up the attempts only
-// once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
+// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour, but after resumed, failed. To save
+// reads, isFailing adds up the attempts only once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -113,9 +113,8 @@ const (
 	// Backup is the time between a retry and its due entry. If the retry's message is lost, the due entry sends another message this much
 	// later.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
-	// delivery. If the message arrived before the delivery is written, it would be dropped. A write normally takes far less
-	// time than this delay.
+	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new delivery. A message
+	// that arrives before that write would be dropped.
 	EarlyMessage = time.Second
 	DueShards    = 8 // partitions for the due entries of one minute
 	// RetriedFor is how long a delivery and its event are stored: five days for the retries, and then as a dead letter.
@@ -212,9 +211,8 @@ func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
 
-// LetterKeys returns the keys of the dead letter of a delivery that was given up at the given time. Each dead letter is stored as four
-// items, so that listing the letters of a subscription (x#), of an endpoint's origin (xo#), of an event type (xe#) or of the workspace
-// (xa#) is one query each. The items are written and deleted together.
+// LetterKeys returns the keys of the dead letter of a delivery that was given up at the given time. Each letter is stored as four items, to
+// list the letters of a subscription (x#), of an endpoint's origin (xo#), of an event type (xe#) or of the workspace (xa#) with one query.
 func (del *Delivery) LetterKeys(at time.Time) []store.Key {
 	key := func(partition string) store.Key {
 		return store.Key{Table: store.Deliveries, Partition: partition, Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey())}
@@ -329,11 +327,9 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 
 const maxForgets = 16 // deliveries that WriteNotes deletes concurrently
 
-// WriteNotes writes the store operations in notes, which attempts leave to be written together: their records, and the deletions that
-// [Delivery.DeletionNotes] returns.
-//
-// Another worker may have continued a delivery since it was read, or its event may have been requested again; see
-// [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
+// WriteNotes writes the store operations that attempts leave to be written together: their records, and the deletions that
+// [Delivery.DeletionNotes] returns. It does not delete a delivery that another worker has continued, or whose event was requested again
+// ([Deliveries.renew]), since the delivery was read.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	if !slices.ContainsFunc(notes, isConditional) { // the usual case, which needs no copies
 		return db.WriteAll(ctx, notes...)
@@ -467,9 +463,8 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 // the only subscription with a failed delivery of the event is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is the time by which a stored event may expire before a delivery's retries end. Without it, every failed delivery of an
-// event would write the event's item again, only to let it expire a little later. Usually all failed deliveries of an event happen within
-// this time, so its item is written only once.
+// expiryTolerance is the time by which a stored event may expire before a delivery's retries end. Usually all failed deliveries of an event
+// happen within this time, so the event's item is written only once.
 const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.
@@ -482,8 +477,7 @@ type storedBody struct {
 // StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
 // which is written at the first failure and again when it would expire too early.
 //
-// If the item holds an event that was published under the same id at another time, StoreBody gives the delivery a key that
-// includes the time of publication, so that both events are delivered.
+// If the item holds another publication under the same id, StoreBody gives the delivery a key that includes the time of publication.
 func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
 	for range maxContests {
 		body, err := ds.claimBody(ctx, del, e, keep)
@@ -517,9 +511,8 @@ type newBody struct {
 	err     error // may be read when done is closed
 }
 
-// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It waits
-// while another delivery stores the same event. If the process knows an event of another publication under the delivery's key, claimBody
-// gives the delivery a key that includes the time of publication.
+// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It waits while
+// another delivery stores the same event. It may change the delivery's key; see [Deliveries.StoreBody].
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)

@@ -347,10 +347,9 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 	return tryAgain, nil
 }
 
-// sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The delivery may have changed otherwise, for
-// example because its event was requested again. The worker then makes its step nevertheless. The worker's message may have been the
-// delivery's only one, so otherwise the delivery would wait for its due entry. For a control message the result is false, because the
-// message may have other content by now.
+// sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The worker then makes its step even if the
+// delivery has changed otherwise, because its message may have been the delivery's only one. A control message may have other content by now,
+// so the result is false.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)

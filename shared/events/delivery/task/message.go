@@ -43,9 +43,8 @@ type Page struct {
 	// suspended. Range then contains only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is set if the task waited for a switch, because a person had paused its events. It is the sort key of the task's mark. The mark
-	// is an item in the store that keeps the cursors of the subscribers from advancing past the task's events until these are attempted;
-	// see PausedPages in package lifecycle.
+	// Paused is set if the task waited for a switch. It is the sort key of the task's mark, an item that keeps the subscribers' cursors from
+	// advancing past the task's events until these are attempted; see PausedPages in package lifecycle.
 	Paused string `json:"pk,omitempty"`
 
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
@@ -163,8 +162,7 @@ const RenewAfter = queue.MaxReceives * 3 / 4
 // after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was sent. If so, the caller must accept
 // the original message, so that the queue deletes it.
 //
-// On a FIFO queue, the copy goes to the end of its group. So the message loses its place, but the later messages of the group no
-// longer wait for it.
+// On a FIFO queue, the copy goes to the end of its group, so that the later messages of the group no longer wait for it.
 func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, m queue.Message) bool {
 	if m.Received < RenewAfter {
 		return false
