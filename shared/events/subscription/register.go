@@ -444,8 +444,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents does the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
-// another caller's subscription by guessing its parameters.
+// permitEvents does the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any
+// caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, NeedsPrincipal()

@@ -128,8 +128,8 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns does the same as update, for a subscription whose patterns were old before. It raises the counters of the new patterns before the write
-// and lowers the counters of the old patterns after it, so that no counter is ever too low.
+// updatePatterns does the same as update, for a subscription whose patterns were old before. It raises the counters of the new patterns
+// before the write and lowers the counters of the old patterns after it, so that no counter is ever too low.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -450,8 +450,8 @@ func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspa
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's expiry plus the log's
-// retention, because a client can resume from the cursors in deliveries and gap notices.
+// recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's
+// expiry plus the log's retention, because a client can resume from the cursors in deliveries and gap notices.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
