@@ -426,13 +426,6 @@ const (
 	maxPageRetries = 20
 )
 
-func pageDelay(retries int) time.Duration {
-	if retries == 0 {
-		return 0
-	}
-	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
-}
-
 // remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this
 // program, an event becomes a single delivery instead. If that cannot be written, if a filter panics, or if the event is only a
 // mark for lost events ([event.Event.Gap]), another page task repeats the first attempt, up to [maxPageRetries] times. After
@@ -498,7 +491,7 @@ func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.P
 	}
 	for i := range again {
 		again[i].Retries = t.Retries + 1
-		again[i].Delay = pageDelay(again[i].Retries)
+		again[i].Delay = min(retryPage<<min(t.Retries, 10), queue.MaxDelay)
 	}
 	return again
 }
