@@ -181,7 +181,7 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend
 		Version: spec.LatestSessionBased, Capabilities: translate.WithoutClientTasks(c.Capabilities), Info: c.Info, Holder: c.Principal.Workspace + "/" + c.Principal.ID,
 	}
 	if !c.Version.Stateless() {
-		d.Version = c.Version
+		d.Version, d.AnswersLate = c.Version, true
 	}
 	got, err := b.ClientFor(c.Token).Initialize(ctx, d)
 	s = backendSession{Version: got.Version, ID: got.Session}

@@ -35,6 +35,8 @@ const (
 	maxEarly  = 16
 	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
+	// lateTime is how long a client may take to answer a question after the call that carried it, as long as a call may take by default.
+	lateTime = 15 * time.Minute
 	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
 	// per second.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
@@ -64,6 +66,8 @@ type process struct {
 	cmd    *exec.Cmd
 	log    *slog.Logger
 	since  time.Time
+	// answersLate is set if the client can answer a question after the end of the call that carried it.
+	answersLate bool
 
 	// The handshake sets these fields for a shared process: whether it speaks a stateless revision, and otherwise its result of initialize.
 	stateless   bool
@@ -109,6 +113,7 @@ func newProcess(s *server, holder string) *process {
 // spawn creates a process and starts its command. Before that, it makes room for the process if a limit is reached.
 func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 	p := newProcess(s, holder)
+	p.answersLate = upstream.DeclaredIn(ctx).AnswersLate
 	if err := s.t.place(ctx, p); err != nil {
 		return nil, err
 	}

@@ -23,10 +23,11 @@ import (
 //     by a unique one.
 //   - A notification with a subscription id belongs to the subscriptions/listen request with this id (2026-07-28, Subscriptions), or to
 //     the stream of events (SEP-3415).
-//   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that
-//     call ends before the question is answered, the question goes to the newest call that still runs. If no call runs, the question
-//     waits a few seconds for the next one, or is refused if its call was cancelled. A question before the first call waits, too. The
-//     withdrawal of a question goes to the call that carried it, or after that call to the newest or next one.
+//   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If no call
+//     runs, the question waits a few seconds for the next one, as does a question before the first call. A client with a session can
+//     still answer when the call has ended. For other clients, the question then goes to the newest call that still runs, or waits for
+//     the next one, or is refused if its call was cancelled. The withdrawal of a question goes to the call that carried the question, or
+//     after that call to the newest or next one.
 //   - A log message names no request either. In a session it goes to the newest call, or to the next one. In the shared process, where
 //     calls of other principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the
 //     transport drops it.
@@ -35,10 +36,13 @@ import (
 // question is a request that the process sends to a client.
 type question struct {
 	raw   json.RawMessage
-	asked *exchange // the request on whose stream it is, or nil while it waits for one
-	shown bool      // a request that has ended carried it to the client
+	asked *exchange // the request on whose stream it is, or nil without one
+	shown bool      // the request that carried it has ended, and the client can still answer it
 	since time.Time
 }
+
+// waits reports whether the question waits for a call that carries it to the client.
+func (q question) waits() bool { return q.asked == nil && !q.shown }
 
 // Reasons for dropping a message; see [Transport.Dropped].
 const (
@@ -188,11 +192,11 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	if q.asked == nil {
 		id, waiting := string(m.ID), 0
 		for _, q := range p.questions {
-			if q.asked == nil {
+			if q.waits() {
 				waiting++
 			}
 		}
-		if before, repeats := p.questions[id]; repeats && before.asked == nil || waiting >= maxEarly {
+		if before, repeats := p.questions[id]; repeats && before.waits() || waiting >= maxEarly {
 			refuse("no call is running that could answer " + m.Method)
 			return dropQuestion
 		}
@@ -211,11 +215,16 @@ func (p *process) questionBytes() (sum int) {
 	return sum
 }
 
-// expire refuses a question for which no call began in time.
+// expire refuses a question for which no call began in time, or that the client has not answered in time.
 func (p *process) expire(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q, ok := p.questions[id]; ok && q.asked == nil && time.Since(q.since) >= earlyTime {
+	q, ok := p.questions[id]
+	limit := earlyTime
+	if q.shown {
+		limit = lateTime
+	}
+	if ok && q.asked == nil && time.Since(q.since) >= limit {
 		delete(p.questions, id)
 		p.reply(jsonrpc.AppendError(nil, json.RawMessage(id), &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running"}))
 	}
@@ -231,14 +240,18 @@ func (p *process) recordAnswer(id json.RawMessage) bool {
 }
 
 // moveQuestions hands the open questions of a request that has ended to another running call. Without another call, the questions of
-// an answered request wait for the next one, and the questions of a cancelled request are refused.
+// an answered request wait for the next one, and the questions of a cancelled request are refused. If the client can still answer the
+// questions of an answered request, they wait only for the answers.
 func (p *process) moveQuestions(from *exchange) {
 	for id, q := range p.questions {
 		if q.asked != from {
 			continue
 		}
-		q.asked, q.shown, q.since = p.newestCall(), true, time.Now()
+		q.asked, q.since = p.newestCall(), time.Now()
 		switch {
+		case from.answered && p.answersLate:
+			q.asked, q.shown = nil, true
+			time.AfterFunc(lateTime, func() { p.expire(id) })
 		case q.asked != nil:
 			p.push(q.asked, q.raw)
 		case from.answered:
@@ -362,7 +375,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 		}
 		p.notes = nil
 		for id, q := range p.questions {
-			if q.asked == nil {
+			if q.waits() {
 				q.asked = x
 				p.questions[id] = q
 				p.push(x, q.raw)

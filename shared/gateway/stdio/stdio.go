@@ -90,7 +90,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return respond(req, http.StatusMethodNotAllowed, nil), nil
 	}
 	id, method := jsonrpc.Member(body, "id"), methodOf(body)
-	holder := upstream.HolderOf(req.Context())
+	holder := upstream.DeclaredIn(req.Context()).Holder
 	if method == spec.MethodInitialize && holder != "" {
 		return s.begin(req, holder, id, body)
 	}

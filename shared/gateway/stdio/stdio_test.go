@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -626,52 +627,64 @@ func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	expect.AtMost(t, "the bytes of kept questions", p.questionBytes(), maxQueued)
 }
 
-// GWN-26: a session's call gets the withdrawal of a question that an ended call has carried, also if the withdrawal or the call comes later,
-// and log messages that came before the call.
+// GWN-26: given a client that can answer a question after the call that carried it, the next call does not repeat the question, but it gets
+// the withdrawal of the question, and log messages that came before the call.
 func TestMessagesThatWaitForTheNextCall(t *testing.T) {
-	p := newProcess(&server{t: &Transport{}}, "default/a")
-	deliver := func(format string, args ...any) {
-		t.Helper()
-		m, ok := upstream.Read(fmt.Appendf(nil, format, args...))
-		expect.True(t, "the message is valid", ok)
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		expect.Equal(t, "the reason to drop the message", p.deliver(m), "")
-	}
-	number := 0
-	call := func() *exchange {
-		number++
-		x := &exchange{p: p, ctx: t.Context(), id: fmt.Append(nil, number), method: spec.MethodToolsCall, wake: make(chan struct{}, 1)}
-		expect.OK(t, p.open(x, nil))
-		return x
-	}
-	respond := func(x *exchange) { deliver(`{"jsonrpc":"2.0","id":%s,"result":{}}`, x.id) }
-	got := func(x *exchange) (methods []string) {
-		for _, m := range x.queue {
-			methods = append(methods, methodOf(m))
+	synctest.Test(t, func(t *testing.T) {
+		p := newProcess(&server{t: &Transport{}}, "default/a")
+		p.answersLate = true
+		deliver := func(format string, args ...any) {
+			t.Helper()
+			m, ok := upstream.Read(fmt.Appendf(nil, format, args...))
+			expect.True(t, "the message is valid", ok)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			expect.Equal(t, "the reason to drop the message", p.deliver(m), "")
 		}
-		p.discard(x)
-		return methods
-	}
-	const ask, withdraw = `{"jsonrpc":"2.0","id":%q,"method":"elicitation/create"}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%q}}`
+		number := 0
+		call := func() *exchange {
+			number++
+			x := &exchange{p: p, ctx: t.Context(), id: fmt.Append(nil, number), method: spec.MethodToolsCall, wake: make(chan struct{}, 1)}
+			expect.OK(t, p.open(x, nil))
+			return x
+		}
+		respond := func(x *exchange) { deliver(`{"jsonrpc":"2.0","id":%s,"result":{}}`, x.id) }
+		got := func(x *exchange) (methods []string) {
+			for _, m := range x.queue {
+				methods = append(methods, methodOf(m))
+			}
+			p.discard(x)
+			return methods
+		}
+		const ask, withdraw = `{"jsonrpc":"2.0","id":%q,"method":"elicitation/create"}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%q}}`
 
-	x := call()
-	deliver(ask, "a")
-	respond(x)
-	deliver(withdraw, "a")
-	deliver(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"later"}}`)
-	y := call()
-	expect.List(t, "the next call gets", got(y), []string{spec.NoteCancelled, spec.NoteMessage})
-	expect.Len(t, "the call after that gets", got(call()), 0)
+		x := call()
+		deliver(ask, "a")
+		respond(x)
+		expect.Len(t, "a call while the question is open gets", got(call()), 0)
+		respond(p.newestCall())
+		deliver(withdraw, "a")
+		deliver(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"later"}}`)
+		y := call()
+		expect.List(t, "the next call gets", got(y), []string{spec.NoteCancelled, spec.NoteMessage})
+		expect.Len(t, "the call after that gets", got(call()), 0)
 
-	deliver(ask, "b")
-	respond(y)
-	delete(p.questions, `"b"`) // as after ten seconds without a call
-	deliver(withdraw, "b")
-	expect.List(t, "a running call gets", got(p.newestCall()), []string{spec.MethodElicit, spec.NoteCancelled})
-	respond(p.newestCall())
+		deliver(ask, "b")
+		newest := p.newestCall()
+		expect.List(t, "the newest call gets", got(newest), []string{spec.MethodElicit})
+		respond(newest)
+		deliver(withdraw, "b")
+		expect.List(t, "the older call gets", got(y), []string{spec.NoteCancelled})
+		respond(y)
 
-	deliver(ask, "c")
-	deliver(withdraw, "c")
-	expect.Len(t, "a call after a question that reached no call gets", got(call()), 0)
+		deliver(ask, "d")
+		x = call()
+		respond(x)
+		time.Sleep(time.Minute)
+		expect.True(t, "the client can still answer", p.recordAnswer(json.RawMessage(`"d"`)))
+
+		deliver(ask, "c")
+		deliver(withdraw, "c")
+		expect.Len(t, "a call after a question that reached no call gets", got(call()), 0)
+	})
 }

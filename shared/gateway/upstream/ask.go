@@ -162,20 +162,22 @@ type Declared struct {
 	Capabilities, Info json.RawMessage // if nil, there are no capabilities, and Info is [Client.Server]
 	// Holder is the principal to whom the session belongs, or empty for a session of the gateway itself.
 	Holder string
+	// AnswersLate is set if the client can answer a question after the end of the call that carried it.
+	AnswersLate bool
 }
 
-type holderKey struct{}
+type declaredKey struct{}
 
-// HolderOf returns the [Declared.Holder] of the session that a request begins, given the request's context. A transport that starts a
-// process for each session needs it.
-func HolderOf(ctx context.Context) string {
-	holder, _ := ctx.Value(holderKey{}).(string)
-	return holder
+// DeclaredIn returns the description with which a request begins a session, given the request's context. A transport that starts a process
+// for each session needs it.
+func DeclaredIn(ctx context.Context) Declared {
+	d, _ := ctx.Value(declaredKey{}).(Declared)
+	return d
 }
 
 // Initialize begins a session of a session-based revision.
 func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error) {
-	ctx, cancel := context.WithTimeout(context.WithValue(ctx, holderKey{}, d.Holder), c.AskTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, declaredKey{}, d), c.AskTimeout)
 	defer cancel()
 	if len(d.Capabilities) == 0 {
 		d.Capabilities = json.RawMessage(`{}`)
