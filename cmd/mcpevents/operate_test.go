@@ -234,7 +234,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"subscriptions list --state asleep", exitRefused, "allowed: active, paused"},
 			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is not a time (e.g. 2026-`},
 			{"deliveries list --since=-2h", exitRefused, `--since: "-2h" is not a time (e.g. 2026-`}, // it would be in the future
-			{"events list", exitRefused, "name a uri"},
+			{"events list", exitUsage, "--uri or --name is needed"},
+			{"events", exitUsage, "--uri or --name is needed"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
 			{"deliveries -o name", exitRefused, "prints no ids or names"},
 			{"subscriptions --json -o yaml", exitUsage, "--json and --output yaml cannot be combined"},

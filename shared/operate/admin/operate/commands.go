@@ -89,13 +89,8 @@ type Commands struct {
 	} `cmd:"" help:"See and cancel replays, which the commands deadletters replay and events replay start."`
 	Events struct {
 		Flags
-		List struct {
-			Page
-			Span
-			URI  string `name:"uri" placeholder:"event://…" help:"Only those with this URI."`
-			Name string `placeholder:"NAME" help:"Only those of this event type."`
-		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" drop:"time,name" help:"List the events of a URI or a type in the log, newest first."`
-		Types struct{} `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
+		List  EventList `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" drop:"time,name" help:"List the events of a URI or a type in the log, newest first."`
+		Types struct{}  `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
 		Show  struct {
 			ID
 			URI string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
@@ -235,6 +230,22 @@ func (p *Page) Validate() error {
 		return fault.New(fault.Invalid, "--limit %d is not allowed (at least 1, or 0 for all items)", p.Limit)
 	}
 	return nil
+}
+
+// EventList has the flags of events list.
+type EventList struct {
+	Page
+	Span
+	URI  string `name:"uri" placeholder:"event://…" help:"Only those with this URI."`
+	Name string `placeholder:"NAME" help:"Only those of this event type."`
+}
+
+// Validate checks the flags after they were parsed.
+func (l *EventList) Validate() error {
+	if l.URI == "" && l.Name == "" {
+		return fault.New(fault.Invalid, "--uri or --name is needed: the URI of the events, or the name of their type")
+	}
+	return l.Page.Validate()
 }
 
 // Span limits a list to a time span.
