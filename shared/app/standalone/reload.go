@@ -122,7 +122,7 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 	s.refused.Store(true)
 	s.catalogs.Invalidate()
 	s.core.Config.Invalidate()
-	s.core.Log.Error("settings refused at start", "error", refused)
+	s.core.Log.Error("settings refused at start", "error", refused, "used", "the last valid settings")
 	s.applyConfig(ctx, o, refused)
 	return nil
 }

@@ -280,8 +280,10 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	unread.Catalog, unread.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
 	for name, with := range map[string]Options{"invalid": bad, "unreadable": unread} {
 		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
-			with.LastSettings = true
+			var log expect.Buffer
+			with.LastSettings, with.Log = true, slog.New(slog.NewTextHandler(&log, nil))
 			s := restart(t, with)
+			expect.Contains(t, "the log", log.String(), `msg="settings refused at start" error=`, `used="the last valid settings"`)
 			expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 			ready(t, s, refused)
 			expect.OK(t, s.Reload(t.Context(), good))
