@@ -42,7 +42,8 @@ type Publisher struct {
 	Tries int
 	// Accepted is called with the events of each accepted request. If it returns an error, publishing stops. It may be nil.
 	Accepted func([]Accepted) error
-	// Waiting is called with a message for the user if the server is slow or does not answer. It may be nil.
+	// Waiting is called with a message for the user if the server is slow or does not answer. It may be nil. Without it, [Publisher.Publish]
+	// says nothing for about five seconds if no server runs, and then returns the error.
 	Waiting func(string)
 }
 
