@@ -410,7 +410,7 @@ func TestTry(t *testing.T) {
 		expect.MustLen(t, "the trials", all, 1)
 		return all[0]
 	}
-	github, slack := f.Sources.(sources)[0], f.Sources.(sources)[2]
+	github, open, slack := f.Sources.(sources)[0], f.Sources.(sources)[1], f.Sources.(sources)[2]
 	headers := func(signed string) string {
 		return "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\nX-Hub-Signature-256: sha256=" + signature(sharedSecret, signed) + "\n"
 	}
@@ -442,6 +442,18 @@ func TestTry(t *testing.T) {
 	})
 	t.Run("SRC-01 a header is not mistaken for a request line", func(t *testing.T) {
 		expect.Equal(t, "the kind", try(github, "User-Agent: curl HTTP/1.1\n"+headers(opened)+"\n"+opened).Kind, ingest.Accepted)
+	})
+	t.Run("SRC-02 the secret in a path is checked only if the file has a request line", func(t *testing.T) {
+		key := expect.Value(f.Secrets(t.Context(), open.Secrets[0]))(t)
+		for line, want := range map[string]string{
+			"":                              "not checked: the file has no request line",
+			"POST /sources/open HTTP/1.1\n": "not verified: ",
+			"POST /sources/open/" + key + " HTTP/1.1\n": "verified",
+		} {
+			if got := try(open, line+"A: b\n\n{}"); !strings.HasPrefix(got.Signature, want) {
+				t.Errorf("%q: got %+v, want %s", line, got, want)
+			}
+		}
 	})
 	t.Run("SRC-01 input that is not a request is refused", func(t *testing.T) {
 		for _, raw := range []string{"", " HTTP/1.1\n\n", "GET  HTTP/1.1\n\n", strings.Repeat("a", publish.MaxBody+100_000)} {

@@ -123,6 +123,9 @@ func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []
 	if faulty != nil {
 		return signatureUnchecked + ": " + fault.Public(faulty), body, err
 	}
+	if s.Verify.Scheme == verify.None && r.URL.Path == "" {
+		return signatureUnchecked + ": the file has no request line, e.g. POST /sources/" + s.Name + "/SECRET HTTP/1.1", body, err
+	}
 	key := strings.TrimPrefix(r.URL.Path, "/sources/"+s.Name+"/")
 	var refused error
 	for _, candidate := range append(candidates, body) {
