@@ -48,8 +48,9 @@ type following struct {
 func newFollowing(ctx context.Context, c *connection) *following {
 	f := &following{
 		follower: c.backend, relay: c.relay, capabilities: c.capabilities, version: c.version,
-		begun: make(chan struct{}), failed: make(chan error, 1), reports: make(chan func() error), interests: newInterests(),
-		pings: make(chan struct{}, maxPings),
+		begun: make(chan struct{}), failed: make(chan error, 1), reports: make(chan func() error),
+		interests: interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}},
+		pings:     make(chan struct{}, maxPings),
 	}
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	f.wanted.Store(&map[string][]string{})
@@ -81,7 +82,9 @@ func (f *following) request() upstream.Request {
 // updates may have been missed, so the relay also announces an update for each resource to which it has subscribed.
 func (f *following) begin(continued bool) {
 	if continued {
-		f.interests.dropChanges()
+		for _, of := range f.interests.of {
+			of.changed = false
+		}
 	}
 	close(f.begun)
 }

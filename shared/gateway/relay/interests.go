@@ -38,10 +38,6 @@ const (
 	retryAfter = 30 * time.Second
 )
 
-func newInterests() interests {
-	return interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}}
-}
-
 func (i *interests) want(wanted map[string][]string) {
 	i.wanted = wanted
 	for uri := range wanted {
@@ -117,13 +113,6 @@ func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	first = of.retry.IsZero()
 	of.retry = time.Now().Add(d)
 	return first
-}
-
-// dropChanges forgets the updates that were still to be announced. They are not needed if another relay has listened until now.
-func (i *interests) dropChanges() {
-	for _, of := range i.of {
-		of.changed = false
-	}
 }
 
 // announceEffects announces an update of each resource whose subscription has taken effect, because the resource may have changed after

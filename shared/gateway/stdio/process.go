@@ -257,7 +257,8 @@ func (p *process) finish(exit error) {
 		how = "its process ended with " + exit.Error()
 	}
 	p.mu.Lock()
-	failed, ready := p.failed || p.why == "", p.isReady()
+	failed := p.failed || p.why == ""
+	ready := p.stateless || p.initialized != nil || p.holder != "" // a process of a client's session always counts as ready
 	how = cmp.Or(p.why, how)
 	for _, x := range p.exchanges {
 		x.end(errors.New(how))
@@ -276,10 +277,6 @@ func (p *process) finish(exit error) {
 	p.server.forget(p)
 	close(p.done)
 }
-
-// isReady reports whether the process has answered the handshake. A process of a client's session always counts as ready. The
-// caller holds the lock, because the handshake may still be running when the process ends.
-func (p *process) isReady() bool { return p.stateless || p.initialized != nil || p.holder != "" }
 
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
 func (p *process) stop(why string) { p.beginEnd(why, false) }

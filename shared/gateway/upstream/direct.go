@@ -45,7 +45,9 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx := req.Context()
 	c, reused, err := d.connect(ctx, address)
 	if err != nil {
-		closeBody(req)
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
 		return nil, err
 	}
 	release := context.AfterFunc(ctx, func() { _ = c.Close() })
@@ -107,12 +109,6 @@ func (d *direct) connect(ctx context.Context, address string) (c *directConn, re
 	c = &directConn{Conn: dialed, direct: d, address: address}
 	c.r, c.w = bufio.NewReader(c), bufio.NewWriter(dialed)
 	return c, false, nil
-}
-
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close()
-	}
 }
 
 // take returns the latest idle connection to an address, which is then no longer idle, or nil.
