@@ -73,11 +73,6 @@ func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// isPersonal reports whether the capabilities depend on the caller, so that caches must not share them between users.
-func (d *description) isPersonal(ctx context.Context) bool {
-	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
-}
-
 // capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
@@ -170,7 +165,7 @@ const discoverTTL = 60_000
 
 func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {
 	scope := method.Public
-	if d.isPersonal(ctx) {
+	if d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx) { // the capabilities depend on the caller
 		scope = method.Private
 	}
 	return method.Result{Members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, Cache: &method.Caching{TTL: discoverTTL, Scope: scope}}, nil

@@ -242,14 +242,9 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	b = jsonrpc.AppendString(append(b, `],"cursor":`...), page.Cursor)
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
 	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
-	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), h.nextPoll(page.Quiet).Milliseconds(), 10)
+	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), min(max(page.Quiet/quietShare, h.Least), h.Most).Milliseconds(), 10)
 	h.Metrics.PollAnswered()
 	return method.Result{Members: [][]byte{b}}, nil
-}
-
-// nextPoll returns the time until the client should poll again. It grows with quiet, the time since the latest event.
-func (h *Polls) nextPoll(quiet time.Duration) time.Duration {
-	return min(max(quiet/quietShare, h.Least), h.Most)
 }
 
 func readMaxEvents(c *method.Call) (int, error) {

@@ -63,8 +63,7 @@ func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 
 // AppendResult appends the JSON-RPC response with a method's result, in the form that the call's protocol revision requires.
 func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
-	b = append(b, `{"jsonrpc":"2.0","id":`...)
-	b = append(b, c.Msg.ID...)
+	b = append(append(b, `{"jsonrpc":"2.0","id":`...), c.Msg.ID...)
 	b = append(b, `,"result":{`...)
 	start := len(b)
 	comma := func() {
@@ -82,25 +81,20 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 		b = append(b, piece...)
 	}
 	if c.Version.Stateless() && res.Cache != nil {
-		b = append(b, `,"ttlMs":`...)
-		b = strconv.AppendInt(b, res.Cache.TTL, 10)
-		b = append(b, `,"cacheScope":"`...)
-		b = append(b, res.Cache.Scope...)
+		b = strconv.AppendInt(append(b, `,"ttlMs":`...), res.Cache.TTL, 10)
+		b = append(append(b, `,"cacheScope":"`...), res.Cache.Scope...)
 		b = append(b, '"')
 	}
 	switch {
 	case c.Version.Stateless():
-		b = append(b, `,"_meta":{`...)
-		b = append(b, r.server...)
+		b = append(append(b, `,"_meta":{`...), r.server...)
 		if len(res.Meta) > 0 {
-			b = append(b, ',')
-			b = append(b, res.Meta...)
+			b = append(append(b, ','), res.Meta...)
 		}
 		b = append(b, '}')
 	case len(res.Meta) > 0:
 		comma()
-		b = append(b, `"_meta":{`...)
-		b = append(b, res.Meta...)
+		b = append(append(b, `"_meta":{`...), res.Meta...)
 		b = append(b, '}')
 	}
 	return append(b, `}}`...)

@@ -1,7 +1,6 @@
 package streams
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -369,8 +368,6 @@ type ContextNotice struct {
 }
 
 var contextPrefix = []byte(`{"context":`)
-
-func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, contextPrefix) }
 
 var topicConversations = stream.TopicConversation("")
 

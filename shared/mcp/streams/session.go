@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -116,7 +117,7 @@ func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 		if ok, err := s.isSubscribed(ctx, d); !ok || err != nil {
 			return err
 		}
-	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
+	case d.Topic == stream.TopicSession(s.sess.Key) && bytes.HasPrefix(d.Notice, contextPrefix):
 		return s.stream.sendContext(ctx, d)
 	case d.Topic == stream.TopicSession(s.sess.Key):
 		return s.refresh(ctx)
