@@ -229,10 +229,8 @@ func AppendRequest(dst []byte, id json.RawMessage, method string, params json.Ra
 
 // AppendResult appends a response whose result is the given JSON.
 func AppendResult(dst []byte, id, result json.RawMessage) []byte {
-	dst = append(dst, `{"jsonrpc":"2.0","id":`...)
-	dst = append(dst, id...)
-	dst = append(dst, `,"result":`...)
-	dst = append(dst, result...)
+	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
+	dst = append(append(dst, `,"result":`...), result...)
 	return append(dst, '}')
 }
 
@@ -240,24 +238,18 @@ func AppendResult(dst []byte, id, result json.RawMessage) []byte {
 func AppendError(dst []byte, id json.RawMessage, e *Error) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0"`...)
 	if len(id) > 0 {
-		dst = append(dst, `,"id":`...)
-		dst = append(dst, id...)
+		dst = append(append(dst, `,"id":`...), id...)
 	}
-	dst = append(dst, `,"error":`...)
-	dst = AppendErrorObject(dst, e)
-	return append(dst, '}')
+	return append(AppendErrorObject(append(dst, `,"error":`...), e), '}')
 }
 
 // AppendErrorObject appends only the error object of a response, without the members around it.
 func AppendErrorObject(dst []byte, e *Error) []byte {
-	dst = append(dst, `{"code":`...)
-	dst = strconv.AppendInt(dst, int64(e.Code), 10)
-	dst = append(dst, `,"message":`...)
-	dst = AppendString(dst, e.Message)
+	dst = strconv.AppendInt(append(dst, `{"code":`...), int64(e.Code), 10)
+	dst = AppendString(append(dst, `,"message":`...), e.Message)
 	if e.Data != nil {
 		if data, err := json.Marshal(e.Data); err == nil {
-			dst = append(dst, `,"data":`...)
-			dst = append(dst, data...)
+			dst = append(append(dst, `,"data":`...), data...)
 		}
 	}
 	return append(dst, '}')
@@ -265,11 +257,9 @@ func AppendErrorObject(dst []byte, e *Error) []byte {
 
 // AppendNotification appends a notification. params is a JSON object or nil.
 func AppendNotification(dst []byte, method string, params json.RawMessage) []byte {
-	dst = append(dst, `{"jsonrpc":"2.0","method":`...)
-	dst = AppendString(dst, method)
+	dst = AppendString(append(dst, `{"jsonrpc":"2.0","method":`...), method)
 	if params != nil {
-		dst = append(dst, `,"params":`...)
-		dst = append(dst, params...)
+		dst = append(append(dst, `,"params":`...), params...)
 	}
 	return append(dst, '}')
 }
