@@ -11,8 +11,10 @@ async function pause(s) {
 
 async function end(s) {
   if (!await ask({ title: 'End this subscription?', text: `The server stops sending to ${s.target}. To receive events again, the owner has to subscribe again.`, confirm: 'End it', danger: true })) return;
-  await act('The subscription has ended.', () => call('DELETE', 'subscriptions/' + s.id));
-  go('subscriptions');
+  act('The subscription has ended.', async () => {
+    await call('DELETE', 'subscriptions/' + s.id);
+    go('subscriptions');
+  });
 }
 
 const test = (s) => act('The server delivers a test event.', async () => {
