@@ -8,7 +8,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// BenchCmd measures how fast a server delivers events from publishers to endpoints. Package bench implements it.
 type BenchCmd struct {
 	Events      int           `default:"20000" help:"Events to publish."`
 	Batch       int           `default:"1" help:"Events per publish request."`
@@ -60,7 +59,6 @@ Examples:
   mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints need`
 }
 
-// Validate checks that no number is negative.
 func (c *BenchCmd) Validate() error {
 	for name, n := range map[string]int{
 		"events": c.Events, "batch": c.Batch, "publishers": c.Publishers, "rate": c.Rate, "uris": c.URIs, "subscribers": c.Subscribers,
@@ -96,7 +94,6 @@ func (c *BenchCmd) Run(g *Globals) error {
 	}
 }
 
-// measure runs the benchmark that the flags choose, and writes its results.
 func (c *BenchCmd) measure(ctx context.Context, o bench.Options, g *Globals) error {
 	switch {
 	case c.Gateway:

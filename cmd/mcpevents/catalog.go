@@ -35,14 +35,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// CatalogCmd holds the commands for catalog files.
 type CatalogCmd struct {
 	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file and report every error with its line."`
 	Init  CatalogInitCmd  `cmd:"" help:"Create files with the event types and sources of known providers, such as GitHub and Stripe."`
 	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog and a configuration to a deployment on AWS."`
 }
 
-// CatalogCheckCmd checks a catalog file and lists its event types.
 type CatalogCheckCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog (${default})."`
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also check this configuration, and that the catalog has the event types of its sources."`
@@ -94,8 +92,7 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	return nil
 }
 
-// declares reports whether a schema declares the member at a JSON pointer. It returns true if the answer needs more than the types, properties
-// and items of the schema, for example if the schema has a $ref.
+// declares reports whether a schema declares the member at a JSON pointer, as far as types, properties and items tell.
 func declares(schema json.RawMessage, pointer string) bool {
 	path, _ := jsonpointer.Parse(pointer) // the catalog is valid
 	for _, name := range path {
@@ -148,7 +145,6 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 	}
 }
 
-// CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog (${default})."`
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also write this configuration (keys, backends, sources, …)."`
@@ -214,8 +210,7 @@ func printVersion(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s is unchanged.\n", version, what)
 }
 
-// openTables returns a store with the tables of a deployment on AWS. The parameter names has the names of the tables that the command
-// uses.
+// openTables returns a store with the tables of a deployment on AWS that the command uses.
 func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
@@ -226,7 +221,7 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 	}), nil
 }
 
-// explainTables adds the names of a command's tables to the error that a table does not exist, because DynamoDB does not name the table.
+// explainTables adds the names of the tables to the error that one does not exist, because DynamoDB does not name it.
 func explainTables(err error, names ...string) error {
 	if _, missing := errors.AsType[*types.ResourceNotFoundException](err); !missing {
 		return err
@@ -235,7 +230,6 @@ func explainTables(err error, names ...string) error {
 	return fault.Wrap(fault.NotFound, err, "no such table: %s (are the name and AWS_REGION right, and is the deployment complete?)", strings.Join(given, " or "))
 }
 
-// compare compares a catalog with an older one, or with the catalog of a deployment.
 func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 	isPath := strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml")
 	if _, err := os.Stat(c.Against); err == nil || isPath {
@@ -281,7 +275,6 @@ func printEnds(w io.Writer, ends []catalog.Change) {
 	}
 }
 
-// CatalogInitCmd writes files with the sources and event types of known providers, such as GitHub.
 type CatalogInitCmd struct {
 	From  []string `required:"" xor:"what" placeholder:"NAME" help:"Providers, for example github,stripe."`
 	List  bool     `required:"" xor:"what" help:"List the known providers and their event types, without writing files."`
@@ -314,12 +307,10 @@ func (c *CatalogInitCmd) Run(g *Globals) error {
 	return nil
 }
 
-// SourceCmd holds the commands for sources.
 type SourceCmd struct {
 	Check SourceCheckCmd `cmd:"" help:"Show the events that a saved request or message would publish."`
 }
 
-// SourceCheckCmd shows how a source handles a saved request.
 type SourceCheckCmd struct {
 	Config  string    `required:"" env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"The configuration with the source."`
 	Catalog string    `default:"catalog.yaml" env:"MCPEVENTS_CATALOG" help:"The catalog of its workspace."`
@@ -393,7 +384,6 @@ func readCatalog(path string) (*catalog.Catalog, error) {
 	return catalog.ParseFile(path, src)
 }
 
-// readCatalogs reads the catalogs of the workspaces that have their own.
 func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) {
 	out := map[string]*catalog.Catalog{}
 	for workspace, path := range files {

@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// CheckCmd tests a server against the specification.
 type CheckCmd struct {
 	URL      string            `arg:"" placeholder:"URL" help:"The MCP endpoint of the server."`
 	Key      string            `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. Prefer the variable."`

@@ -15,32 +15,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// ConsentCmd holds the commands for the consent to share conversation messages with context providers.
 type ConsentCmd struct {
 	List   ConsentListCmd   `cmd:"" help:"List the providers, the messages that each receives, and whether it has consent."`
 	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to receive conversation messages."`
 	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. From then on the provider receives no messages."`
 }
 
-// consentFlags are the flags that all consent commands share.
 type consentFlags struct {
 	Remote
 	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace. The key then needs the scope consent:manage. Default: the principal of the key."`
 }
 
-// ConsentListCmd lists the context providers, and whether each has consent.
 type ConsentListCmd struct{ consentFlags }
 
-// consentChange holds the flags and the argument of the commands that change consent.
 type consentChange struct {
 	consentFlags
 	Provider string `arg:"" help:"Name of the provider, as consent list shows it."`
 }
 
-// ConsentGiveCmd gives a provider consent to receive conversation messages.
 type ConsentGiveCmd struct{ consentChange }
 
-// ConsentRevokeCmd revokes the consent of a provider.
 type ConsentRevokeCmd struct{ consentChange }
 
 func (c *ConsentListCmd) Run(g *Globals) error {
@@ -89,20 +83,18 @@ func printProviders(out io.Writer, providers ...provider) error {
 	return fault.Wrap(fault.Internal, w.Flush(), "print")
 }
 
-// provider is an entry in a list of context providers from the HTTP API for consent.
 type provider struct {
 	Name        string `json:"name"`
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"`
-	// Receives lists the kinds of messages that the provider receives with consent.
+	// Receives lists kinds of messages.
 	Receives []string `json:"receives"`
-	// Consented is true if the principal has consented to all kinds in Receives.
+	// Consented is true if there is consent to all kinds in Receives.
 	Consented bool `json:"consented"`
-	// Consent is the last decision, or nil if there was no decision yet.
+	// Consent is the last decision.
 	Consent *decision `json:"consent"`
 }
 
-// state describes whether the provider has consent, since when, and by whom.
 func (p provider) state() string {
 	state := "revoked"
 	switch {
@@ -116,14 +108,13 @@ func (p provider) state() string {
 	return fmt.Sprintf("%s, %s by %s", state, p.Consent.At.Format(time.RFC3339), p.Consent.By)
 }
 
-// decision is a consent that was given or revoked.
 type decision struct {
 	Given bool      `json:"given"`
 	At    time.Time `json:"at"`
 	By    string    `json:"by"`
 }
 
-// request sends a request about the principal's consent, and decodes the answer. An empty provider means all providers.
+// request sends a request about consent. An empty provider means all providers.
 func (c *consentFlags) request(ctx context.Context, method, provider string, out any) error {
 	s := c.server()
 	at, err := consentURL(s, provider, c.Principal)
@@ -142,7 +133,7 @@ func (c *consentFlags) request(ctx context.Context, method, provider string, out
 	return nil
 }
 
-// consentURL returns a URL of the HTTP API for consent, for example https://events.example.com/consent/PROVIDER.
+// consentURL returns a URL such as https://events.example.com/consent/PROVIDER.
 func consentURL(s httpcall.Server, provider, principal string) (string, error) {
 	if provider == "." || provider == ".." { // in a URL, these are steps in a path
 		return "", fault.New(fault.Invalid, "%q is not the name of a provider", provider)

@@ -7,13 +7,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
-// BackupCmd runs [standalone.Backup].
 type BackupCmd struct {
 	File string `arg:"" help:"File to write, for example mcpevents.tar.gz. It must not exist."`
 	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). The server may be running."`
 }
 
-// RestoreCmd runs [standalone.Restore].
 type RestoreCmd struct {
 	File string `arg:"" help:"The backup file."`
 	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to create. It must not contain data."`
@@ -46,7 +44,7 @@ func (c *RestoreCmd) Run(g *Globals) error {
 	return err
 }
 
-// bar returns the writer for progress bars, or nil if standard error is not a terminal.
+// bar returns the writer for progress bars, which may be nil.
 func (g *Globals) bar() io.Writer {
 	if !isTerminal(g.err) {
 		return nil
@@ -54,13 +52,11 @@ func (g *Globals) bar() io.Writer {
 	return g.err
 }
 
-// KeysCmd holds the commands for the sealing keys of a stand-alone server.
 type KeysCmd struct {
 	Rotate RotateCmd `cmd:"" help:"Create a new key for new webhook secrets. Old keys still open old secrets."`
 	Drop   DropCmd   `cmd:"" help:"Remove the old keys that no stored webhook secret needs."`
 }
 
-// RotateCmd runs [standalone.RotateKeys].
 type RotateCmd struct {
 	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). Restart the server to use the new key."`
 }
@@ -73,7 +69,6 @@ func (c *RotateCmd) Run(g *Globals) error {
 	return nil
 }
 
-// DropCmd runs [standalone.DropKeys].
 type DropCmd struct {
 	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). The server must be stopped."`
 }
@@ -89,7 +84,7 @@ func (c *DropCmd) Run(g *Globals) error {
 	return nil
 }
 
-// explainKept says why old keys are left, or that there were none. It is empty if all old keys were removed.
+// explainKept says why old keys are left, or that there were none.
 func explainKept(old standalone.OldKeys) string {
 	switch {
 	case old.Kept > 0:

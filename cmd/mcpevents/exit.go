@@ -17,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The exit codes.
 const (
 	exitDone        = 0
 	exitFailure     = 1 // an internal error, which is worth reporting
@@ -25,11 +24,10 @@ const (
 	exitRefused     = 3 // the input was refused, and will be refused again
 	exitDenied      = 4 // the caller is unknown or may not do this
 	exitUnavailable = 5 // the server does not answer, a limit is reached, or the output cannot be written
-	// exitInterrupted means that SIGINT or SIGTERM ended the command before it was done. Shells use the same code.
+	// Shells use the same code for a command that SIGINT or SIGTERM ended.
 	exitInterrupted = 130
 )
 
-// exitCodes maps kinds of errors to exit codes.
 var exitCodes = map[fault.Kind]int{
 	fault.Internal:        exitFailure,
 	fault.Invalid:         exitRefused,
@@ -59,7 +57,7 @@ var plainMessages = []struct {
 	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
 }
 
-// usage prints an error in the arguments, names the command whose --help explains them, and returns the exit code.
+// usage prints an error in the arguments and returns the exit code.
 func usage(w io.Writer, err error) int {
 	if isOutputError(err) { // --help could not print
 		return report(w, err)
@@ -89,7 +87,7 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// remedy returns advice that report appends to an error, or an empty string.
+// remedy returns advice to append to an error.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -100,8 +98,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve and listen,
-// do not return an error then. Other commands return context.Canceled, because the interrupt stopped them before they were done.
+// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve, return no error
+// then. Other commands return context.Canceled.
 func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitDone

@@ -10,7 +10,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// ListenCmd receives events until it is interrupted.
 type ListenCmd struct {
 	Remote
 	Stream   bool     `help:"With --uri: read a stream instead of receiving webhooks."`
@@ -57,7 +56,6 @@ Examples:
   mcpevents listen --name incident.created --cursor-file incidents.cursor --exec ./on-incident`
 }
 
-// anyPort is the default of --listen.
 const anyPort = "127.0.0.1:0"
 
 func (c *ListenCmd) Run(g *Globals) error {
@@ -87,7 +85,6 @@ func (c *ListenCmd) Run(g *Globals) error {
 	return listen.Run(ctx, o)
 }
 
-// Validate checks that the flags fit together.
 func (c *ListenCmd) Validate() error {
 	// followed is true if events arrive on a stream or with polls, so the command needs no webhook.
 	followed := c.Mode != "" && c.Mode != spec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""

@@ -1,7 +1,4 @@
-// Command mcpevents runs the stand-alone server and is the command line for servers anywhere. Each command is a struct that declares
-// its flags and has a Run method that calls a package. [CLI] and operate.Commands list the commands.
-//
-// Every flag can also be set by an environment variable, which --help names. exit.go has the exit codes.
+// Command mcpevents runs the stand-alone server and is the command line for servers anywhere. [CLI] and operate.Commands list the commands.
 package main
 
 import (
@@ -42,7 +39,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Globals are the flags of every command.
 type Globals struct {
 	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Lowest level of log messages: ${enum}."`
 	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Format of the log: text, json, or auto, which means text on a terminal and otherwise JSON."`
@@ -51,7 +47,7 @@ type Globals struct {
 	out, err io.Writer
 }
 
-// CLI declares the commands of the program, for the command-line parser (kong).
+// CLI declares the commands for kong.
 type CLI struct {
 	Globals
 
@@ -88,7 +84,6 @@ Examples:
   mcpevents listen --name ci.build_finished  receive events from it
   mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'`
 
-// footer is printed after the list of commands in the help of the program.
 const footer = `
 You can set every flag with the environment variable that is shown with it.
 
@@ -102,7 +97,6 @@ Exit codes:
   130  interrupted by SIGINT or SIGTERM
 `
 
-// groups are the groups of commands in the help of the program.
 var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "start", Title: "Start here:"},
 	{Key: "agents", Title: "Connect agents:"},
@@ -110,7 +104,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "operate", Title: "Operate a server:"},
 	{Key: "maintain", Title: "Maintain a stand-alone server:"},
 	{Key: "program", Title: "This program:"},
-	// The groups from here on are also the headings of docs/reference/settings.md.
+	// These groups are also the headings of docs/reference/settings.md.
 	{Key: "Access", Title: "Access:"},
 	{Key: "Limits", Title: "Limits:"},
 	{Key: "Events and deliveries", Title: "Events and deliveries:"},
@@ -119,7 +113,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "Operation", Title: "Operation:"},
 })
 
-// printHelp prints the help of the program as its commands in groups, and the help of a command as kong does.
+// printHelp prints the commands of the program in groups, and the help of a command as kong does.
 func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 	if ctx.Selected() == nil {
 		o.NoExpandSubcommands, o.FlagsLast = true, true
@@ -139,7 +133,6 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run runs the program and returns its exit code. Tests call it.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	cli := CLI{Globals: Globals{in: stdin, out: stdout, err: stderr}}
 	type left struct{ code int } // kong.Exit panics with it, for example after --help
@@ -185,8 +178,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
-// rewrite turns customary spellings into arguments that the parser knows: no arguments and "help" print the help, and --version
-// prints the version.
+// rewrite turns customary spellings, such as --version, into arguments that the parser knows.
 func rewrite(args []string) []string {
 	switch {
 	case len(args) == 0:
@@ -199,9 +191,8 @@ func rewrite(args []string) []string {
 	return args
 }
 
-// unsetEmpty removes our environment variables that are set but empty, because kong would parse the empty text. For example, a compose file
-// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too. The exception is
-// MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
+// unsetEmpty removes our environment variables that are empty, because kong would parse the empty text, for example of MCPEVENTS_QUOTA=${QUOTA}
+// in a compose file. The exception is MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
 func unsetEmpty() {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) && name != config.EnvName("auth") {
@@ -210,9 +201,8 @@ func unsetEmpty() {
 	}
 }
 
-// findEmpty returns the name of a flag or an argument that was given an empty value although it needs one, for example because of
-// --data=$DATA with a variable that is not set. Otherwise many commands would use the current directory, or complain about a file without
-// a name.
+// findEmpty returns the name of a flag or an argument that has an empty value although it needs one, for example because of --data=$DATA with
+// a variable that is not set.
 func findEmpty(parsed *kong.Context) string {
 	for _, p := range parsed.Path {
 		name, value := "", p.Positional
@@ -232,8 +222,7 @@ func findEmpty(parsed *kong.Context) string {
 }
 
 // environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions
-// have, too, so their variables are named only by the flag, for example MCPEVENTS_DATA. The variables of other commands contain the name of
-// the command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
+// have, too, so their variables lack the name of the command.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -257,7 +246,6 @@ func environment() kong.Option {
 	})
 }
 
-// logger returns a logger for a command, which writes to w.
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
@@ -268,13 +256,12 @@ func (g *Globals) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, o))
 }
 
-// isTerminal reports whether w is a terminal.
 func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
-// terminalWidth returns the width of a terminal in characters, or 0 if w is not a terminal or its width is unknown.
+// terminalWidth returns the width of a terminal in characters, or 0.
 func terminalWidth(w any) int {
 	if f, ok := w.(*os.File); ok && isTerminal(w) {
 		width, _, _ := term.GetSize(int(f.Fd()))
@@ -290,7 +277,7 @@ func interruptible() (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// executable returns the path of this program. Without /proc, for example in a chroot, it is the path that started the program.
+// executable returns the path of this program. Without /proc, it is the path that started the program.
 func executable() string {
 	if path, err := os.Executable(); err == nil {
 		return path
@@ -298,19 +285,16 @@ func executable() string {
 	return os.Args[0]
 }
 
-// Remote holds the flags of every command that calls a server.
 type Remote struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"URL of the server (${default}). If /events and /mcp are on different hosts, as on AWS without a custom domain, give the whole URL that the command needs."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"API key, sent as Authorization: Bearer KEY. Prefer the variable, because other users of the machine can see arguments."`
 }
 
-// server returns the address of the server and the identity of the caller.
 func (r *Remote) server() httpcall.Server {
 	return httpcall.Server{URL: r.Server, Key: r.Key, Agent: agent()}
 }
 
-// HealthCmd checks whether a server is healthy. The health check of the container image uses it, because the image contains
-// no other program that can send a request.
+// HealthCmd is for the health check of the container image, which has no other program that can send a request.
 type HealthCmd struct {
 	Remote
 	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
@@ -337,12 +321,11 @@ func (c *HealthCmd) Run() error {
 	return fault.New(fault.Unavailable, "%s is not healthy: %s", url, cmp.Or(answer.Reason, fmt.Sprintf("HTTP %d", resp.StatusCode)))
 }
 
-// HelpCmd stands for "help" in the list of commands. [rewrite] implements it.
+// HelpCmd stands for "help" in the list of commands, see [rewrite].
 type HelpCmd struct {
 	Command []string `arg:"" optional:"" help:"The command. Default: the program, with all commands."`
 }
 
-// VersionCmd prints the version.
 type VersionCmd struct{}
 
 func (c *VersionCmd) Run(g *Globals) error {
@@ -358,10 +341,8 @@ func (c *VersionCmd) Run(g *Globals) error {
 	return err
 }
 
-// agent returns the name and version of this program, which it sends to servers.
 func agent() string { return "mcp-events-cli/" + app.Version }
 
-// DemoCmd shows the product without any setup.
 type DemoCmd struct {
 	Timeout time.Duration `default:"1m" help:"Time limit of the demo."`
 }
@@ -382,8 +363,7 @@ func (c *DemoCmd) Run(g *Globals) error {
 	})
 }
 
-// CompletionCmd prints the code with which a shell completes the command line. The shell then runs this program with the line in
-// COMP_LINE, and the program prints the words that can follow.
+// CompletionCmd prints the shell code that runs this program with the line in COMP_LINE, for the words that can follow.
 type CompletionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
 }
@@ -396,7 +376,7 @@ func (c *CompletionCmd) Help() string {
   fish  ~/.config/fish/config.fish  mcpevents completion fish | source`
 }
 
-// completions is the code that [CompletionCmd] prints, by shell. PROGRAM stands for the path of this program in quotes.
+// PROGRAM stands for the path of this program in quotes.
 var completions = map[string]string{
 	"bash": "complete -o default -C PROGRAM mcpevents\n",
 	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -C PROGRAM mcpevents\n",
@@ -414,8 +394,7 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "find the path of this program")
 	}
-	// The script contains the path of this program. bash and zsh parse the path twice: when they read the script, and when they run
-	// the text after "complete -C" as a command. So the path has two levels of quotes. fish parses it only once.
+	// bash and zsh parse the path twice: when they read the script, and when they run the text after "complete -C". fish parses it only once.
 	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
 	if c.Shell != "fish" {
 		quoted = `"` + quoted + `"`
@@ -424,7 +403,6 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	return fault.Wrap(fault.Unavailable, err, "print")
 }
 
-// McpCmd serves events as MCP tools over standard input and output.
 type McpCmd struct{ Remote }
 
 func (c *McpCmd) Help() string {
@@ -448,7 +426,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	return t.Serve(ctx, name, version, g.in, g.out)
 }
 
-// open opens a file. The parameter what is the kind of the file for error messages, for example "catalog".
+// open opens a file. what is its kind for error messages, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -475,7 +453,7 @@ func read(what, path string) ([]byte, error) {
 	return b, fault.Wrap(fault.Invalid, err, "read the %s", what)
 }
 
-// readConfig reads a configuration. It returns nil for an empty path.
+// readConfig returns nil for an empty path.
 func readConfig(path string) (*config.Config, error) {
 	if path == "" {
 		return nil, nil

@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// PublishCmd publishes one or more events.
 type PublishCmd struct {
 	Remote
 	URI   string    `name:"uri" placeholder:"event://…" help:"URI of the event. Without it, --data contains whole events: {\"uri\", \"data\", \"id\"?, \"time\"?}, CloudEvents, or arrays of these."`
@@ -34,7 +33,6 @@ Examples:
   producer | mcpevents publish --data -`
 }
 
-// Validate checks the ranges of flags.
 func (c *PublishCmd) Validate() error {
 	if c.Batch < 1 || c.Batch > client.MaxBatch || c.Tries < 1 {
 		return fault.New(fault.Invalid, "--batch must be 1 to %d, and --tries at least 1", client.MaxBatch)
@@ -74,7 +72,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 	return err
 }
 
-// acceptedPrinter prints each event as soon as it is accepted: on a line of its own, or with --json in one JSON document.
+// acceptedPrinter prints each event as soon as it is accepted, on a line of its own or in one JSON document.
 type acceptedPrinter struct {
 	out    io.Writer
 	json   bool
@@ -110,10 +108,9 @@ func (p *acceptedPrinter) print(events []client.Accepted) error {
 	return nil
 }
 
-// acceptedStart begins the document of --json.
 const acceptedStart = `{"accepted":[`
 
-// end completes the document of --json, so that it is valid JSON even if an error ended the command.
+// end completes the JSON document even if an error ended the command.
 func (p *acceptedPrinter) end() error {
 	if !p.json {
 		return nil
@@ -129,7 +126,7 @@ func (p *acceptedPrinter) end() error {
 // muchData is the size of the data, in bytes, from which the command shows progress.
 const muchData = 256 << 10
 
-// open opens the data of --data. size is its length in bytes, or 0 if that is unknown, as for standard input.
+// open opens the data of --data. size is 0 if it is unknown, as for standard input.
 func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error) {
 	switch {
 	case c.Data == "-":

@@ -22,7 +22,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings/watch"
 )
 
-// ServeCmd runs the stand-alone server.
 type ServeCmd struct {
 	Addr          string            `default:"127.0.0.1:8080" help:"Address to listen on."`
 	Data          string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys (${default}), or :memory: to keep no data."`
@@ -38,11 +37,10 @@ type ServeCmd struct {
 	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
-// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a
-// webhook may take by default. Service managers allow 30 s or more, and a server that is killed earlier loses no event.
+// longestDrain is how long a shutdown waits for running requests and deliveries. Service managers allow 30 s or more, and a server that is
+// killed earlier loses no event.
 const longestDrain = 20 * time.Second
 
-// Run serves until SIGINT or SIGTERM, and then shuts the server down gracefully.
 func (c *ServeCmd) Run(g *Globals) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // first of all, because SIGHUP ends a program that does not handle it
@@ -88,7 +86,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return errors.Join(err, shutDown(e, longestDrain, s.Log))
 }
 
-// shutDown ends the server, and returns no error if requests or deliveries were cut off, because no event is lost.
+// shutDown returns no error if requests or deliveries were cut off, because no event is lost.
 func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Duration, log *slog.Logger) error {
 	log.Info("draining", "for", longest.String())
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
@@ -101,7 +99,7 @@ func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Durat
 	return err
 }
 
-// settings returns the options of the server from the flags and files. If a file cannot be read, SettingsError says why.
+// If a file cannot be read, SettingsError says why.
 func (c *ServeCmd) settings() standalone.Options {
 	s := standalone.Options{
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
@@ -115,7 +113,6 @@ func (c *ServeCmd) settings() standalone.Options {
 	return s
 }
 
-// files returns the paths of the catalog and configuration files.
 func (c *ServeCmd) files() []string {
 	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
 	if c.Config != "" {
@@ -127,9 +124,8 @@ func (c *ServeCmd) files() []string {
 // reloadAgain is the pause before a failed reload is repeated.
 const reloadAgain = 5 * time.Second
 
-// follow reloads the catalog and configuration files until ctx ends: whenever a file changes, and on SIGHUP. If a file is refused, the
-// server keeps its settings; see [standalone.Server.Reload]. If a reload fails for another reason, for example because the disk is
-// full, follow repeats it.
+// follow reloads the files whenever one changes, and on SIGHUP. If a reload fails for another reason than a refusal, for example because the
+// disk is full, follow repeats it.
 func (c *ServeCmd) follow(ctx context.Context, e *standalone.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
 	var again <-chan time.Time
 	for {
