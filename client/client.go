@@ -33,8 +33,7 @@ type Options struct {
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server which revisions it
-	// knows, and uses the newest that both know. If it is set, Connect sends no request, because there is nothing to ask. If that
-	// revision has sessions, the first call starts one.
+	// knows, and uses the newest that both know. If it is set, Connect sends no request.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
@@ -61,8 +60,7 @@ type Client struct {
 }
 
 // Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both sides know. That is 2026-07-28,
-// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it. If the server does not
-// answer, Connect tries five times.
+// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it.
 func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	c, err := newClient(url, o)
 	if err != nil || o.Revision != "" {
@@ -95,7 +93,6 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	return nil, errors.Join(err, failed)
 }
 
-// newClient returns a client that has sent no request.
 func newClient(url string, o Options) (*Client, error) {
 	c := &Client{
 		options: o, log: orDiscard(o.Log), server: httpcall.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
@@ -113,7 +110,7 @@ func newClient(url string, o Options) (*Client, error) {
 	return c, err
 }
 
-// firstID returns a random number from which a client counts its request ids. The ids must differ between clients that share a connection,
+// firstID returns a random number from which a client counts its request ids, which must differ between clients that share a connection,
 // for example through a transport that reaches a server over stdio.
 func firstID() int64 { return rand.Int64N(1 << 30) }
 
@@ -127,10 +124,9 @@ func (c *Client) withOwnSession() *Client {
 // Revision returns the revision of MCP that the client and the server speak.
 func (c *Client) Revision() string { return string(c.version) }
 
-// isStateless reports whether the revision has no sessions.
 func (c *Client) isStateless() bool { return c.version.Stateless() }
 
-// clientInfo returns MCP's clientInfo: the name and version of the program, from [Options.Agent].
+// clientInfo returns MCP's clientInfo, from [Options.Agent].
 func (c *Client) clientInfo() map[string]string {
 	name, version, _ := strings.Cut(c.server.Agent, "/")
 	return map[string]string{"name": name, "version": version}
@@ -169,7 +165,7 @@ func (c *Client) startSession(ctx context.Context) error {
 // errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-// sessionID returns the id of the open session, or an empty string if no session is open.
+// sessionID returns the id of the open session, or "".
 func (c *Client) sessionID() string {
 	if open := c.session.Load(); open != nil {
 		return *open
@@ -177,8 +173,7 @@ func (c *Client) sessionID() string {
 	return ""
 }
 
-// call sends a request and returns the header of the response. It starts a new session if the last one has ended, or if an
-// earlier call could not start one.
+// call sends a request and returns the header of the response. It starts a new session if none is open.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.session.Load()
 	if c.isStateless() {
@@ -202,8 +197,7 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session, unless another goroutine has already done so, and returns the session to use. The parameter gone
-// points to the id of the session that has ended.
+// renewSession starts a new session, unless another goroutine has already replaced the session gone.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -214,7 +208,6 @@ func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error
 	return c.session.Load(), err
 }
 
-// orDiscard returns log, or a logger that discards everything if log is nil.
 func orDiscard(log *slog.Logger) *slog.Logger {
 	if log == nil {
 		return slog.New(slog.DiscardHandler)
@@ -222,7 +215,6 @@ func orDiscard(log *slog.Logger) *slog.Logger {
 	return log
 }
 
-// chooseStore returns the subscription's own store, otherwise the client's store, and otherwise the store in memory.
 func (c *Client) chooseStore(o SubscribeOptions) Store {
 	switch {
 	case o.Store != nil:
@@ -257,17 +249,16 @@ func (c *Client) Call(ctx context.Context, method string, params map[string]any,
 // drainTime limits how long closing a handler, a session or a subscription takes.
 const drainTime = 5 * time.Second
 
-// closingContext returns a context for requests that end a session or a subscription. They are sent even if ctx has ended.
+// closingContext is for requests that end a session or a subscription, also if ctx has ended.
 func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
 
-// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error, for example because the server
-// does not answer.
+// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error.
 const maxTries = 5
 
 // retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the
-// error of the previous try, because that error says what is wrong with the server. The last error only says that ctx has ended.
+// error of the previous try, because that error says what is wrong with the server.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -280,7 +271,7 @@ func (c *Client) retry(ctx context.Context, do func() error) error {
 		}
 		last = err
 		c.log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
-		_ = httpcall.Sleep(ctx, try, 0) // an error means that ctx has ended, and the next try then fails
+		_ = httpcall.Sleep(ctx, try, 0)
 	}
 }
 
@@ -295,7 +286,7 @@ type EventType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// maxPages limits how many pages of a list the client reads, because the cursors of a faulty server could form a circle.
+// maxPages limits the pages of a list, because the cursors of a faulty server could form a circle.
 const maxPages = 1000
 
 // EventTypes lists the event types that the caller may receive.
@@ -319,8 +310,7 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 }
 
 // exchangeIn sends a request in the given session and returns the header of the response. It does not look at the client's current
-// session, because a concurrent call may replace that session before the response arrives. If the session has ended, the caller
-// starts another one.
+// session, because a concurrent call may replace that session before the response arrives.
 func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -358,8 +348,8 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// readAnswer reads the body of an answer. If the body is a stream, readAnswer skips malformed messages and returns the first response, or
-// nil if the stream ends before it. It does not wait for the end of the stream, because a server may keep it open after the response.
+// readAnswer reads the body of an answer. In a stream, it returns the first response without waiting for the end, because a server may keep
+// the stream open, or nil if there is no response.
 func readAnswer(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(resp.Body)
@@ -381,8 +371,7 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	}
 }
 
-// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the maps belong to the
-// caller, who may share them between concurrent calls.
+// request encodes a request. It does not change params, which the caller may share between concurrent calls.
 func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	if params == nil {
 		params = map[string]any{}
@@ -405,7 +394,7 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	return b, nil
 }
 
-// header returns the header of a request. session is the id of its session, or an empty string for a request outside of a session.
+// header returns the header of a request, which is in no session if session is empty.
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
@@ -466,8 +455,7 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
 
-// newTerminated returns the error of a subscription that the server ended. e is the server's reason; it is nil if the server
-// gave none.
+// newTerminated returns the error of a subscription that the server ended for the reason e, which may be nil.
 func newTerminated(name string, e *rpcError) *Terminated {
 	if e == nil {
 		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
@@ -475,14 +463,13 @@ func newTerminated(name string, e *rpcError) *Terminated {
 	return &Terminated{Name: name, Err: e.fault(http.StatusOK)}
 }
 
-// rpcError is a JSON-RPC error.
 type rpcError struct {
 	Code    int             `json:"code"`
 	Message string          `json:"message"`
 	Data    json.RawMessage `json:"data"`
 }
 
-// fault converts e to a [fault.Error]. Its kind depends on the JSON-RPC code or, if the code is unknown, on the HTTP status.
+// fault converts e to a [fault.Error].
 func (e *rpcError) fault(status int) error {
 	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {
@@ -512,8 +499,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because servers of the released profile (see [spec.Profile]) number
-// the errors of MCP Events differently from SEP-3415.
+// kinds maps JSON-RPC error codes to kinds. Servers of the released profile (see [spec.Profile]) number the errors of MCP Events differently
+// from SEP-3415.
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

@@ -8,44 +8,41 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// cursorSaver saves the cursors of a subscription in its store. It saves in a goroutine of its own, so that a slow store does not stop the
-// subscription from reading and handling events. One save runs at a time. If several cursors arrive meanwhile, only the newest one is saved
-// next, because it replaces the others.
+// cursorSaver saves the cursors of a subscription in its store, in a goroutine of its own, so that a slow store does not stop the
+// subscription from reading and handling events. If several cursors arrive during a save, only the newest one is saved next.
 type cursorSaver struct {
 	store Store
 	key   string
-	ctx   context.Context         // the context of the subscription
+	ctx   context.Context
 	fail  context.CancelCauseFunc // ends the subscription
 
 	mu      sync.Mutex
-	saved   string  // the cursor that was saved last
+	saved   string
 	running *saving // nil if no save is running
-	next    *saving // the save after the running one, or nil
-	held    bool    // the saved cursor must stay where it is, see hold
-	hung    bool    // the store did not save a cursor in time
+	next    *saving
+	held    bool // the saved cursor must stay where it is, see hold
+	hung    bool // the store did not save a cursor in time
 }
 
-// saving is one save of a cursor. It is running, or it waits until the running save has ended.
+// saving is a save of a cursor.
 type saving struct {
 	cursor string
 	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
 }
 
-// wait waits for the end of a save. It returns immediately if s is nil.
+// wait waits for the end of a save, if s is not nil.
 func (s *saving) wait() {
 	if s != nil {
 		<-s.done
 	}
 }
 
-// savedCursor returns the cursor that was saved last.
 func (c *cursorSaver) savedCursor() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.saved
 }
 
-// load reads the saved cursor from the store.
 func (c *cursorSaver) load(ctx context.Context) error {
 	saved, err := c.store.Load(ctx, c.key)
 	if err != nil {
@@ -57,8 +54,7 @@ func (c *cursorSaver) load(ctx context.Context) error {
 	return nil
 }
 
-// hold sets whether the saved cursor must stay where it is, for example at a gap. Only a save that is already running can still
-// move the saved cursor.
+// hold sets whether the saved cursor must stay where it is, for example at a gap. A save that is already running can still move it.
 func (c *cursorSaver) hold(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +73,8 @@ func (c *cursorSaver) saveAndHold(cursor string) {
 	s.wait()
 }
 
-// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if the cursor is empty or
-// already saved, while hold(true) is in effect, or if the store did not save an earlier cursor in time.
+// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if there is nothing to save, while hold(true)
+// is in effect, or if the store did not save an earlier cursor in time.
 func (c *cursorSaver) start(cursor string) *saving {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,8 +106,7 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is running.
-// The caller holds c.mu.
+// last returns the save that will end last, or nil. The caller holds c.mu.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -119,7 +114,7 @@ func (c *cursorSaver) last() *saving {
 	return c.running
 }
 
-// dropNext removes the save that waits for the running one. The caller holds c.mu.
+// The caller of dropNext holds c.mu.
 func (c *cursorSaver) dropNext() {
 	if c.next != nil {
 		close(c.next.done)
@@ -127,7 +122,7 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
-// finish waits until the last save has ended. The caller must not start another save afterwards.
+// finish waits until the last save has ended.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()
@@ -135,9 +130,8 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store fails, run ends the
-// subscription. Otherwise the saved cursor would fall behind, and a restarted program would handle all events after it again. After a
-// timeout, run does not call the store again, so that events that are still being handled do not wait for a second timeout.
+// run saves cursors until there are none. If the store fails, run ends the subscription, because a restarted program would handle all events
+// after the saved cursor again. After a timeout, run does not call the store again, so that running events do not wait twice.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,9 +158,8 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save saves a cursor in the store. late is true if the store took longer than saveTimeout or, after the subscription has ended,
-// longer than drainTime. save stores the cursor even if the subscription has ended, because the cursor's event was acknowledged. The
-// time is limited because [Subscription.Close] and the answers to webhooks wait until the cursor is saved.
+// save saves a cursor, even if the subscription has ended, because the cursor's event was acknowledged. The time is limited because
+// [Subscription.Close] and the answers to webhooks wait. late is true if the store took too long.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

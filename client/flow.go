@@ -19,9 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// flow passes a subscription's events to the program's function, in the same way for all modes, and saves the cursor. It
-// never saves a cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently
-// and 2 fails, the saved cursor stays after 1 until 2 succeeds, and then moves after 3.
+// flow passes a subscription's events to the program's function and saves the cursor. It never saves a cursor past an event that was not
+// acknowledged. For example, if events 1, 2 and 3 are handled concurrently and 2 fails, the saved cursor stays after 1 until 2 succeeds.
 type flow struct {
 	sub     SubscribeOptions
 	cursors *cursorSaver
@@ -32,41 +31,39 @@ type flow struct {
 	slots    chan struct{} // has an element for each running call of the program's function
 	running  sync.WaitGroup
 	capacity chan struct{} // has an element for each event in queue
-	webhooks atomic.Int64  // webhooks that are being handled or wait, at most maxWebhooks
+	webhooks atomic.Int64
 	handling singleflight.Group
 	handled  *bounded.Map[string, struct{}] // the last acknowledged events
 
-	accepted chan struct{}         // closed when the server has accepted the subscription
-	granted  atomic.Pointer[grant] // the current id and secret of a webhook
+	accepted chan struct{} // closed when the server has accepted the subscription
+	granted  atomic.Pointer[grant]
 
 	cursor  string // where reading continues: after the last event read, which may not be handled yet
-	started bool   // accepted is closed
-	open    bool   // a stream was opened since the last failure
-	failed  error  // why the last request failed
+	started bool
+	open    bool  // a stream was opened since the last failure
+	failed  error // why the last request failed
 
 	mu    sync.Mutex
 	queue []*step // from the oldest unacknowledged event to the newest event or position
 }
 
-// step is an event that the saved cursor has not passed yet, or a position without an event, for example a heartbeat's position.
+// step is an event that the saved cursor has not passed yet, or a position without an event.
 type step struct {
 	cursor string
 	done   bool
 	event  bool
 }
 
-// maxAhead limits how many events are handled while an older event is not acknowledged, for example because the program's function
-// fails for it again and again. The saved cursor cannot pass the older event, so after a restart the program handles the later ones again.
+// maxAhead limits how many events are handled while an older event is not acknowledged. After a restart the program handles them again.
 const maxAhead = 1000
 
-// maxHandled is how many acknowledged events a subscription remembers, so that it recognizes them when they arrive again.
+// maxHandled is how many acknowledged events a subscription remembers, to recognize repetitions.
 const maxHandled = 10_000
 
-// maxName is the length, in bytes, above which handleOnce shortens an event's name (its id, URI and time) to a hash. A server
-// thus cannot fill the memory with long ids.
+// maxName is the length, in bytes, above which handleOnce hashes an event's id, URI and time, so that a server cannot fill the memory.
 const maxName = 512
 
-// maxWebhooks limits how many of a subscription's webhooks are handled or wait at the same time. Further ones are refused with 503.
+// maxWebhooks limits how many webhooks are handled or wait at the same time. Further ones are refused with 503.
 const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
@@ -89,8 +86,8 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	return f, nil
 }
 
-// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It is the same for the same server, event type
-// and arguments. It contains a hash of the URL, because a URL may contain a secret.
+// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It contains a hash of the URL, because a URL may
+// contain a secret.
 func (c *Client) storeKey(s SubscribeOptions) string {
 	name := cmp.Or(s.Name, "uris")
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, name, s.arguments))
@@ -103,23 +100,22 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// handleOnce calls the program's function for an event, unless it has acknowledged the event already. It recognizes an event by id,
-// URI and time, because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
+// handleOnce calls the program's function for an event, unless it has acknowledged the event already. The id alone does not identify an event,
+// because publishers choose the ids.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
-	if e.ID == "" { // without an id, a repetition cannot be recognized
+	if e.ID == "" {
 		return handle()
 	}
 	name := fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time)
-	if len(name) > maxName { // so that a server cannot fill the memory with long ids
+	if len(name) > maxName {
 		sum := sha256.Sum256([]byte(name))
 		name = "event " + hex.EncodeToString(sum[:])
 	}
 	return f.doOnce(name, handle)
 }
 
-// doOnce calls the function do, unless an earlier call of doOnce with the same name has succeeded. Concurrent calls with the same
-// name run do only once, and all get its outcome.
+// doOnce calls do, unless an earlier call with the same name has succeeded. Concurrent calls with the same name get one outcome.
 func (f *flow) doOnce(name string, do func() error) error {
 	_, err, _ := f.handling.Do(name, func() (any, error) {
 		if _, seen := f.handled.Get(name); seen {
@@ -134,8 +130,7 @@ func (f *flow) doOnce(name string, do func() error) error {
 	return err
 }
 
-// spawn runs a function in a goroutine for which finish waits. If the subscription has ended, spawn does not run the function and
-// returns false.
+// spawn runs a function in a goroutine for which finish waits. It returns false if the subscription has ended.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +141,7 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// finish ends the subscription with the given cause, and waits for its goroutines and the last save of the cursor.
+// finish ends the subscription, and waits for its goroutines and the last save of the cursor.
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
@@ -156,9 +151,8 @@ func (f *flow) finish(cause error) {
 	f.cursors.finish()
 }
 
-// startHandling starts a goroutine that handles an event of a stream or a poll, and that calls the program's function until it
-// acknowledges the event. startHandling blocks while as many events are being handled as [SubscribeOptions.Concurrency] allows, or
-// while maxAhead events wait for an older one.
+// startHandling starts a goroutine that calls the program's function until it acknowledges an event. startHandling blocks while the limits
+// SubscribeOptions.Concurrency or maxAhead are reached.
 func (f *flow) startHandling(e Event) error {
 	select {
 	case f.capacity <- struct{}{}:
@@ -187,8 +181,7 @@ func (f *flow) startHandling(e Event) error {
 	return nil
 }
 
-// retry calls a function of the program until it succeeds or the subscription ends. attrs are attributes for the log line of a
-// failure.
+// retry calls a function of the program until it succeeds or the subscription ends. attrs are for the log.
 func (f *flow) retry(do func() error, attrs ...any) error {
 	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
@@ -196,12 +189,12 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 			return err
 		}
 		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
-		_ = httpcall.Sleep(f.ctx, failures, 0) // the loop sees if ctx has ended
+		_ = httpcall.Sleep(f.ctx, failures, 0)
 	}
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program, and then continues reading at the gap's cursor, which is after the lost events.
+// handleGap reports a gap to the program, and then continues at the gap's cursor, after the lost events.
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {
@@ -210,7 +203,6 @@ func (f *flow) handleGap(g Gap) error {
 	return err
 }
 
-// reportGap calls the program's function for gaps until it succeeds.
 func (f *flow) reportGap(g Gap) error {
 	f.log.Warn("events missing after resume")
 	if f.sub.Gap == nil {
@@ -219,8 +211,7 @@ func (f *flow) reportGap(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// advance records a position without an event, for example the position in a heartbeat. The saved cursor moves to this position as
-// soon as all earlier events are acknowledged.
+// advance records a position without an event, for example of a heartbeat.
 func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
@@ -228,8 +219,7 @@ func (f *flow) advance(cursor string) {
 	f.complete(f.enqueue(cursor, false))
 }
 
-// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass this step until complete is
-// called with it.
+// enqueue appends a step to the queue. The saved cursor cannot pass the step until complete is called with it.
 func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -238,8 +228,8 @@ func (f *flow) enqueue(cursor string, event bool) *step {
 	return s
 }
 
-// complete marks a step as done. It then removes the steps that are done from the front of the queue, and begins to save the cursor of the
-// last one. It returns that save, or nil if there is nothing to save.
+// complete marks a step as done, removes the steps that are done from the front of the queue, and begins to save the cursor of the last one.
+// It returns that save, or nil.
 func (f *flow) complete(s *step) *saving {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -252,8 +242,7 @@ func (f *flow) complete(s *step) *saving {
 		f.makeRoom(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// While an earlier event is still being handled, merge each new position into the step before it, so that heartbeats do not fill the
-	// queue.
+	// Merge each new position into the step before it, so that heartbeats do not fill the queue.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -263,22 +252,21 @@ func (f *flow) complete(s *step) *saving {
 	return f.cursors.start(cursor) // holding f.mu, so that the saves begin in the order of the queue
 }
 
-// makeRoom is called when the step s leaves the queue. If s has an event, makeRoom lets startHandling accept another event. Otherwise
-// it does nothing, because positions without an event do not count towards maxAhead.
+// Positions without an event do not count towards maxAhead.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity
 	}
 }
 
-// saveSafe saves a cursor that a webhook or the answer to a refresh contains. The server has finished (delivered or given up)
-// all events before it, so the cursor does not wait in the queue.
+// saveSafe saves a cursor of a webhook or of the answer to a refresh. The server has finished all events before it, so the cursor does not
+// wait in the queue.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
 // grant holds the server's id of a webhook subscription and its newest secret.
 type grant struct{ id, secret string }
 
-// markAccepted records that the server has accepted the subscription, or the refresh of a webhook.
+// markAccepted records that the server has accepted the subscription or a refresh.
 func (f *flow) markAccepted(g grant) {
 	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.started {
 		f.log.Info("following", "mode", mode)

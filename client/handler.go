@@ -27,9 +27,8 @@ import (
 //	http.Handle("/hooks", hooks)
 //
 // It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names.
-// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. For example, a challenge
-// arrives while that request is open (SEP-3415, "Endpoint verification"), and a server that has lost a subscription gives it a new
-// id when the client refreshes it.
+// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet, because challenges arrive
+// before the answer (SEP-3415, "Endpoint verification").
 //
 // A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription
 // at the server. [Client.Subscribe] returns [ErrConflict] for the second one.
@@ -87,7 +86,6 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}, nil
 }
 
-// register adds a subscription to URIs (SEP-1803).
 func (h *Handler) register(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,7 +93,7 @@ func (h *Handler) register(k *hook) {
 }
 
 // add adds a subscription of MCP Events. It refuses a second subscription of a client to the same event type with the same
-// arguments, because the server treats both as a single subscription and each event would reach only one of them.
+// arguments, because each event would reach only one of them.
 func (h *Handler) add(k *hook) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -109,9 +107,8 @@ func (h *Handler) add(k *hook) error {
 	return nil
 }
 
-// expect makes the handler try the secrets of a subscription for requests with an unknown subscription id. A subscription
-// that is new, or that the server has lost, gets its id only in the server's answer, but webhooks may arrive before the
-// answer.
+// expect makes the handler try the secrets of a subscription for requests with an unknown subscription id, because webhooks may arrive
+// before the server's answer with the id.
 func (h *Handler) expect(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,7 +117,6 @@ func (h *Handler) expect(k *hook) {
 	}
 }
 
-// bind sets the id of a subscription to the one in the server's answer.
 func (h *Handler) bind(k *hook, id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,7 +128,6 @@ func (h *Handler) bind(k *hook, id string) {
 	k.id = id
 }
 
-// remove forgets a subscription.
 func (h *Handler) remove(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -150,10 +145,9 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the request
-// may belong to a subscription whose events/subscribe is not answered yet, or if no subscription can be the right one. The sender
-// should then try again. Subscriptions whose registration is unanswered are last, because verifying a signature for them blocks
-// until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the sender should try
+// again, because the subscription may not be registered yet. Subscriptions whose registration is unanswered are last, because verifying a
+// signature for them blocks until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -232,15 +226,14 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415, "Non-event
-// webhook bodies"). A publisher cannot imitate a control envelope, because everything that publishers write is inside the member data. The
-// client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
+// webhook bodies"). The client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK
+// leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
 	Challenge string `json:"challenge"`
 }
 
-// receive handles a verified webhook of MCP Events.
 func (k *hook) receive(r *http.Request, m *message) (status int, reason string) {
 	id := r.Header.Get(webhook.HeaderID)
 	var handle func() error
@@ -265,8 +258,7 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	return k.answer(r, m.EventID, handle)
 }
 
-// answer runs do for a webhook and returns the response to send. If the sender gives up before do has returned, do continues, and when the
-// sender repeats the webhook, the repetition gets the outcome.
+// answer runs do for a webhook and returns the response. If the sender gives up, do continues, and a repetition gets the outcome.
 func (k *hook) answer(r *http.Request, id string, do func() error) (status int, reason string) {
 	if k.webhooks.Add(1) > maxWebhooks {
 		k.webhooks.Add(-1)
@@ -292,7 +284,6 @@ func (k *hook) answer(r *http.Request, id string, do func() error) (status int, 
 	}
 }
 
-// handleEvent calls the function for events and saves the event's cursor.
 func (k *hook) handleEvent(e Event) error {
 	select {
 	case k.slots <- struct{}{}:
@@ -307,7 +298,6 @@ func (k *hook) handleEvent(e Event) error {
 	return err
 }
 
-// terminate ends the subscription with the server's reason.
 func (k *hook) terminate(e *rpcError) {
 	select {
 	case k.ended <- newTerminated(k.sub.Name, e):
@@ -315,10 +305,10 @@ func (k *hook) terminate(e *rpcError) {
 	}
 }
 
-// maxChallenge limits the body of a challenge that is echoed without a check of its signature, in bytes.
+// maxChallenge limits a challenge that is echoed without a check of its signature, in bytes.
 const maxChallenge = 4 << 10
 
-// readWebhook reads the body of a webhook. If it refuses the request, it returns the HTTP status to respond with, and otherwise 0.
+// readWebhook reads the body of a webhook. It returns the HTTP status of a refusal, and otherwise 0.
 func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -333,7 +323,6 @@ func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []by
 	return body, 0, ""
 }
 
-// echo answers a webhook that is a challenge with the challenge itself.
 func echo(w http.ResponseWriter, challenge string) (status int, reason string) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})

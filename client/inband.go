@@ -28,13 +28,12 @@ type occurrence struct {
 	Meta      json.RawMessage `json:"_meta"`
 }
 
-// event returns the occurrence as an [Event]. The parameter via becomes [Event.Via], which says how the event arrived.
+// via becomes [Event.Via].
 func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
 
-// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, whose
-// _meta may be any JSON, it returns an empty string.
+// uri returns the event's URI from _meta, where only servers of this project put it, or "".
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string
@@ -44,8 +43,7 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// The server says how long to pause between two polls, and these constants limit the pause (SEP-3415, "Response" of polls: at least 1000
-// ms).
+// Limits of the pause between two polls that the server asks for (SEP-3415, "Response" of polls: at least 1000 ms).
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour
@@ -87,16 +85,15 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	}
 	progress := page.Cursor != f.cursor
 	f.cursor = page.Cursor
-	// A page of a filtered poll can be empty although matching events follow it. If hasMore is true but the cursor stays
-	// the same, the server is wrong, and polling again immediately would never end.
+	// A page of a filtered poll can be empty although hasMore is true. If the cursor stays the same, the server is wrong, and polling again
+	// immediately would never end.
 	if page.HasMore && progress {
 		return 0, nil
 	}
 	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.options.MinPoll, leastPoll)), longestPoll), nil
 }
 
-// streamOnce opens a stream of an event type (events/stream) and reads it until it ends. It returns how long to wait before the next
-// stream.
+// streamOnce reads a stream of an event type until it ends. It returns how long to wait before the next stream.
 func (c *Client) streamOnce(f *flow) (time.Duration, error) {
 	body, err := c.openCall(f.ctx, spec.MethodEventsStream, f.cursorParams())
 	if err != nil {
@@ -119,7 +116,6 @@ func (c *Client) streamOnce(f *flow) (time.Duration, error) {
 	}
 }
 
-// handleMessage handles one message of an events/stream, for example an event or a heartbeat.
 func (f *flow) handleMessage(data []byte) error {
 	var m struct {
 		Method string     `json:"method"`
@@ -168,7 +164,7 @@ func (f *flow) handleMessage(data []byte) error {
 	return nil
 }
 
-// openCall sends a JSON-RPC request whose answer is a stream. Such requests exist only in the revision without sessions.
+// openCall sends a JSON-RPC request whose answer is a stream, in the revision without sessions.
 func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -177,7 +173,7 @@ func (c *Client) openCall(ctx context.Context, method string, params map[string]
 	return c.openStream(ctx, http.MethodPost, c.header("", method, params), request)
 }
 
-// openStream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].
+// openStream sends a request whose answer is a stream; see [liveBody].
 func (c *Client) openStream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
 	live, cancel := context.WithCancelCause(ctx)
 	req, err := c.server.NewRequest(live, method, c.url, header, body)
@@ -207,15 +203,13 @@ func (c *Client) openStream(ctx context.Context, method string, header http.Head
 	return nil, httpcall.ReadRefusal(resp, b)
 }
 
-// deadAfter limits how long a stream may be silent. It is more than twice the interval between heartbeats (SEP-3415,
-// "Lifecycle": at least every 30 seconds; our server sends one every 15 seconds).
+// deadAfter limits how long a stream may be silent. SEP-3415 ("Lifecycle") wants a heartbeat at least every 30 seconds.
 const deadAfter = 65 * time.Second
 
 var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
 
-// liveBody is the body of a stream. It fails with errSilent if the connection brings no byte for too long, because a
-// proxy can keep the connection open although the server behind it is gone. Any byte counts, for example a comment that
-// serves as a heartbeat. The time in which the caller handles an event does not count.
+// liveBody is the body of a stream. It fails with errSilent if no byte arrives for too long, because a proxy can keep the connection open
+// although the server behind it is gone. The time in which the caller handles an event does not count.
 type liveBody struct {
 	io.ReadCloser
 	ctx    context.Context
@@ -224,7 +218,6 @@ type liveBody struct {
 	limit  time.Duration
 }
 
-// Read implements [io.Reader].
 func (b *liveBody) Read(p []byte) (int, error) {
 	b.dead.Reset(b.limit)
 	n, err := b.ReadCloser.Read(p)
@@ -232,14 +225,12 @@ func (b *liveBody) Read(p []byte) (int, error) {
 	return n, nameSilence(b.ctx, err)
 }
 
-// Close implements [io.Closer].
 func (b *liveBody) Close() error {
 	b.dead.Stop()
 	b.cancel(nil)
 	return b.ReadCloser.Close()
 }
 
-// nameSilence replaces an error by errSilent if ctx was canceled because the stream was silent.
 func nameSilence(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
 		return errSilent

@@ -28,9 +28,8 @@ type Publisher struct {
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client
 
-	// URI is the URI of events without one. It also says what [Publisher.PublishFrom] reads. With a URI, every JSON value is the data of
-	// an event. Without one, every value is a whole event, for example {"uri": "event://orders/42/shipped", "data": {}}, a CloudEvent,
-	// or an array of these.
+	// URI is the URI of events without one. With a URI, [Publisher.PublishFrom] reads the data of events. Without one, it reads whole
+	// events, for example {"uri": "event://orders/42/shipped", "data": {}}, CloudEvents, or arrays of these.
 	URI string
 	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
 	ID string
@@ -40,9 +39,9 @@ type Publisher struct {
 	Batch int
 	// Tries is how many times a request is sent if the server does not answer it, or refuses it only for now; 0 means 5.
 	Tries int
-	// Accepted is called with the events of each accepted request. If it returns an error, publishing stops. It may be nil.
+	// Accepted, if not nil, is called with the events of each accepted request. If it returns an error, publishing stops.
 	Accepted func([]Accepted) error
-	// Waiting is called with a message for the user if the server is slow or does not answer. It may be nil. Without it, [Publisher.Publish]
+	// Waiting, if not nil, is called with a message for the user if the server is slow or does not answer. Without it, [Publisher.Publish]
 	// says nothing for about five seconds if no server runs, and then returns the error.
 	Waiting func(string)
 }
@@ -60,14 +59,14 @@ const (
 	maxBatchBytes = 1 << 20
 	// patience is how long a request waits for an answer before [Publisher.Waiting] is called.
 	patience = time.Second
-	// lull is how long PublishFrom waits for another value before it publishes the values that it has read.
+	// lull is how long PublishFrom waits for another value before it publishes.
 	lull = 100 * time.Millisecond
 )
 
 // item is an event in the form of POST /events.
 type item map[string]json.RawMessage
 
-// size returns about how many bytes the event takes in a request.
+// size is approximate.
 func (it item) size() int {
 	size := 0
 	for name, value := range it {
@@ -165,7 +164,7 @@ func (p Publisher) PublishFrom(ctx context.Context, r io.Reader) error {
 	return b.flush(ctx)
 }
 
-// batch collects events until they are sent in one request.
+// batch holds the events of the next request.
 type batch struct {
 	Publisher
 	url   string
@@ -174,14 +173,14 @@ type batch struct {
 	sent  int // events of accepted requests
 }
 
-// newBatch sets the publisher's defaults and returns an empty batch for it.
+// newBatch sets the publisher's defaults.
 func (p Publisher) newBatch() (*batch, error) {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
 	url, err := p.server().Endpoint("/events")
 	return &batch{Publisher: p, url: url}, err
 }
 
-// add adds events to the batch, and sends the batch whenever it is full.
+// add adds events, and sends the batch whenever it is full.
 func (b *batch) add(ctx context.Context, items []item) error {
 	for _, it := range items {
 		size := it.size()
@@ -195,7 +194,6 @@ func (b *batch) add(ctx context.Context, items []item) error {
 	return nil
 }
 
-// flush sends the batch, passes the accepted events to [Publisher.Accepted], and empties the batch.
 func (b *batch) flush(ctx context.Context) error {
 	if len(b.items) == 0 {
 		return nil
@@ -227,14 +225,13 @@ func (p Publisher) server() httpcall.Server {
 	return httpcall.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
 }
 
-// decoded is a JSON value that decodeValues has read, or the error that ended the reading.
 type decoded struct {
 	value json.RawMessage
 	err   error
 }
 
-// decodeValues returns a channel with the JSON values in r and then with an error, which is [io.EOF] at the end of r. Its
-// goroutine ends after that error, or when ctx has ended and a pending read from r has returned.
+// decodeValues returns a channel with the JSON values in r and then an error, which is [io.EOF] at the end of r. Its goroutine ends after
+// that, or when ctx has ended and a pending read from r has returned.
 func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	values := make(chan decoded)
 	go func() {
@@ -254,8 +251,7 @@ func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	return values
 }
 
-// parseItems returns the events in a JSON value. The parameter n is the number of this value in the input, counted from 1, for error
-// messages.
+// parseItems returns the events in a JSON value. n is the number of the value in the input.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -271,8 +267,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete adds ids to the events without an id, and times to the events without a time. The parameter n is the number of the JSON
-// value that contained the events, for error messages.
+// complete adds ids and times to events without them. n is for error messages.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
@@ -302,8 +297,7 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request
-// only for now, for example with status 503, send tries again. It gives up after [Publisher.Tries] requests, or when ctx ends.
+// send sends a request until the server accepts it, refuses it permanently, or has refused it [Publisher.Tries] times.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	var last error
 	for try := 0; ; try++ {
@@ -331,7 +325,7 @@ func (p Publisher) tellUser(format string, args ...any) {
 	}
 }
 
-// sendOnce sends a request once, and calls [Publisher.Waiting] if the answer takes longer than patience.
+// sendOnce calls [Publisher.Waiting] if the answer takes longer than patience.
 func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {

@@ -19,7 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// completeURIOptions checks the options of a subscription to URIs and sets their defaults.
 func (c *Client) completeURIOptions(o *SubscribeOptions) (err error) {
 	switch {
 	case o.Mode == "" && c.options.Webhooks != nil:
@@ -39,7 +38,7 @@ func (c *Client) completeURIOptions(o *SubscribeOptions) (err error) {
 	return fault.Wrap(fault.Invalid, err, "encode the URIs")
 }
 
-// receiveRegistered registers a webhook of SEP-1803 for URIs and deregisters it at the end.
+// receiveRegistered registers a webhook of SEP-1803 and deregisters it at the end.
 func (c *Client) receiveRegistered(f *flow) error {
 	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), registered: make(chan struct{})}
 	c.options.Webhooks.register(k)
@@ -54,7 +53,7 @@ func (c *Client) receiveRegistered(f *flow) error {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	// All tries have the same idempotency key, so that a try finds the registration of an earlier one whose answer was lost.
+	// All tries have the same idempotency key, so that a try finds an earlier registration whose answer was lost.
 	params := map[string]any{"uris": f.sub.URIs, "targetUri": k.url, "_meta": map[string]any{spec.MetaIdempotency: rand.Text()}}
 	if err := c.retry(f.ctx, func() error {
 		_, err := c.call(f.ctx, spec.MethodRegister, params, &result)
@@ -82,7 +81,6 @@ func (c *Client) receiveRegistered(f *flow) error {
 	return context.Cause(f.ctx)
 }
 
-// deregister ends a registration at the server, even if the context has ended.
 func (c *Client) deregister(f *flow, uri string) {
 	ctx, cancel := closingContext(f.ctx)
 	defer cancel()
@@ -93,7 +91,7 @@ func (c *Client) deregister(f *flow, uri string) {
 	f.log.Info("subscription ended", "subscription", uri)
 }
 
-// decodeRegistered decodes a webhook of SEP-1803. If the body is not JSON, the event's data is the body as a string.
+// decodeRegistered decodes a webhook of SEP-1803. A body that is not JSON becomes a string.
 func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event {
 	e := Event{
 		Via: "webhook", ID: h.Get(webhook.HeaderID), Subscription: h.Get(webhook.HeaderSubscription), Verified: &verified, Received: time.Now(),
@@ -113,8 +111,8 @@ func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event
 	return e
 }
 
-// listener reads the events of URIs from streams of resource updates, one stream after the other. In revisions with sessions, each
-// listener has its own session, because a session has only one stream.
+// listener reads the events of URIs from streams of resource updates. In revisions with sessions, each listener has its own session, because
+// a session has only one stream.
 type listener struct {
 	*flow
 	client  *Client
@@ -126,7 +124,6 @@ type listener struct {
 // maxStreamEvent is the maximum size of an event on a stream, in bytes.
 const maxStreamEvent = 4 << 20
 
-// receiveUpdates receives the events of URIs from streams.
 func (c *Client) receiveUpdates(f *flow) error {
 	l := &listener{flow: f, client: c}
 	if !c.isStateless() {
@@ -136,7 +133,7 @@ func (c *Client) receiveUpdates(f *flow) error {
 	return f.repeat(l.streamOnce)
 }
 
-// streamOnce opens a stream of resource updates and reads it until it ends. It returns how long to wait before the next one.
+// streamOnce reads a stream of resource updates until it ends. It returns how long to wait before the next one.
 func (l *listener) streamOnce() (time.Duration, error) {
 	if err := l.subscribeInSession(); err != nil {
 		return l.serverPause(), err
@@ -176,8 +173,7 @@ func (l *listener) streamOnce() (time.Duration, error) {
 // serverPause returns how long the server asked to wait before the next stream, up to five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. cursor is the
-// position of the stream, or empty if the server sends no cursor. truncated is true if the server itself reports the gap.
+// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing or truncated is set.
 func (l *listener) markOpen(cursor string, truncated bool) error {
 	missed := truncated || l.mayMissEvents()
 	l.open = true
@@ -189,9 +185,8 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether the server may be unable to send the events that occurred before this stream was opened. Without
-// sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes a stream only in the same session
-// and after the id of an event that it has sent there, and never from a saved cursor.
+// mayMissEvents reports whether events from before this stream may be missing. Without sessions, that is so if an earlier stream gave no
+// cursor. With sessions, the server resumes a stream only in the same session, and never from a saved cursor.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""
@@ -199,7 +194,7 @@ func (l *listener) mayMissEvents() bool {
 	return l.last == "" && (l.started || l.cursor != "")
 }
 
-// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
+// subscribeInSession subscribes the session to the URIs, if the revision has sessions.
 func (l *listener) subscribeInSession() error {
 	c := l.client
 	if open := c.session.Load(); c.isStateless() || open != nil && l.session == open {
@@ -243,14 +238,12 @@ func (l *listener) connect() (io.ReadCloser, error) {
 	return body, err
 }
 
-// handleMessage handles one message of a stream of resource updates.
 func (l *listener) handleMessage(data []byte) error {
 	if !json.Valid(data) {
 		l.log.Warn("invalid stream message", "error", "it is not JSON")
 		return nil
 	}
-	// Read members by their exact names, because encoding/json would also accept "URI" or "_Meta", which a server behind a gateway
-	// may send for other purposes.
+	// encoding/json would also accept "URI" or "_Meta", which a server behind a gateway may send for other purposes.
 	params := jsonrpc.Member(data, "params")
 	metadata := jsonrpc.Member(params, "_meta")
 	method, _ := jsonrpc.String(jsonrpc.Member(data, "method"))

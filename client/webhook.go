@@ -17,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// hook is a subscription whose webhooks arrive at the [Handler] or at an [Endpoint].
 type hook struct {
 	*flow
 	client      *Client
@@ -33,22 +32,20 @@ type hook struct {
 	secrets []string // the newest first
 }
 
-// maxSecrets is how many secrets are valid at the same time: the current one, the previous one, which a server may still use, and a new one
-// whose refresh was not answered.
+// maxSecrets counts the current secret, the previous one, which a server may still use, and a new one whose refresh was not answered.
 const maxSecrets = 3
 
 // defaultRotate is the age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
 
-// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it. The webhook can arrive
-// before that answer, and if it were refused, the sender would try again only seconds later.
+// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it. If it were refused, the sender would
+// try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error for a webhook whose registration was not answered within awaitSecret. It is also the error for an
-// unsigned webhook if the answer to the registration shows that the webhook belongs to another subscription.
+// errNotRegistered is for a webhook whose registration is not answered in time, or that belongs to another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
-// verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.
+// verify returns nil for a valid signature, or if the server sends unsigned webhooks.
 func (k *hook) verify(r *http.Request, body []byte) error {
 	if k.registered == nil {
 		return webhook.Verify(r.Header, body, k.validSecrets()...)
@@ -71,9 +68,8 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 	return nil
 }
 
-// registeredID returns the id in the URI of a SEP-1803 subscription, for example sub_1f0c… in subscription://sub_1f0c…. The
-// server's webhooks contain this id in a header. registeredID returns an empty string before the server has answered, and for a
-// URI of any other form, from which the id cannot be read.
+// registeredID returns the id in the URI of a SEP-1803 subscription, for example sub_1f0c… in subscription://sub_1f0c…, or "" if it is
+// unknown. The server's webhooks contain this id in a header.
 func (k *hook) registeredID() string {
 	if id, ok := strings.CutPrefix(k.granted.Load().id, "subscription://"); ok {
 		return id
@@ -81,12 +77,11 @@ func (k *hook) registeredID() string {
 	return ""
 }
 
-// isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The
-// handler then echoes a challenge without checking its signature. That is safe, because an echo only tells the server that
-// webhooks may arrive here.
+// isUnsigned reports whether there is no secret. The handler then echoes a challenge without checking its signature, which is safe, because an
+// echo only tells the server that webhooks may arrive here.
 func (k *hook) isUnsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
-// setSecret sets the secret of a registration. An empty secret means unsigned webhooks.
+// setSecret sets the secret of a registration, or "" for unsigned webhooks.
 func (k *hook) setSecret(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -96,7 +91,7 @@ func (k *hook) setSecret(key string) {
 	close(k.registered)
 }
 
-// addSecret creates the secret of the next registration or refresh. Older secrets stay valid, up to [maxSecrets].
+// addSecret creates the next secret. Older ones stay valid, up to [maxSecrets].
 func (k *hook) addSecret() {
 	key, _ := webhook.NewSecret()
 	k.mu.Lock()
@@ -105,38 +100,32 @@ func (k *hook) addSecret() {
 	k.secrets = k.secrets[:min(len(k.secrets), maxSecrets)]
 }
 
-// newestSecret returns the secret of the next registration or refresh.
 func (k *hook) newestSecret() string { return k.validSecrets()[0] }
 
-// validSecrets returns the secrets with which a webhook may be signed.
 func (k *hook) validSecrets() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.secrets)
 }
 
-// endpoint is where a subscription of MCP Events receives its webhooks.
 type endpoint interface {
 	// expect sets the secret for a registration or a refresh. The endpoint must accept webhooks with it before the server has answered.
 	expect(k *hook) error
 	// bind sets the id of the subscription to the one in the server's answer.
 	bind(k *hook, id string)
-	// complete is called when the server has accepted a registration or a refresh. until is the end of the subscription's
-	// lifetime, or the zero time if the lifetime is unlimited.
+	// complete is called when the server has accepted a registration or a refresh. until is zero if the lifetime is unlimited.
 	complete(k *hook, until time.Time) error
-	// remove forgets the subscription.
 	remove(k *hook)
 }
 
-// inside is the endpoint of one subscription in the [Handler] of this program.
+// inside is the [Handler] of this program.
 type inside struct {
 	handler *Handler
 	rotated time.Time
 	bound   bool // the server has accepted the newest secret
 }
 
-// expect replaces the secret if it is older than Rotate. It keeps a secret that the server has not confirmed with an answer,
-// because the server may already use it.
+// expect keeps a secret that the server has not confirmed, because the server may already use it.
 func (at *inside) expect(k *hook) error {
 	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()
@@ -155,10 +144,9 @@ func (*inside) complete(*hook, time.Time) error { return nil }
 
 func (at *inside) remove(k *hook) { at.handler.remove(k) }
 
-// outside is an endpoint outside of this program.
 type outside struct{ options *Endpoint }
 
-// expect gets the secret from the endpoint. It reads the cursor from the store, because the endpoint saves the cursors there.
+// The endpoint saves the cursors in the store.
 func (at outside) expect(k *hook) error {
 	key, err := at.options.Secret(k.ctx)
 	if err != nil {
@@ -184,7 +172,6 @@ func (at outside) complete(k *hook, until time.Time) error {
 
 func (outside) remove(*hook) {}
 
-// subscribed is the answer to events/subscribe.
 type subscribed struct {
 	ID            string     `json:"id"`
 	RefreshBefore *time.Time `json:"refreshBefore"`
@@ -197,7 +184,7 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
+// receiveWebhooks subscribes and refreshes the subscription in time.
 func (c *Client) receiveWebhooks(f *flow) error {
 	k := &hook{flow: f, client: c, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
 	afresh := f.cursors.savedCursor() != "" // the server may still have an earlier run's subscription, and then ignores the cursor
@@ -211,7 +198,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 	defer k.at.remove(k)
 	if f.sub.Unsubscribe {
-		// Unsubscribe even if events/subscribe was not answered, because the server may have created the subscription.
+		// The server may have created the subscription even if events/subscribe was not answered.
 		defer c.unsubscribe(k)
 	}
 	var began time.Time        // when the server last accepted the subscription
@@ -257,40 +244,35 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 }
 
-// isUnverified reports whether the server could not verify the webhook endpoint. If this happens at a refresh, the endpoint is probably
-// restarting, and the subscription exists until its lifetime is over. Otherwise, the URL of the endpoint is probably wrong.
+// isUnverified reports whether the server could not verify the webhook endpoint. At a refresh, the endpoint is probably restarting, and the
+// subscription exists until its lifetime is over.
 func isUnverified(err error) bool {
 	_, ok := errors.AsType[*endpointError](err)
 	return ok
 }
 
 // refreshAfter returns a time between half and three quarters of a lifetime. The jitter keeps clients that started together from
-// refreshing together, and the rest of the lifetime leaves time to repeat a failed refresh. A subscription with an unlimited
-// lifetime (0) is refreshed about once a day, because a refresh moves its cursor and reactivates it if it was suspended.
+// refreshing together. A subscription with an unlimited lifetime (0) is refreshed about once a day, because a refresh moves its cursor and
+// reactivates it if it was suspended.
 func refreshAfter(lifetime time.Duration) time.Duration {
 	lifetime = cmp.Or(lifetime, unlimited)
 	return lifetime/2 + rand.N(lifetime/4)
 }
 
 const (
-	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong.
-	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole
-	// seconds.
+	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong. The header has only
+	// whole seconds.
 	clockTolerance = 5 * time.Second
-	// leastLifetime replaces the lifetime of a subscription that ends even sooner, because otherwise the client would refresh it again and
-	// again without a pause.
+	// leastLifetime replaces a shorter lifetime, because otherwise the client would refresh without a pause.
 	leastLifetime = time.Second
-	// unlimited replaces the lifetime of a subscription that does not end, so that refreshAfter returns 24 to 36 hours.
+	// With unlimited, refreshAfter returns 24 to 36 hours.
 	unlimited = 2 * defaultRotate
-	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
-	// answer has no Date header that shows it.
+	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived, because one of the clocks is wrong.
 	unknownLifetime = time.Minute
 )
 
-// grantedLifetime returns how long a subscription lives from now on. The parameter until is the end of the subscription by the
-// server's clock, and answered is when the answer with this header arrived, by our clock. If the two clocks differ, grantedLifetime
-// counts from the answer's Date header. Otherwise, a client whose clock is ahead would refresh continuously, and a client whose clock
-// is behind would refresh too late.
+// grantedLifetime returns how long a subscription lives from now on. until is by the server's clock, and answered by ours. If the two clocks
+// differ, grantedLifetime counts from the answer's Date header, because a client whose clock is wrong would refresh continuously or too late.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {
@@ -303,7 +285,6 @@ func grantedLifetime(until, answered time.Time, header http.Header) time.Duratio
 	return max(lifetime, leastLifetime)
 }
 
-// delivery returns the parameters that identify the subscription, together with a secret if there is one.
 func (k *hook) delivery(secret string) map[string]any {
 	delivery := map[string]any{"mode": ModeWebhook, "url": k.url}
 	if secret != "" {
@@ -313,8 +294,7 @@ func (k *hook) delivery(secret string) map[string]any {
 }
 
 // resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. The
-// saved cursor stays at the gap until the server has accepted the new subscription. Otherwise webhooks that arrive in the meantime
-// would move the cursor past the gap.
+// saved cursor stays at the gap meanwhile, because other webhooks would move it past the gap.
 func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)
@@ -333,9 +313,8 @@ func (k *hook) resumeAt(g Gap) error {
 
 // subscribe creates or refreshes the subscription and returns its lifetime, or 0 if the lifetime is unlimited.
 //
-// The request contains the cursor of the last acknowledged event. A server that still has the subscription ignores the cursor, and a
-// server that has lost the subscription continues from there. If afresh is set, subscribe first ends the subscription at the server,
-// so that the server uses the cursor.
+// A server that still has the subscription ignores the cursor in the request. If afresh is set, subscribe first ends the subscription at
+// the server, so that the server uses the cursor.
 func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err error) {
 	if afresh {
 		if _, err := c.call(k.ctx, spec.MethodEventsUnsub, k.delivery(""), nil); Retryable(err) {
@@ -383,7 +362,6 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 	return lifetime, k.at.complete(k, until)
 }
 
-// unsubscribe ends the subscription at the server, even if the context has ended.
 func (c *Client) unsubscribe(k *hook) {
 	ctx, cancel := closingContext(k.ctx)
 	defer cancel()

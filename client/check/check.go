@@ -1,15 +1,6 @@
 // Package check tests any server against the specification of MCP Events (SEP-3415). It acts as a client and as a webhook receiver,
 // and reports for each rule whether the server follows it.
 //
-//	check.go     a run: the order of the steps, the choice of the event type, and helpers
-//	rules.go     the rules and their sections, and checks of requests that the server must refuse
-//	inband.go    checks of polls and streams
-//	webhook.go   checks of webhook subscriptions
-//	deliver.go   checks of deliveries to an endpoint
-//	conn.go      requests and streams of revision 2026-07-28
-//	receiver.go  a webhook endpoint whose answers a check can choose
-//	report.go    the results as a table, JSON and JUnit
-//
 // The checks share no code with the server except the framing of messages and the verification of signatures, so that a mistake of
 // the server is not repeated here. A run changes the server: it creates and ends subscriptions, and the caller's command publishes
 // events.
@@ -37,17 +28,13 @@ import (
 type Options struct {
 	// URL is the server's MCP endpoint. Key is sent as Authorization: Bearer.
 	URL, Key string
-	// Agent is the name and version of the program that runs the check, for example my-tool/1.2. The server sees it.
-	Agent string
-	// Event is the event type to use. If it is empty, Run uses the first event type that offers all modes. Arguments is a JSON object
-	// with the arguments of the subscriptions.
+	Agent    string
+	// Event is the event type to use, by default the first that offers all modes. Arguments is a JSON object.
 	Event     string
 	Arguments json.RawMessage
-	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the rules that need
-	// an event are reported as not testable.
+	// Publish makes the server emit an event of the type Event that matches Arguments. Without it, rules that need an event are not testable.
 	Publish func(ctx context.Context) error
-	// Listen is the address on which the webhook receiver listens. The default is 127.0.0.1:0. Set Receiver to the receiver's URL if the
-	// server reaches it under another address.
+	// Listen is the address on which the webhook receiver listens, by default 127.0.0.1:0. Receiver is its URL for the server, if different.
 	Listen, Receiver string
 	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 means 40 s.
 	Wait time.Duration
@@ -64,7 +51,6 @@ func Shell(command string, out io.Writer) func(context.Context) error {
 	}
 }
 
-// checker holds the state of a run, which all checks share.
 type checker struct {
 	Options
 	*results
@@ -72,7 +58,6 @@ type checker struct {
 	types []eventType
 }
 
-// eventType is an entry of events/list.
 type eventType struct {
 	Name          string          `json:"name"`
 	Delivery      []string        `json:"delivery"`
@@ -81,8 +66,7 @@ type eventType struct {
 }
 
 // Run checks a server. If the server does not offer MCP Events, Run returns both an error of kind fault.Unsupported and a
-// report, which has results only for the rules that also apply to such a server. If Run cannot reach the server, it returns no
-// report.
+// report, which has results only for the rules that also apply to such a server.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Wait = cmp.Or(o.Wait, 40*time.Second)
 	if len(o.Arguments) == 0 {
@@ -136,10 +120,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
 }
 
-// stopped is the value with which a check panics to end the current step early, as t.FailNow ends a test.
+// stopped is a panic that ends the current step, as t.FailNow ends a test.
 type stopped struct{ error }
 
-// step runs one step of the run, for example the checks of polls, and returns the error that ended the step early.
+// step returns the error that ended the step early.
 func step(ctx context.Context, do func(context.Context)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -154,7 +138,7 @@ func step(ctx context.Context, do func(context.Context)) (err error) {
 	return nil
 }
 
-// need returns v. If err is not nil, it ends the current step instead.
+// need returns v, or ends the current step if err is not nil.
 func need[T any](v T, err error) T {
 	if err != nil {
 		panic(stopped{err})
@@ -162,8 +146,7 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events. If the server does not, discover returns the reason for the error message, for
-// example "it does not speak revision 2026-07-28".
+// discover returns the reason if the server does not offer events, for example "it does not speak revision 2026-07-28".
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -196,7 +179,6 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	return "", nil
 }
 
-// checkUnoffered checks that a server without events answers events/list with the error "method not found".
 func (c *checker) checkUnoffered(ctx context.Context) error {
 	a, err := c.conn.call(ctx, spec.MethodEvents, map[string]any{})
 	if err != nil {
@@ -206,10 +188,8 @@ func (c *checker) checkUnoffered(ctx context.Context) error {
 	return nil
 }
 
-// methodNotFound is the JSON-RPC error code for an unknown method.
 const methodNotFound = -32601
 
-// list reads all pages of events/list and checks each event type.
 func (c *checker) list(ctx context.Context) {
 	cursor, names := "", map[string]bool{}
 	for range maxPages {
@@ -239,10 +219,9 @@ func (c *checker) list(ctx context.Context) {
 	c.fail(ruleList, "there are more than %d pages", maxPages)
 }
 
-// maxPages limits how many pages of events/list the check reads, because a faulty server could send cursors without end.
+// maxPages is for a faulty server that sends cursors without end.
 const maxPages = 100
 
-// judgeType checks an entry of events/list. twice is true if an earlier entry has the same name.
 func (c *checker) judgeType(t eventType, twice bool) {
 	modes := []string{spec.ModePoll, spec.ModePush, spec.ModeWebhook}
 	unknown := slices.ContainsFunc(t.Delivery, func(m string) bool { return !slices.Contains(modes, m) })
@@ -254,8 +233,8 @@ func (c *checker) judgeType(t eventType, twice bool) {
 	}
 }
 
-// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type
-// that offers all modes, or else the first that offers this mode. pick returns false if no such type offers the mode.
+// pick returns the event type with which to check a mode: the one of the options or, without one, the first that offers all modes, or
+// else this mode.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {
@@ -272,9 +251,8 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that calls the function do with an event type that offers the mode. If no event type offers the mode, the
-// step marks the mode's rules as not testable, and the report says why. The parameter plural names the mode in this reason, for
-// example "polls".
+// useMode returns a step that calls do with an event type that offers the mode, or marks the mode's rules as not testable. plural is for the
+// reason, for example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
@@ -285,15 +263,13 @@ func (c *checker) useMode(mode, plural string, do func(context.Context, eventTyp
 	}
 }
 
-// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and the members of the
-// parameter more.
 func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)
 	return all
 }
 
-// emit makes the server emit n events. If that fails, emit marks the given rules as not testable and ends the step.
+// emit makes the server emit n events. If that fails, emit ends the step.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

@@ -18,14 +18,13 @@ import (
 )
 
 const (
-	// callTime limits the duration of a request. It is long because the server may send a challenge to the webhook
-	// receiver, and wait for the echo, before it answers events/subscribe.
+	// callTime is long because the server may send a challenge before it answers events/subscribe.
 	callTime = 30 * time.Second
-	// maxAnswer is the maximum size of an answer, and of each message of a stream, in bytes.
+	// maxAnswer limits an answer, and each message of a stream, in bytes.
 	maxAnswer = 8 << 20
 )
 
-// conn sends requests of revision 2026-07-28, the MCP revision for which the events extension is defined.
+// conn sends requests of revision 2026-07-28, for which the events extension is defined.
 type conn struct {
 	url, key, agent string
 	client          *http.Client
@@ -33,7 +32,6 @@ type conn struct {
 	seq             int
 }
 
-// answer holds the HTTP status and body of an answer, and the JSON-RPC result or error in the body.
 type answer struct {
 	status int
 	result json.RawMessage
@@ -54,7 +52,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String describes the answer for the detail of a failed rule, for example its error code and message.
+// String describes the answer for the detail of a failed rule.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:
@@ -65,7 +63,7 @@ func (a *answer) String() string {
 	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
 }
 
-// call sends a request and waits for the answer. It fails only if there is no answer.
+// call fails only if there is no answer.
 func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
 	return c.callAs(ctx, c.key, method, params)
 }
@@ -107,7 +105,7 @@ func (a *answer) read() {
 	}
 }
 
-// message returns the JSON-RPC response in the body of resp. In a stream, it skips the notifications before the response.
+// message returns the JSON-RPC response in the body of resp.
 func message(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -155,7 +153,6 @@ func (c *conn) send(ctx context.Context, key, method string, params map[string]a
 	return resp, id, httpcall.RedactError(err)
 }
 
-// note is a message of a stream and its time of arrival.
 type note struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
@@ -169,13 +166,12 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream the client keeps until a check reads them. When it keeps that many, it stops reading from
-// the connection.
+// maxNotes is how many messages of a stream wait for a check before the client stops reading.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")
 
-// open opens a stream. If the answer is not a stream, open returns the answer and errNoStream.
+// open returns the answer and errNoStream if the answer is not a stream.
 func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := time.AfterFunc(callTime, cancel)
@@ -196,9 +192,8 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that the server must refuse, and returns the answer. The server may send the error in the HTTP
-// response, or as the first message of a stream. openRefused waits for that message for at most the duration wait. If the server
-// accepts the stream, the returned answer has no error.
+// openRefused opens a stream that the server must refuse, and returns the answer. The error may be the first message of a stream. If the
+// server accepts the stream, the answer has no error.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -245,8 +240,7 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a notification with the given method, for at most the duration wait. It calls the function seen with each message
-// that it reads, so that the caller can also check the messages before the notification.
+// next waits for a notification with the given method. It calls seen with each message that it reads.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

@@ -13,7 +13,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// judgeHeaders checks the headers, signature and size of a request that a webhook endpoint has received.
 func (r *results) judgeHeaders(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
 		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
@@ -22,18 +21,16 @@ func (r *results) judgeHeaders(d delivery) {
 	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// deliveryCheck checks the deliveries to an endpoint that accepts events (the field hook), and to endpoints that fail on purpose.
+// deliveryCheck checks the deliveries to an endpoint that accepts events, and to endpoints that fail on purpose.
 type deliveryCheck struct {
 	subscriber
 	hook         *hook
 	subscription *subscribed
 	endpoints    *endpoints
-	// quiet is how long to wait before concluding that no delivery will arrive. It is at least three times as long as the
-	// first delivery took.
+	// quiet is how long to wait before concluding that no delivery will arrive.
 	quiet time.Duration
 }
 
-// judgeArrival checks a delivery to the endpoint that accepts events, and returns the event in it.
 func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	c.judgeHeaders(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && isJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
@@ -52,15 +49,13 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers. For
-// example, the endpoint gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which
-// must receive no request. The subscription of the endpoint expiring ends during the run.
+// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers: gone with 410, for
+// example. redirect redirects the server to target, which must receive no request. The subscription of expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it
 }
 
-// run publishes events and judges their deliveries to endpoints that accept them and to endpoints that fail.
 func (c *deliveryCheck) run(ctx context.Context) {
 	defer c.dropEndpoints(context.WithoutCancel(ctx))
 	c.subscribeEndpoints(ctx)
@@ -147,8 +142,8 @@ func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// checkRetries waits for the second attempt at the endpoint that answered 500 once. It also checks that the endpoints that
-// answered 410 or 413 got no second attempt, and that the server did not follow a redirect.
+// checkRetries waits for the second attempt at the endpoint that answered 500 once. There must be none after 410 and 413, and none that follows
+// a redirect.
 func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
@@ -170,8 +165,7 @@ func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	c.judge(ruleRedirect, len(e.target.listDeliveries(false)) == 0 && len(e.target.listDeliveries(true)) == 0, "the target of a redirect received a request")
 }
 
-// judgeRetry checks that the second attempt of an event has a new timestamp and a valid new signature. It returns false if no event has had
-// a second attempt yet.
+// judgeRetry checks the timestamp and signature of a second attempt. It returns false if there is none yet.
 func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
@@ -186,7 +180,7 @@ func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	return false
 }
 
-// judgeOnce checks that an endpoint received each event only once, because its answer (410 or 413) rules out a second attempt.
+// judgeOnce checks that an endpoint received each event only once.
 func (c *deliveryCheck) judgeOnce(ctx context.Context, r *Rule, h *hook) {
 	got := h.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
@@ -207,15 +201,13 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of the endpoint that answered 410. If deliveryStatus in the server's answer has no
-// lastError, checkStatus marks the rule as not testable. Otherwise, the method subscribe has already checked the value.
+// checkStatus refreshes a subscription, so that subscribe checks deliveryStatus.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// checkEnd checks that no event arrives at an endpoint after events/unsubscribe, and that none arrives at another endpoint
-// after its subscription has expired.
+// checkEnd checks that no event arrives after events/unsubscribe, or after a subscription has expired.
 func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))

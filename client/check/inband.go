@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// pollResult is the result of events/poll.
 type pollResult struct {
 	Events     []json.RawMessage `json:"events"`
 	Cursor     *string           `json:"cursor"`
@@ -20,16 +19,14 @@ type pollResult struct {
 	NextPollMs *int64            `json:"nextPollMs"`
 }
 
-// noPublish is the reason why rules that need an event are not testable.
+// noPublish is why rules that need an event are not testable.
 const noPublish = "no command publishes events (--publish)"
 
-// pollCheck checks events/poll of an event type.
 type pollCheck struct {
 	*checker
 	t eventType
 }
 
-// poll sends a poll and judges the form of its result.
 func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*pollResult, error) {
 	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.makeParams(c.t, more))
 	if err != nil {
@@ -72,7 +69,7 @@ func (c *pollCheck) run(ctx context.Context) {
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
 }
 
-// drain polls repeatedly, beginning at a cursor, until it has received n events. It returns their ids.
+// drain polls until it has received n events, and returns their ids.
 func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {
@@ -89,7 +86,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// Wait at most a second, even if the server asks for a longer pause, so that a check with a short c.Wait can poll again.
+		// Wait at most a second, so that a check with a short c.Wait can poll again.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
@@ -101,19 +98,18 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 	return ids
 }
 
-// commonParams are the params that all notifications of a stream have: events, heartbeats and errors.
+// commonParams are the params that all notifications of a stream have.
 type commonParams struct {
 	Cursor *string                    `json:"cursor"`
 	Meta   map[string]json.RawMessage `json:"_meta"`
 }
 
-// pushCheck checks events/stream of an event type.
 type pushCheck struct {
 	*checker
 	t eventType
 }
 
-// judgeNote returns a function that checks that a notification of the stream s has the subscription id of s.
+// judgeNote returns a function that checks the subscription id of a stream's notifications.
 func (c *pushCheck) judgeNote(s *stream) func(note) {
 	return func(n note) {
 		if n.Method == "" {
@@ -126,8 +122,7 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 	}
 }
 
-// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits for notifications/events/active. It checks that
-// this notification is the stream's first message.
+// begin opens a stream after a cursor (or for new events) and checks that its first message is notifications/events/active.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
 	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
@@ -168,8 +163,8 @@ func (c *pushCheck) run(ctx context.Context) {
 	c.awaitHeartbeat(ctx, s)
 }
 
-// checkEvents publishes two events. It checks that they arrive on the stream, that polls return the same ids, and that a second stream
-// resumes after the first event's cursor.
+// checkEvents publishes two events. It checks that they arrive, that polls return the same ids, and that a second stream resumes after the
+// first one.
 func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	if c.Publish == nil {
 		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)
@@ -212,8 +207,7 @@ func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	c.judge(rulePushResume, got == arrived[1].EventID, "after the cursor of %s: got %s, want %s", arrived[0].EventID, got, arrived[1].EventID)
 }
 
-// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds. A missing heartbeat is not a failure if the check waits for a
-// shorter time.
+// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds, or is not testable if c.Wait is shorter.
 func (c *pushCheck) awaitHeartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.judgeNote(s))

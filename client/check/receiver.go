@@ -27,11 +27,10 @@ type receiver struct {
 	hooks map[string]*hook
 }
 
-// hook is a webhook endpoint of the receiver, with the requests that it has received.
+// hook is a webhook endpoint of the receiver.
 type hook struct {
 	url string
-	// status returns the HTTP status for delivery n, counted from 0; nil means 204. Challenge writes the answer to a challenge; nil echoes
-	// the challenge.
+	// status returns the HTTP status for delivery n, counted from 0; nil means 204. challenge writes the answer to a challenge; nil echoes it.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
 	location  string // for a redirect
@@ -42,7 +41,6 @@ type hook struct {
 	changed chan struct{} // closed and replaced with each delivery
 }
 
-// delivery is a request to a hook.
 type delivery struct {
 	method   string
 	header   http.Header
@@ -77,7 +75,6 @@ func (r *receiver) end() {
 	}
 }
 
-// newHook returns a new endpoint with its own path.
 func (r *receiver) newHook(name string) *hook {
 	secret, _ := webhook.NewSecret()
 	h := &hook{url: r.base + "/" + name, secrets: []string{secret}, changed: make(chan struct{})}
@@ -124,7 +121,7 @@ func (h *hook) serve(w http.ResponseWriter, d delivery) {
 	}
 }
 
-// record verifies the signatures of a delivery and stores it. It returns how many events the endpoint had received before.
+// record stores a delivery. It returns how many events the endpoint had received before.
 func (h *hook) record(d *delivery) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -144,7 +141,7 @@ func (h *hook) record(d *delivery) (n int) {
 	return n
 }
 
-// rotate adds a new secret, which becomes the newest. Signatures with the previous secret are still recognized, see delivery.old.
+// rotate adds a new secret. Signatures with the previous one are still recognized, see delivery.old.
 func (h *hook) rotate() {
 	secret, _ := webhook.NewSecret()
 	h.mu.Lock()
@@ -158,15 +155,14 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// listDeliveries returns the control messages that the endpoint has received so far or, if control is false, the events.
+// listDeliveries returns the control messages or the events that the endpoint has received.
 func (h *hook) listDeliveries(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// awaitEvents waits until the endpoint has received n events, but for at most the duration wait. It returns all events that the endpoint
-// has received so far.
+// awaitEvents waits until the endpoint has received n events. It returns all received events.
 func (h *hook) awaitEvents(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {

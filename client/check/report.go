@@ -16,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// The results of a rule.
 const (
 	Passed      = "passed"
 	Failed      = "failed"
@@ -34,8 +33,8 @@ type Result struct {
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the version of MCP Events that the server follows: released or final (see [spec.Profile]), or "mixed" if its answers show
-	// both. It is empty if no answer showed a version. ShownBy lists, for each profile, what showed it, for example "error numbers".
+	// Profile is the version of MCP Events that the server follows: released, final (see [spec.Profile]), "mixed" or, if unknown, "".
+	// ShownBy lists, for each profile, what showed it, for example "error numbers".
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -45,10 +44,9 @@ type Report struct {
 	Results     []Result            `json:"results"`
 }
 
-// mixed is the profile in the report if some answers of the server follow the released profile, and others the final one.
 const mixed = "mixed"
 
-// results are the results of the rules that were checked so far. A rule that has failed once stays failed.
+// A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
 	shownBy map[string][]string // by profile
@@ -58,14 +56,14 @@ func newResults() *results {
 	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
 }
 
-// noteProfile records that a feature of an answer, for example "error numbers", shows that the server follows a profile.
+// noteProfile records a feature of an answer that shows a profile, for example "error numbers".
 func (r *results) noteProfile(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}
 }
 
-// judgeProfile returns the server's profile, and checks that all answers show the same one.
+// judgeProfile checks that all answers show the same profile.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:
@@ -100,7 +98,6 @@ func (r *results) skip(why string, rules ...*Rule) {
 	}
 }
 
-// judge records that a rule passed or, if ok is false, that it failed. f and args then format the detail, which says why.
 func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 	if ok {
 		r.pass(rule)
@@ -111,8 +108,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. It marks the rules without a result as not testable. The parameter otherwise is the reason that
-// the report gives for these rules.
+// report returns the results of all rules. otherwise is the reason for rules without a result.
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)
@@ -135,7 +131,7 @@ func (r *results) report(server, otherwise string) *Report {
 	return out
 }
 
-// Write prints the report as a table or as JSON. If junit is not empty, Write also writes the report as JUnit XML to that file.
+// Write prints the report as a table or as JSON, and as JUnit XML to the file junit unless that is "".
 func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	if junit != "" {
 		f, err := os.Create(junit)
@@ -172,7 +168,7 @@ func (r *Report) Table(w io.Writer) error {
 	return err
 }
 
-// details prints the reasons of all rules with the given result. It groups the rules that have the same reason.
+// details prints the reasons of all rules with the given result.
 func (r *Report) details(w io.Writer, result string) error {
 	var reasons []string
 	of := map[string][]string{}
@@ -205,7 +201,6 @@ func (r *Report) JSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// The elements of a JUnit file.
 type (
 	suite struct {
 		XMLName  xml.Name `xml:"testsuite"`
@@ -227,7 +222,7 @@ type (
 	}
 )
 
-// JUnit prints the report as JUnit XML. A failed SHOULD is reported as skipped, with its detail, so that it does not fail a build.
+// JUnit prints the report as JUnit XML. A failed SHOULD is reported as skipped, so that it does not fail a build.
 func (r *Report) JUnit(w io.Writer) error {
 	s := suite{Name: "MCP Events: " + r.Server, Tests: len(r.Results), Failures: r.FailedMust, Skipped: len(r.Results) - r.Passed - r.FailedMust}
 	for _, one := range r.Results {

@@ -14,10 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// text identifies the version of the specification that contains the rules.
+// text is the version of the specification.
 const text = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
 
-// The levels of rules: the word with which the specification requires them.
 const (
 	must   = "MUST"
 	should = "SHOULD"
@@ -31,8 +30,7 @@ type Rule struct {
 	Text    string `json:"text"`
 }
 
-// rules lists all rules in the order of the report. A statement of the specification without MUST or SHOULD counts as a MUST if clients
-// depend on it.
+// rules are in the order of the report. A statement without MUST or SHOULD counts as a MUST if clients depend on it.
 var rules []*Rule
 
 func rule(id, level, section, text string) *Rule {
@@ -41,12 +39,10 @@ func rule(id, level, section, text string) *Rule {
 	return r
 }
 
-// rulesOfMode returns the rules of a mode. Their ids begin with the mode.
 func rulesOfMode(mode string) []*Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r *Rule) bool { return !strings.HasPrefix(r.ID, mode+"-") })
 }
 
-// The sections of the specification that contain the rules.
 const (
 	inConventions = "Specification"
 	inCapability  = "Capability Negotiation"
@@ -135,8 +131,7 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes maps the name of an error to its JSON-RPC code. If there are two codes, the final profile has the first one, and the
-// released profile the second one.
+// codes has the JSON-RPC codes of errors. The final profile has the first one, and the released profile the second one.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -145,8 +140,7 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the
-// report. If the code of the error shows which profile the server follows, judgeRefusal records the profile.
+// judgeRefusal checks that an answer is the error with the given name. what describes the refused request.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -158,11 +152,9 @@ func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	r.fail(rule, "%s: got %s, want %s (%d)", what, a, name, codes[name][0])
 }
 
-// categories are the allowed values of deliveryStatus.lastError, and of data.reason in the error for an endpoint that
-// fails.
+// categories are the values of deliveryStatus.lastError, and of data.reason in the error for an endpoint that fails.
 var categories = []string{"connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"}
 
-// occurrence is an event, in the form that all modes share.
 type occurrence struct {
 	EventID   string          `json:"eventId"`
 	Name      string          `json:"name"`
@@ -171,7 +163,6 @@ type occurrence struct {
 	Cursor    *string         `json:"cursor"`
 }
 
-// judgeEvent checks the form of an event and its payload, and returns the decoded event.
 func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occurrence {
 	var o occurrence
 	err := json.Unmarshal(raw, &o)
@@ -185,7 +176,7 @@ func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occu
 	return o
 }
 
-// compile compiles a schema. An absent schema allows any value. References to other documents are not loaded.
+// An absent schema allows any value. compile loads no other documents.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage("true")
@@ -209,7 +200,6 @@ func isObject(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &members) == nil && members != nil
 }
 
-// clip quotes the beginning of a text from the server, for reports.
 func clip(raw []byte) string {
 	const most = 200
 	if len(raw) > most {
@@ -218,10 +208,8 @@ func clip(raw []byte) string {
 	return fmt.Sprintf("%q", raw)
 }
 
-// unknownEvent is a name that no server gives to an event type.
 const unknownEvent = "mcp-events-check.no-such-event"
 
-// refusalCheck sends polls and requests for streams that the server must refuse.
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
@@ -231,8 +219,7 @@ func (c *refusalCheck) run(ctx context.Context) {
 	c.checkWrongMode(ctx)
 }
 
-// sendUnfit sends two requests with the function ask, one for an unknown event type and one for type t with invalid arguments. It
-// checks that the server refuses both.
+// sendUnfit checks that the server refuses an unknown event type and invalid arguments for type t.
 func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	r.judgeRefusal(ruleUnknownEvent, a, "NotFound", "an unknown event type")
@@ -245,8 +232,7 @@ func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer
 	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// chooseCheapest returns a method and an event type that offers it, for requests that the server must refuse. It
-// prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
+// chooseCheapest prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
 func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true
@@ -255,8 +241,6 @@ func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	return spec.MethodEventsStream, t, ok
 }
 
-// ask sends a request that the server must refuse, and returns the answer. If a stream opens nevertheless, ask closes
-// it.
 func (c *refusalCheck) ask(ctx context.Context, method string, params map[string]any) *answer {
 	if method != spec.MethodEventsStream {
 		return need(c.conn.call(ctx, method, params))
@@ -264,8 +248,7 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
-// checkWrongMode requests events in a mode that their type does not offer, and checks that the server refuses the
-// request.
+// checkWrongMode checks that the server refuses a mode that an event type does not offer.
 func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
@@ -279,7 +262,6 @@ func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	c.skip("all event types offer the same modes without webhooks, or need arguments", ruleWrongMode)
 }
 
-// accepts reports whether arguments fit a schema.
 func accepts(schema json.RawMessage, arguments string) bool {
 	s, err := compile(schema)
 	if err != nil {
@@ -289,7 +271,7 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// makeMisfit returns arguments that do not match a schema, or nil if it cannot find any.
+// makeMisfit returns arguments that do not match a schema, or nil.
 func makeMisfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`

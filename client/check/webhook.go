@@ -14,7 +14,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// subscribed is the result of events/subscribe.
 type subscribed struct {
 	ID             string  `json:"id"`
 	RefreshBefore  *string `json:"refreshBefore"`
@@ -24,8 +23,7 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// expiry returns when the subscription ends. The zero time means that it never ends. Ok is false if the server sent an invalid
-// time.
+// expiry returns when the subscription ends, or the zero time for never. ok is false for an invalid time.
 func (s *subscribed) expiry() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
@@ -34,27 +32,23 @@ func (s *subscribed) expiry() (t time.Time, ok bool) {
 	return t, err == nil
 }
 
-// deliveryRules are the rules that can be checked only with deliveries.
 var deliveryRules = []*Rule{
 	ruleDelivery, ruleHeaders, ruleSignature, ruleWebhookID, ruleSize, ruleReplay, ruleRetry, ruleGone, ruleTooLarge, ruleRedirect, ruleStatus,
 	ruleRotation, ruleDual, ruleUnsubscribe, ruleExpiry,
 }
 
-// toDelivery returns the parameter "delivery" of events/subscribe.
 func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
 
-// subscriber calls events/subscribe and events/unsubscribe for one event type. The endpoints that it subscribes are hooks, which its
-// receiver serves.
+// subscriber subscribes hooks to one event type.
 type subscriber struct {
 	*checker
 	t        eventType
 	receiver *receiver
 }
 
-// subscribe calls events/subscribe for the endpoint h and judges the result. The parameter more has further parameters of the
-// request. If the server refuses, the returned subscription is nil, and the answer has the error.
+// subscribe subscribes the endpoint h and judges the result. If the server refuses, the returned subscription is nil.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -84,7 +78,7 @@ func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) 
 	return c.conn.call(ctx, spec.MethodEventsUnsub, c.makeParams(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// webhookCheck checks events/subscribe and events/unsubscribe of an event type, and then runs a [deliveryCheck].
+// webhookCheck runs a [deliveryCheck] at the end.
 type webhookCheck struct{ subscriber }
 
 func (c *webhookCheck) run(ctx context.Context) {
@@ -116,11 +110,10 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// noPrincipals is the reason in the report for rules that need two different callers. They are not testable on a server without
-// authentication.
+// noPrincipals is why rules that need two different callers are not testable.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
-// judgeChallenge checks the challenge that the server sent before it accepted the first subscription.
+// judgeChallenge checks the challenge that the server sent to the first endpoint.
 func (c *webhookCheck) judgeChallenge(h *hook) {
 	control := h.listDeliveries(true)
 	if len(control) == 0 {
@@ -134,7 +127,7 @@ func (c *webhookCheck) judgeChallenge(h *hook) {
 	c.judgeHeaders(d)
 }
 
-// checkRefusals sends requests for subscriptions that the server must refuse, and checks the answers.
+// checkRefusals sends requests that the server must refuse.
 func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	h := c.receiver.newHook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {
@@ -168,8 +161,8 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	c.checkAddresses(subscribe, h)
 }
 
-// checkAddresses checks that the server refuses an http URL and the URLs of private addresses such as 10.0.0.1. Servers may
-// accept these with development settings, so the check is skipped if the receiver itself has an http URL.
+// checkAddresses checks that the server refuses http URLs and private addresses. Servers may accept these with development settings, so the
+// check is skipped if the receiver itself has an http URL.
 func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
@@ -185,8 +178,7 @@ func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[st
 	}
 }
 
-// compareKeys checks that a refresh keeps the subscription's id and that another URL gets another id. It also checks the answer to
-// events/unsubscribe for a subscription that does not exist.
+// compareKeys checks that a refresh keeps the subscription's id, and events/unsubscribe for a subscription that does not exist.
 func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
@@ -203,8 +195,7 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 	c.judgeRefusal(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
 }
 
-// checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly, and checks that the server refuses
-// them.
+// checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly.
 func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	if c.hasResult(ruleChallengeFail) { // it has a result only if the server sends no challenges
 		c.skip("the server sends no challenges", ruleUnreachable)
@@ -214,8 +205,7 @@ func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	c.checkFailing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
-// oracle is the text of an endpoint's response. The server must not show it to the subscriber, who could otherwise read responses from the
-// server's internal network.
+// oracle is the text of an endpoint's response. The subscriber must not see it, because it could come from the server's internal network.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
 func (c *webhookCheck) checkFailing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {

@@ -1,5 +1,4 @@
-// Package listen implements the command of the same name: it receives events with package client, and prints each as a line of
-// JSON or runs a command for it.
+// Package listen receives events with package client, and prints each as a line of JSON or runs a command for it.
 package listen
 
 import (
@@ -21,43 +20,39 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// URL is the server's URL, Key the caller's key, and Agent the name of this program.
+	// Agent is the name of this program.
 	URL, Key, Agent string
 	Revision        string
 
-	// URIs are the URIs to subscribe to. Their events arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
+	// Events of URIs arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
 	URIs   []string
 	Stream bool
 
-	// Name is the event type to subscribe to (MCP Events), instead of URIs. Arguments is a JSON object. Mode is a mode of
-	// package client. If it is empty, Run opens a stream or, if the server offers none, polls.
+	// Name is the event type to subscribe to, instead of URIs. Arguments is a JSON object. If Mode is empty, Run opens a stream or, if the
+	// server offers none, polls.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow makes Run open a stream, or poll, instead of using a webhook in two cases: the server refuses the webhook, or it
-	// runs on another machine, which cannot reach the receiver at Listen.
+	// OrFollow makes Run open a stream, or poll, if the server refuses the webhook or runs on another machine.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
-	// File is the file that keeps the cursor of a subscription to an event type. With a file, Run does not end a webhook
-	// subscription at the server, so that the next run continues it.
+	// File keeps the cursor. With a file, Run does not end a webhook subscription at the server, so that the next run continues it.
 	File string
 
-	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
-	// receiver; if it is empty, Run uses the URL of Listen.
+	// Listen is the address of the webhook receiver. Target is its URL for the server, if different.
 	Listen, Target string
-	// Secret is where Run prints the webhook's secret. If it is nil, Run does not print the secret.
+	// Secret is where Run prints the webhook's secret, or nil.
 	Secret io.Writer
 
-	// Run is the command to run for each event of the event type, up to Concurrency at the same time. If it is nil, events are
-	// printed.
+	// Run is the command for each event, up to Concurrency at the same time. If it is nil, events are printed.
 	Run         *run.Command
 	Concurrency int
 
-	// Run ends when Count events have arrived or when the time in the field For has passed, whichever is first. 0 means no limit. If
-	// both are set and fewer than Count events arrive in time, Run returns an error.
+	// Run ends after Count events or the time For, whichever is first. 0 means no limit. If both are set and fewer events arrive in time, Run
+	// returns an error.
 	Count int
 	For   time.Duration
 
@@ -65,10 +60,10 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// leastPoll is the shortest time between two polls. It is short because a person watches the command.
+// leastPoll is short because a person watches the command.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives events until ctx ends, or until it reaches a limit: [Options.Count] or [Options.For].
+// Run receives events until ctx ends or a limit is reached.
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -88,8 +83,7 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// receive subscribes and receives events until the subscription ends. With OrFollow, it uses a stream or polls if webhooks are not
-// possible.
+// receive receives events until the subscription ends.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
@@ -103,7 +97,6 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 	return err
 }
 
-// withoutWebhooks returns a copy of the options that uses a stream or polls instead of webhooks.
 func (o *Options) withoutWebhooks() *Options {
 	follow := *o
 	follow.Stream = o.Name == ""
@@ -111,8 +104,7 @@ func (o *Options) withoutWebhooks() *Options {
 	return &follow
 }
 
-// isRefusal reports whether err is a permanent refusal by the server. A retry is then useless, but a subscription without a
-// webhook may succeed.
+// isRefusal reports whether err is a permanent refusal, after which a subscription without a webhook may succeed.
 func isRefusal(err error) bool {
 	if err == nil {
 		return false
@@ -124,9 +116,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server
-// accepted the subscription. If the parameter noWebhooks is not empty, it is the reason why events do not arrive as webhooks, and
-// receiveOneWay logs it.
+// receiveOneWay receives in the mode of the options until the subscription ends. noWebhooks is why events do not arrive as webhooks, for the
+// log.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
@@ -145,7 +136,7 @@ func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks stri
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = c.Close() }() // if Close fails, the server forgets the session later
+	defer func() { _ = c.Close() }()
 	sub, err := c.Subscribe(ctx, what)
 	if err != nil {
 		return false, err
@@ -171,7 +162,6 @@ func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks stri
 	return true, sub.Err()
 }
 
-// subscription returns the options for package client.
 func (o *Options) subscription(p *printer) client.SubscribeOptions {
 	s := client.SubscribeOptions{
 		Cursor: o.Cursor,
@@ -202,14 +192,13 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 	return s
 }
 
-// line is a printed line: an event, or a gap.
 type line struct {
 	client.Event
-	// Envelope is "gap" for a gap, and empty for an event.
+	// Envelope is "gap" for a gap.
 	Envelope string `json:"envelope,omitempty"`
 }
 
-// printer prints a line of JSON for each event. When it has printed the wanted number of events, it calls its function full.
+// printer prints a line of JSON for each event, and calls full after the wanted number of events.
 type printer struct {
 	mu   sync.Mutex
 	out  io.Writer
@@ -238,7 +227,6 @@ func (p *printer) print(l line) error {
 	return nil
 }
 
-// count counts an event without printing it.
 func (p *printer) count() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +239,7 @@ func (p *printer) counted() {
 	}
 }
 
-// setMode sets the mode of the subscription, for example "poll", which the printed gaps contain.
+// setMode sets the mode for printed gaps, for example "poll".
 func (p *printer) setMode(mode string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,7 +252,6 @@ func (p *printer) mode() string {
 	return p.via
 }
 
-// missing returns the number of events that have not arrived yet.
 func (p *printer) missing() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

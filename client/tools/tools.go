@@ -1,13 +1,8 @@
 //lint:file-ignore SA1019 The SDK deprecates log messages, but we still serve the revisions that have them.
 
 // Package tools is an MCP server over stdio whose tools receive the events of another MCP server, for clients that support
-// tools but no events. Package shared/mcp/eventtools declares the tools, which the MCP endpoint has, too. Here they get their
-// events from a [client.Client], so the process needs no public address. The other server decides by the key what the caller
-// may receive.
-//
-//	tools.go    the subscriptions of the session, and how the tools read them
-//	inbox.go    the events that have arrived, which of them are unread, and notifications about them between two calls
-//	stdio.go    messages in lines, the limit of requests in flight, and messages that the client has not read yet
+// tools but no events. Package shared/mcp/eventtools declares the tools. Here they get their events from a [client.Client], so the process
+// needs no public address.
 package tools
 
 import (
@@ -32,13 +27,12 @@ import (
 )
 
 const (
-	// maxSubscriptions limits the subscriptions of a session.
 	maxSubscriptions = 20
-	// startTimeout is how long the other server may take to accept a subscription.
+	// startTimeout limits how long the other server takes to accept a subscription.
 	startTimeout = 30 * time.Second
 )
 
-// Tools holds the subscriptions of one session. Close ends them.
+// Tools holds the subscriptions of one session.
 type Tools struct {
 	client        *client.Client
 	inbox         inbox
@@ -53,7 +47,7 @@ type Tools struct {
 	lastID int
 }
 
-// subscription is one subscription at the other server. The mutex of Tools guards its members.
+// The mutex of Tools guards the members of a subscription.
 type subscription struct {
 	id, name string
 	position *position
@@ -61,21 +55,18 @@ type subscription struct {
 	err      error // why the subscription has ended; nil if the model ended it
 }
 
-// position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events
-// continues at the position. If the model ends the subscription, a new one begins with the events that occur from then on.
+// position is the [client.Store] of one subscription. After a failure, a new subscription to the same events continues at the position.
 type position struct {
 	mu     sync.Mutex
 	cursor string
 }
 
-// Load implements [client.Store].
 func (p *position) Load(context.Context, string) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cursor, nil
 }
 
-// Save implements [client.Store].
 func (p *position) Save(_ context.Context, _, cursor string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,14 +82,12 @@ func New(c *client.Client) *Tools {
 	return t
 }
 
-// Close ends all subscriptions and waits for their goroutines.
 func (t *Tools) Close() {
 	t.stop()
 	t.wg.Wait()
 }
 
-// Serve serves one client over standard input and output, as a server with this name and version, until the client closes its end or
-// ctx ends.
+// Serve serves one client over standard input and output.
 func (t *Tools) Serve(ctx context.Context, name, version string, in io.Reader, out io.Writer) error {
 	lines := newStdio(in, out)
 	defer lines.end()
@@ -109,7 +98,6 @@ func (t *Tools) Serve(ctx context.Context, name, version string, in io.Reader, o
 	return fault.Wrap(fault.Unavailable, err, "serve over stdio")
 }
 
-// server returns an MCP server with the tools.
 func (t *Tools) server(name, version string, lines *stdio) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: name, Version: version}, &mcp.ServerOptions{
 		Instructions:       eventtools.Instructions + pushInstructions,
@@ -147,13 +135,11 @@ func (t *Tools) call(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallTo
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(text)}}, StructuredContent: json.RawMessage(text)}, nil
 }
 
-// source implements [eventtools.Source] for one call of a tool.
 type source struct {
 	*Tools
 	req *mcp.CallToolRequest
 }
 
-// EventTypes implements [eventtools.Source].
 func (s *source) EventTypes(ctx context.Context) (all []eventtools.EventType, err error) {
 	types, err := s.client.EventTypes(ctx)
 	for _, t := range types {
@@ -165,8 +151,7 @@ func (s *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, err
 }
 
-// Subscribe implements [eventtools.Source]. It waits until the other server has accepted the subscription. If this session has already
-// subscribed to the same events, Subscribe returns the id of that subscription.
+// Subscribe implements [eventtools.Source]. It returns the existing subscription if there is one to the same events.
 func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	key, err := subscriptionKey(name, arguments)
 	if err != nil {
@@ -192,7 +177,7 @@ func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return "", fault.Wrap(fault.Unavailable, err, "subscribe to %s", name)
 }
 
-// subscriptionKey returns a text that is the same for equal names and arguments. The order of the arguments' members does not matter.
+// subscriptionKey returns a text that is the same for equal names and arguments.
 func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
@@ -207,8 +192,7 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	return name + " " + string(sorted), fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// start starts a subscription. The channel accepted is closed when the server accepts the subscription, and the channel ended
-// receives the error with which it ends. If the same subscription is already running, start returns it, and both channels are nil.
+// start starts a subscription. ended receives the error with which it ends. If the subscription is already running, both channels are nil.
 func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *subscription, accepted <-chan struct{}, ended <-chan error, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -254,7 +238,6 @@ func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *su
 	return s, ready, done, nil
 }
 
-// remove ends a subscription and forgets it.
 func (t *Tools) remove(s *subscription) {
 	s.stop()
 	t.mu.Lock()
@@ -262,7 +245,6 @@ func (t *Tools) remove(s *subscription) {
 	maps.DeleteFunc(t.subs, func(_ string, other *subscription) bool { return other == s })
 }
 
-// Unsubscribe implements [eventtools.Source].
 func (t *Tools) Unsubscribe(_ context.Context, id string) (bool, error) {
 	if id == "" {
 		return false, fault.New(fault.Invalid, "subscription is missing")
@@ -303,7 +285,6 @@ func (t *Tools) checkRunning(id string) error {
 	return fault.New(fault.NotFound, "there is no subscription %.64q (there are: %s)", id, strings.Join(ids, ", "))
 }
 
-// Read implements [eventtools.Source].
 func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Events, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, q.Wait)
@@ -339,8 +320,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	}
 }
 
-// notifyProgress sends a progress notification if the client asked for them. The notification says how long the call has waited so
-// far, and how long it will wait at most.
+// notifyProgress says how long the call has waited, if the client asked for progress.
 func (s *source) notifyProgress(ctx context.Context, waited, total time.Duration) {
 	if token := s.req.Params.GetProgressToken(); token != nil {
 		_ = s.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
