@@ -157,8 +157,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{running: running, auth: internal.Auth}, nil
 }
 
-// parse parses the settings and the files. It does not return the error of a malformed file or of a workspace's name but leaves
-// it in SettingsError. With LastSettings the server starts nevertheless, and a reload still applies the configuration.
+// parse leaves the error of a malformed file in SettingsError. With LastSettings the server starts nevertheless, and a reload still applies
+// the configuration.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, CatalogName: "Catalog", Auth: auth.Mode(o.Auth),
@@ -186,7 +186,6 @@ func (o Options) parse() (standalone.Options, error) {
 	return out, nil
 }
 
-// parseCatalog parses the catalog of a workspace.
 func parseCatalog(workspace string, text []byte) (*catalog.Catalog, error) {
 	if !auth.ValidWorkspace(workspace) {
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace", workspace)
@@ -264,8 +263,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed returns the error err of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of
-// err.
+// markClosed turns the error of a call during which the server was closed into an [ErrClosed].
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)
