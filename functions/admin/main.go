@@ -1,6 +1,5 @@
-// Command admin is the function for the admin API and the console, with which operators, and the owners of subscriptions,
-// inspect and control the deployment. It does not attempt deliveries or open secrets: dispatch and retry carry out what it
-// requests. It streams its responses, because a page of events may exceed the size limit of a buffered response.
+// Command admin is the function for the admin API and the console. It does not attempt deliveries or open secrets: dispatch and retry
+// carry out what it requests. It streams its responses, because a page of events may exceed the size limit of a buffered response.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Command keys is the function that checks the settings of a deployment, and creates and rotates its keys. It is behind the custom
-// resource Keys in template.yaml. See functions/internal/keyresource.
+// Command keys is the function behind the custom resource Keys in template.yaml, see functions/internal/keyresource.
 package main
 
 import (

@@ -1,7 +1,5 @@
-// Command retry is the function for periodic jobs, which runs every minute. It runs the jobs of [webhooks.NewJobs], for example moving
-// due deliveries to the slow queue and removing expired subscriptions. It also continues replays, publishes the messages in the inbox,
-// moves messages from the dead-letter queues to the store so that operators can see them, and announces changed catalogs and backends
-// that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
+// Command retry is the function for periodic jobs, which runs every minute. Besides the jobs of [webhooks.NewJobs], it continues replays,
+// publishes the messages in the inbox, stores dead letters for operators, and announces changes.
 package main
 
 import (
@@ -19,8 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is the extra time that this function waits before it announces a changed catalog. By then, the command that
-// applied the catalog has usually announced the change. This function announces it only if the command did not.
+// announceLast is the extra time before an announcement. By then, the command that applied a catalog has usually announced the change.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
@@ -33,8 +30,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	})
 	jobs = append(jobs, []periodic.Job{
 		{Name: "replays", Run: webhooks.NewReplays(p.Core, deadletter.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
-		// Read the inbox here, because by default no event source mapping does: even the smallest mapping can use two of the
-		// account's concurrent executions.
+		// By default there is no event source mapping, because even the smallest one can use two of the account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
@@ -44,7 +40,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.InvokedHandler(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
-			each = time.Until(end) - 3*time.Second // leave time in which the jobs record their progress
+			each = time.Until(end) - 3*time.Second
 		}
 		return periodic.Round(ctx, each, p.Log, jobs...)
 	}), nil

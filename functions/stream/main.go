@@ -1,5 +1,5 @@
-// Command stream is the function that serves the MCP endpoint. It lists, reads and streams events. It forwards changes of webhook
-// subscriptions to register and deregister, so that the function that faces the internet cannot write a subscription or read a secret.
+// Command stream is the function that serves the MCP endpoint. It forwards changes of webhook subscriptions to register and deregister, so
+// that the function that faces the internet cannot write a subscription or read a secret.
 package main
 
 import (
@@ -22,8 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// parts are shared by the MCP endpoint and the HTTP API for consents. They need the stored key, so they are created at the
-// first request.
+// parts need the stored key, so they are created at the first request.
 type parts struct {
 	key      []byte // authenticates cursors and other state that clients hold
 	backends *gateway.Gateway
@@ -48,7 +47,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
-		// Send the events of conversations to the inbox queue, because only the function publish may send to the events queue.
+		// Only the function publish may send to the events queue, so events of conversations go to the inbox queue.
 		s.talk, err = app.NewConversation(p.Core, conversation.Options{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.InboxPublisher{Queue: p.Queues},
 		})
@@ -84,7 +83,6 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.StreamHandler(p.RequireFront(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), endpoint), nil
 }
 
-// forwardTo returns a handler that forwards requests to the function whose name is in the given environment variable.
 func forwardTo(p *boot.Process, variable string) (http.Handler, error) {
 	name, err := p.Variable(variable)
 	return forward.Handler{Invoke: forward.Lambda(p.AWS, name), Log: p.Log}, err

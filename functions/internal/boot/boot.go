@@ -1,9 +1,5 @@
-// Package boot starts a function's process, and runs its handler for each batch of a queue or HTTP request. From the settings in the
-// environment, it creates the AWS clients, the store, the queues, the catalog and the authenticator, once per process and without
-// sending a request.
-//
-// The time from exec to the first request for work is the cold start, so anything that needs a request is created at
-// first use ([Lazy]). This package contains no domain rules; the functions' main.go connect the parts.
+// Package boot starts a function's process, and runs its handler for each batch of a queue or HTTP request. The time from exec to the first
+// request for work is the cold start, so anything that needs a request is created at first use ([Lazy]).
 package boot
 
 import (
@@ -40,22 +36,20 @@ import (
 )
 
 // Environment variables that template.yaml sets in addition to the settings of [config.FromEnv]. The variable of a table or
-// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL for the URL of the
-// slow queue. A function receives only the names of the tables and queues that its policy allows it to use.
+// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
 	envAuth     = "MCPEVENTS_AUTH"
 	envLogLevel = "MCPEVENTS_LOG_LEVEL"
 	envStack    = "MCPEVENTS_STACK"
-	// EnvKey is the KMS key that encrypts the private keyset, with which webhook secrets are opened.
+	// EnvKey is the KMS key that encrypts the private keyset.
 	EnvKey = "MCPEVENTS_KEY_ID"
 	// EnvRegister and EnvDeregister name the functions to which the stream function forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
 	// EnvPublishURL is the URL of the publish function, to which backends send their events as webhooks.
 	EnvPublishURL = "MCPEVENTS_PUBLISH_URL"
-	// envEventsDead is the URL of the dead-letter queue of the events queue.
 	envEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )
 
@@ -63,15 +57,15 @@ const (
 type Process struct {
 	*app.Core
 	AWS     aws.Config
-	Secrets *parameters.Store // looks up the configuration's secrets
-	Mode    auth.Mode         // how callers are authenticated
+	Secrets *parameters.Store
+	Mode    auth.Mode
 
 	queues    *queuesqs.Queues
 	emf       *metric.EMF
 	spans     *sdktrace.TracerProvider // nil if spans are not exported
 	collector collector                // limits the time spent on exporting spans and metrics
 	getenv    func(string) string
-	mount     func(*http.ServeMux) // mounts additional paths; may be nil
+	mount     func(*http.ServeMux)
 }
 
 // Build creates the parts of the process from the settings in the environment.
@@ -107,7 +101,6 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	return p, fault.Wrap(fault.Internal, p.WatchLog(), "make the metrics")
 }
 
-// createMetrics creates the metrics and, if there is a collector, the tracer.
 func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *metric.Set, tracer *trace.Tracer, err error) {
 	stack := p.getenv(envStack)
 	p.emf = metric.NewEMF(newLog(slog.LevelInfo), stack, time.Now) // not subject to the log level, because alarms depend on the metrics
@@ -132,9 +125,8 @@ func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *me
 	return counters, trace.New(p.spans), nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. A function that
-// no client calls gets an authenticator only with --auth keys, because it uses the authenticator to look up whether
-// principals still have their rights.
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. With --auth keys, functions
+// without callers need it too, to look up whether principals still have their rights.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:
@@ -148,7 +140,6 @@ func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored)
 	return nil, ""
 }
 
-// Variable returns the value of an environment variable, or an error if the variable is not set.
 func (p *Process) Variable(name string) (string, error) {
 	if v := p.getenv(name); v != "" {
 		return v, nil
@@ -156,7 +147,7 @@ func (p *Process) Variable(name string) (string, error) {
 	return "", fault.New(fault.Invalid, "%s is not set", name)
 }
 
-// IsFrom reports whether arn, the source of an invocation's event, is the ARN of the queue with the given name.
+// IsFrom reports whether arn is the ARN of the queue with the given name.
 func (p *Process) IsFrom(arn string, name queue.Name) bool {
 	url := p.getenv(queueVariable(name))
 	return arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:]
@@ -164,7 +155,7 @@ func (p *Process) IsFrom(arn string, name queue.Name) bool {
 
 func tableVariable(t store.Table) string { return envTable + strings.ToUpper(string(t)) }
 
-// tableName returns the name of a table, which is given as a name or, if the stack adopted the table, as an ARN.
+// tableName returns the name of a table, which is given as a name or an ARN.
 func tableName(given string) string { return given[strings.LastIndexByte(given, '/')+1:] }
 
 func queueVariable(q queue.Name) string { return envQueue + strings.ToUpper(string(q)) + "_URL" }
@@ -188,21 +179,19 @@ func newLog(level slog.Leveler) *slog.Logger {
 }
 
 const (
-	// flushTime limits how long an invocation waits for the collector of spans and metrics, because the caller of the
-	// function waits too.
+	// flushTime limits how long an invocation, and so its caller, waits for the collector of spans and metrics.
 	flushTime = 500 * time.Millisecond
 	// flushPause is how long a process stops sending to the collector after the collector was too slow.
 	flushPause = time.Minute
 )
 
-// collector limits the delay that a slow collector of spans and metrics causes for callers.
+// collector limits the delay that a slow collector causes.
 type collector struct {
 	mu     sync.Mutex
-	paused time.Time // the time until which send drops everything
+	paused time.Time
 }
 
-// send calls the function f, which must finish within flushTime. If the collector was too slow recently, send does not call f, and
-// the spans and metrics of that time are lost.
+// send calls f, which must finish within flushTime, unless the collector was too slow recently.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
 	paused := time.Now().Before(c.paused)
@@ -224,12 +213,11 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 // sendSpans sends the spans that have ended to the collector, if there is one.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans != nil {
-		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the exporter logs errors
+		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) })
 	}
 }
 
-// Lazy is a value whose creation needs requests. It is created at first use and kept. After a failure, the next use
-// tries again.
+// Lazy is a value whose creation needs requests. After a failure, the next use tries again.
 type Lazy[T any] struct {
 	make func(context.Context) (T, error)
 
@@ -262,8 +250,7 @@ func (l *Lazy[T]) Made() (value T, made bool) {
 	return l.value, l.made
 }
 
-// Handler returns a handler that passes requests to l's handler, which the first request creates. It responds with 503
-// if that fails.
+// Handler returns a handler that passes requests to l's handler. It responds with 503 if that cannot be created.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())

@@ -26,9 +26,8 @@ type Handler struct {
 	end    func()
 }
 
-// Run starts a function and returns the exit code of its process. It builds the process from the environment, calls create
-// to connect the parts of the function, and serves invocations until Lambda ends the process. Lambda reports a process that
-// exits earlier as a failed start.
+// Run builds the process, calls create to connect the parts of the function, and serves invocations until Lambda ends the process. It
+// returns an exit code. Lambda reports a process that exits earlier as a failed start.
 func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	p, err := Build(needs)
 	if err == nil {
@@ -42,14 +41,14 @@ func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	return 1
 }
 
-// NewHandler returns a handler that calls f, which [lambda.Start] must accept. If end is not nil, the handler calls it
-// when Lambda sends SIGTERM to the process. Lambda kills the process 500 ms later.
+// NewHandler returns a handler that calls f, which [lambda.Start] must accept. When Lambda sends SIGTERM to the process, the handler calls
+// end. Lambda kills the process 500 ms later.
 func NewHandler(f any, end func()) Handler { return Handler{recovering{lambda.NewHandler(f)}, end} }
 
 // Serve serves invocations until Lambda ends the process.
 func (h Handler) Serve() {
 	if h.end == nil {
-		lambda.Start(h.invoke) // never returns
+		lambda.Start(h.invoke)
 	}
 	ended := make(chan struct{})
 	go lambda.StartWithOptions(h.invoke, lambda.WithEnableSIGTERM(func() { h.end(); close(ended) }))
@@ -57,16 +56,14 @@ func (h Handler) Serve() {
 }
 
 // InvokedHandler returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
-// invocation, because Lambda may then freeze the process. It also writes them every minute during a longer invocation,
-// and before the process ends.
+// invocation, because Lambda may then freeze the process, and every minute during a longer one.
 func (p *Process) InvokedHandler(f any) Handler {
 	h := NewHandler(f, p.flush)
 	h.invoke = measured{h.invoke.(lambda.Handler), p}
 	return h
 }
 
-// BeforeEnd returns the handler with a function that is called before Lambda ends the process and before the remaining
-// metrics are written.
+// BeforeEnd returns the handler with a function that is called before Lambda ends the process.
 func (h Handler) BeforeEnd(f func()) Handler {
 	end := h.end
 	h.end = func() {
@@ -78,8 +75,8 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each
-// request. If open is not nil, StreamHandler closes the open streams of that handler before the process ends.
+// StreamHandler returns the handler of a function that streams its responses. If open is not nil, the open streams of that handler are
+// closed before the process ends.
 func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {
@@ -95,21 +92,19 @@ func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handle
 	}, end}
 }
 
-// flush writes the remaining metrics and spans.
 func (p *Process) flush() {
 	p.emf.Close(context.Background())
 	p.sendSpans(context.Background())
 }
 
-// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to write their last messages and end. The process
-// then stays alive until lastWords after SIGTERM, so that the Lambda runtime can forward these messages. It has to wait for
-// a fixed time, because the runtime does not signal when it is done.
+// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to end. The process then stays alive until lastWords after SIGTERM, so
+// that the Lambda runtime, which does not signal when it is done, can forward their last messages.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond
 )
 
-// endStreams closes a handler's open streams, and waits until the Lambda runtime has forwarded their last messages.
+// endStreams closes a handler's open streams and waits for their last messages.
 func (p *Process) endStreams(open *Lazy[http.Handler]) {
 	end := time.After(lastWords)
 	p.drain(open)
@@ -117,7 +112,7 @@ func (p *Process) endStreams(open *Lazy[http.Handler]) {
 	<-end
 }
 
-// drain closes the handler's open streams. It does nothing if the handler was never created or has no method Close.
+// drain closes the handler's open streams, if it was created.
 func (p *Process) drain(open *Lazy[http.Handler]) {
 	h, _ := open.Made()
 	streams, ok := h.(interface{ Close(context.Context) error })
@@ -131,10 +126,9 @@ func (p *Process) drain(open *Lazy[http.Handler]) {
 	}
 }
 
-// recovering is a handler that returns a panic as an error. Without it, the Lambda runtime ends the process.
+// recovering is a handler that returns a panic as an error, because the Lambda runtime would end the process.
 type recovering struct{ lambda.Handler }
 
-// Invoke implements [lambda.Handler].
 func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -145,8 +139,8 @@ func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte
 	return h.Handler.Invoke(ctx, payload)
 }
 
-// recoverStream responds with status 500 if a handler panics before it writes a response. Package lambdaurl calls the
-// handler in a goroutine of its own, so a panic that is not recovered would end the process.
+// recoverStream responds with status 500 if a handler panics. Package lambdaurl calls the handler in a goroutine of its own, so a panic that
+// is not recovered would end the process.
 func recoverStream(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -163,13 +157,11 @@ func logPanic(r *http.Request, p any) {
 	slog.ErrorContext(r.Context(), "request panicked", "panic", p, "stack", string(debug.Stack()))
 }
 
-// measured is a handler that writes metrics and spans after each invocation, and every minute of a long one.
 type measured struct {
 	lambda.Handler
 	process *Process
 }
 
-// Invoke implements [lambda.Handler].
 func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
 	defer m.process.flushEvery(ctx, time.Minute)()
 	return m.Handler.Invoke(ctx, payload)
@@ -202,7 +194,6 @@ func (p *Process) flushEvery(ctx context.Context, interval time.Duration) (stop 
 	}
 }
 
-// measureStream writes metrics and spans after each request.
 func (p *Process) measureStream(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer p.sendSpans(r.Context())
@@ -211,8 +202,7 @@ func (p *Process) measureStream(h http.Handler) http.Handler {
 	})
 }
 
-// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If the HTTP handler panics, the
-// response has status 500 and the process continues.
+// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming.
 func BufferedHandler(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)
@@ -236,7 +226,7 @@ func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r)
 }
 
-// request converts the event of a Function URL to the HTTP request that it describes.
+// request converts the event of a Function URL to an HTTP request.
 func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.Request, error) {
 	body := []byte(event.Body)
 	if event.IsBase64Encoded {
@@ -260,8 +250,7 @@ func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.
 	return r, nil
 }
 
-// Event converts an HTTP request and its body to an event, so that another function can serve the request as if it
-// had arrived at its own URL.
+// Event converts an HTTP request to an event, so that another function can serve the request as if it had arrived at its own URL.
 func Event(r *http.Request, body []byte) events.LambdaFunctionURLRequest {
 	event := events.LambdaFunctionURLRequest{
 		Version: "2.0", RawPath: r.URL.EscapedPath(), RawQueryString: r.URL.RawQuery,
@@ -303,8 +292,8 @@ func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 }
 
 const (
-	// envFrontKey is the variable with the key that CloudFront sends in frontHeader with every request.
-	// CloudFront replaces a header of this name that a client sent. Without CloudFront the variable is empty.
+	// envFrontKey is the key that CloudFront sends in frontHeader with every request, instead of a client's header of this name. Without
+	// CloudFront it is empty.
 	envFrontKey = "MCPEVENTS_FRONT_KEY"
 	frontHeader = "X-Mcpevents-Front"
 )

@@ -18,23 +18,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Needs are groups of settings that only some functions read. If a function does not need a group, its settings keep
-// their defaults, and invalid ones do not stop the function from starting.
+// Needs are groups of settings that only some functions read. Invalid settings of other groups do not stop a function from starting.
 type Needs uint8
 
 const (
-	// Callers are settings for functions that clients call: authentication and quotas.
+	// Callers are authentication and quotas.
 	Callers Needs = 1 << iota
-	// Webhooks are settings for webhook subscriptions and deliveries.
 	Webhooks
-	// Records are settings for the records of deliveries and of requests to sources.
+	// Records are for deliveries and requests to sources.
 	Records
 
-	// All are the settings of all groups.
 	All = Callers | Webhooks | Records
 )
 
-// limitsOf lists the names of the limits in each group. All functions read the limits that are in no group.
+// limitsOf lists the limits in each group. All functions read the others.
 var limitsOf = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
@@ -49,7 +46,7 @@ var limitsOf = map[Needs][]string{
 	Records: {"delivery-log", "keep-responses"},
 }
 
-// settings are the operator's settings that a function needs, as read from its environment variables.
+// settings are the settings that a function needs.
 type settings struct {
 	limits config.Limits
 	level  slog.Level
@@ -57,14 +54,13 @@ type settings struct {
 	access *jwt.Authenticator // set with auth.ModeJWT, in functions that clients call
 }
 
-// Check reads the settings as the functions do. It returns an error, of kind fault.Invalid, if any function would not
-// start with them.
+// Check returns an error, of kind fault.Invalid, if any function would not start with the settings.
 func Check(getenv func(string) string) error {
 	_, err := readSettings(getenv, All, slog.New(slog.DiscardHandler))
 	return err
 }
 
-// readSettings reads the settings that a function needs. It sends no requests.
+// readSettings sends no requests.
 func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s settings, err error) {
 	var except []string
 	for need, names := range limitsOf {
@@ -105,12 +101,10 @@ func readLevel(text string) (slog.Level, error) {
 	return level, nil
 }
 
-// margin is how long before the end of its invocation a batch must end, so that the function can report the failed
-// messages before Lambda ends the process. They are then redelivered soon. For short invocations, the margin is a third
-// of the remaining time, because local AWS runs functions with timeouts of a few seconds.
+// margin is how long before the end of its invocation a batch must end, so that the function can report the failed messages. For short
+// invocations, the margin is a third of the remaining time, because local AWS runs functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
-// batchDeadline returns the time at which a batch must end if its invocation ends at the given time.
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
 
 // BatchHandler returns the handler of a function that reads one queue.
@@ -126,12 +120,12 @@ func (p *Process) BatchHandler(h queue.Handler) func(context.Context, events.SQS
 	}
 }
 
-// Drain returns a job that passes the messages in a queue to a handler and returns their number.
+// Drain returns a job that passes the messages in a queue to a handler.
 func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) { return p.drainQueue(ctx, queueVariable(name), "", h) }
 }
 
-// DeadLetterJob returns a job that passes the messages in the dead-letter queues to a handler and returns their number.
+// DeadLetterJob returns a job that passes the messages in the dead-letter queues to a handler.
 func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) {
 		n, err := p.drainQueue(ctx, queueVariable(queue.Dead), "", h)
@@ -140,8 +134,7 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the queue's URL.
-// The parameter from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
+// drainQueue passes the messages in a queue to a handler. from is the origin of a dead letter if SQS does not report it.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {
@@ -150,8 +143,8 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function
-// url. For a batch of messages, it calls the function batches with the ARN of their queue, and passes the batch to the result.
+// Sources returns the handler of a function that has a URL and reads queues. The function batches returns the handler of the queue with an
+// ARN.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

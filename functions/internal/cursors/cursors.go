@@ -12,13 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// location is where the key is stored. template.yaml allows only functions/keys to write this partition.
+// Only functions/keys may write this partition, see template.yaml.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
-// Create creates and stores the key that authenticates cursors, unless it exists.
+// Create creates the key, unless it exists.
 func Create(ctx context.Context, db store.DB) error {
 	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails (Go 1.24)
+	_, _ = rand.Read(key)
 	err := db.Write(ctx, store.Put(store.Item{Key: location, Value: key, Version: 1}, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -26,7 +26,7 @@ func Create(ctx context.Context, db store.DB) error {
 	return fault.Wrap(fault.Unavailable, err, "write the cursor key")
 }
 
-// Sealer returns a sealer that authenticates cursors with the stored key.
+// Sealer returns a sealer with the stored key.
 func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	key, err := Key(ctx, db)
 	if err != nil {
@@ -35,8 +35,7 @@ func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	return eventlog.NewSealer(key)
 }
 
-// Key returns the key that authenticates cursors. Keys that are derived from it seal other values that clients keep for the server, such as
-// the ids of tasks.
+// Key returns the key that authenticates cursors. Keys that are derived from it seal other values that clients keep, such as the ids of tasks.
 func Key(ctx context.Context, db store.DB) ([]byte, error) {
 	items, err := db.Get(ctx, location)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package forward lets a function forward HTTP requests to another function. It sends the whole request, including
-// credentials, as the event of a Function URL, and returns the response unchanged.
+// Package forward lets a function forward HTTP requests, including credentials, to another function, as the event of a Function URL.
 package forward
 
 import (
@@ -22,18 +21,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Invoke calls a function and returns its response. If the function fails, Invoke returns an error.
+// Invoke calls a function and returns its response.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
-// Handler forwards requests. If the other function cannot serve a request, the response says that the service is
-// temporarily unavailable.
+// Handler forwards requests.
 type Handler struct {
 	Invoke Invoke
 	Log    *slog.Logger
 }
 
-// maxBody is the maximum size of a request body, in bytes. The MCP endpoint that passes requests to the handler accepts at
-// most 1 MiB.
+// maxBody is in bytes. The MCP endpoint accepts at most 1 MiB.
 const maxBody = 2 << 20
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -56,7 +53,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(k, v)
 	}
 	w.WriteHeader(response.StatusCode)
-	_, _ = w.Write(decoded) // fails if the client has disconnected
+	_, _ = w.Write(decoded)
 }
 
 func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunctionURLResponse, decoded []byte, err error) {
@@ -80,13 +77,11 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 	return response, decoded, nil
 }
 
-// attempts is how many times a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3
-// s.
+// attempts is how many times a throttled invocation is tried, with pauses of at most a second.
 const attempts = 4
 
-// Lambda returns an Invoke for the named function. It repeats throttled invocations, because the function did not
-// run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can
-// repeat them with their idempotency key.
+// Lambda returns an Invoke for the named function. It repeats only throttled invocations, because a second invocation could create a second
+// subscription. Clients can repeat them with their idempotency key.
 func Lambda(cfg aws.Config, function string) Invoke {
 	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
 		o.RetryMaxAttempts = attempts

@@ -1,8 +1,6 @@
 // Package keyresource serves the custom resource of template.yaml that checks a deployment's settings before any other
 // function receives them, and that creates the sealing keys and the cursor key once. It also rotates the sealing keys
-// when an operator invokes the function.
-//
-// Deleting the resource keeps the keys, because they outlive the stack.
+// when an operator invokes the function. Deleting the resource keeps the keys, because they outlive the stack.
 package keyresource
 
 import (
@@ -32,18 +30,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Handler serves CloudFormation's events and an operator's orders to rotate the sealing keys. Its fields are functions
-// that connect only for the events that need it. So a stack can be deleted even after it has lost its tables or keys.
+// Handler serves CloudFormation's events and an operator's orders. Its fields connect only for the events that need it, so that a stack can
+// be deleted even after it has lost its tables or keys.
 type Handler struct {
 	// Open connects to the deployment's store, and to the KMS key that wraps the keyset.
 	Open func() (store.DB, sealing.Wrapper, error)
-	// StackStatus returns a stack's status, e.g. UPDATE_IN_PROGRESS. [ReadStatus] asks CloudFormation for it.
+	// StackStatus returns a stack's status, e.g. UPDATE_IN_PROGRESS.
 	StackStatus func(ctx context.Context, stackID string) (string, error)
 }
 
-// Handle handles one event of the function. An operator's order is {"rotate":"add"} or, a minute or more later,
-// {"rotate":"promote"}. {"rotate":"drop"} removes the keys from before a rotation, see [sealing.Drop]. Every other event
-// comes from CloudFormation.
+// Handle handles one event. An operator's order is {"rotate":"add"}, {"rotate":"promote"} a minute or more later, or {"rotate":"drop"}, which
+// removes the keys from before a rotation. Every other event comes from CloudFormation.
 func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	var order struct {
 		Rotate sealing.Step `json:"rotate"`
@@ -67,8 +64,8 @@ func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	})(ctx, event)
 }
 
-// change handles CloudFormation's request to create, update or delete the custom resource. The other functions depend on
-// the resource, so an error fails the deployment before any of them receives its settings.
+// change handles CloudFormation's request. The other functions depend on the resource, so an error fails the deployment before any of them
+// receives its settings.
 func (h Handler) change(ctx context.Context, e cfn.Event) error {
 	if e.RequestType == cfn.RequestDelete {
 		return nil
@@ -82,7 +79,6 @@ func (h Handler) change(ctx context.Context, e cfn.Event) error {
 	return h.createKeys(ctx)
 }
 
-// createKeys creates the keys that do not exist yet.
 func (h Handler) createKeys(ctx context.Context) error {
 	db, wrapper, err := h.Open()
 	if err != nil {
@@ -96,9 +92,8 @@ func (h Handler) createKeys(ctx context.Context) error {
 	})
 }
 
-// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not
-// have reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the
-// stored keys are from another deployment.
+// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not have reached every AWS
+// service yet.
 func retryForSeconds(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
@@ -108,14 +103,12 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 	}
 }
 
-// resourceID is the physical id of the custom resource. It never changes, so that CloudFormation never replaces the resource.
+// resourceID never changes, so that CloudFormation never replaces the resource.
 const resourceID = "mcpevents-sealing-keys"
 
-// settingsProperty is the property of the resource that contains the settings. They have the names of the functions'
-// environment variables.
+// settingsProperty has the settings, with the names of the functions' environment variables.
 const settingsProperty = "Settings"
 
-// checkSettings checks the settings with the same code with which the functions read them.
 func checkSettings(properties map[string]any) error {
 	settings, ok := properties[settingsProperty].(map[string]any)
 	if !ok {
@@ -130,24 +123,21 @@ func checkSettings(properties map[string]any) error {
 	})
 }
 
-// fingerprint returns a hash of the custom resource's properties. When the hash changes, CloudFormation publishes new versions of the
+// fingerprint returns a hash of the properties. When it changes, CloudFormation publishes new versions of the functions.
 // functions.
 func fingerprint(properties map[string]any) string {
-	b, _ := json.Marshal(properties) // the properties were decoded from JSON, and Marshal sorts their keys
+	b, _ := json.Marshal(properties)
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }
 
-// adoptable are the template parameters for the tables and the KMS key that a stack can adopt. The property Adopted of the
-// custom resource lists their values in this order.
+// adoptable are the template parameters for the tables and the KMS key that a stack can adopt, in the order of the property Adopted.
 var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty
-// one in its place. The operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update,
-// too, and refusing it would make the rollback fail. So checkAdopted accepts the update if the stack's status is unknown
-// or shows a rollback.
+// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty one in its place. The
+// operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update, too, and must not be refused.
 func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
@@ -165,8 +155,7 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// readAdopted returns the values of the parameters in adoptable. Properties from an earlier version of the template may
-// have fewer values; the missing ones are empty.
+// readAdopted returns the values of the parameters in adoptable. Missing ones are empty.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)
@@ -176,11 +165,10 @@ func readAdopted(properties map[string]any) []string {
 	return values
 }
 
-// statusTimeout limits the request for the status of a stack.
 const statusTimeout = 10 * time.Second
 
-// ReadStatus asks CloudFormation for the status of a stack. It builds the request itself and signs it with the SDK's
-// signer, because the SDK's CloudFormation client would be a large dependency for a single request.
+// ReadStatus asks CloudFormation for the status of a stack. It does without the SDK's CloudFormation client, which would be a large
+// dependency for a single request.
 func ReadStatus(ctx context.Context, cfg aws.Config, stackID string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

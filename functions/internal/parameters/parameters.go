@@ -1,7 +1,4 @@
-// Package parameters reads secrets from SSM Parameter Store.
-//
-// It implements the single operation that it needs, signed by the SDK's signer, because the SDK's client for all of
-// SSM would make every function larger.
+// Package parameters reads secrets from SSM Parameter Store. It does without the SDK's client for SSM, which would make every function larger.
 package parameters
 
 import (
@@ -35,17 +32,16 @@ const (
 	keep = 5 * time.Minute
 	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
-	// keepFault is the pause after a failed read, so that not every request of a client sends a request to SSM.
+	// keepFault is the pause after a failed read.
 	keepFault = 5 * time.Second
-	// timeout limits each attempt to read a parameter, and tries is the maximum number of attempts.
-	timeout = 3 * time.Second
-	tries   = 3
+	timeout   = 3 * time.Second
+	tries     = 3
 )
 
-// maxAnswer limits how much of a response is read. A value has at most 8 KB.
+// A value has at most 8 KB.
 const maxAnswer = 64 << 10
 
-// Store looks up secrets. It is safe for concurrent use. Create it with [New].
+// Store looks up secrets. It is safe for concurrent use.
 type Store struct {
 	aws      aws.Config
 	endpoint string
@@ -57,17 +53,16 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld limits the parameters in memory, because each new configuration may name other parameters.
+// maxHeld limits the parameters in memory.
 const maxHeld = 1024
 
-// parameter is SSM's response: a value, or an error that would not change with another attempt, for example because
-// the parameter does not exist.
+// parameter is SSM's response: a value, or an error that would not change with another attempt.
 type parameter struct {
 	value string
 	err   error
 }
 
-// New creates a Store. It does not send requests yet.
+// New creates a Store.
 func New(cfg aws.Config, log *slog.Logger) *Store {
 	domain := "amazonaws.com"
 	if strings.HasPrefix(cfg.Region, "cn-") {
@@ -81,8 +76,7 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 	}
 }
 
-// Secret looks up a value: in Parameter Store if it is a reference to a parameter, and otherwise in the environment.
-// If the parameter does not exist or cannot be read with our permissions, the error is of kind fault.Invalid.
+// Secret looks up a value in Parameter Store, or in the environment if it does not refer to a parameter.
 func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
@@ -102,7 +96,6 @@ func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	return p.value, nil
 }
 
-// hold returns the parameter's cached value, which it creates if needed.
 func (s *Store) hold(name string) *refresh.Value[parameter] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +110,7 @@ func (s *Store) hold(name string) *refresh.Value[parameter] {
 	return held
 }
 
-// refresh reads a parameter. It returns an error only if another attempt may succeed.
+// refresh returns an error only if another attempt may succeed.
 func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	value, err := s.get(ctx, name)
 	if fault.Is(err, fault.Unavailable) {
@@ -127,7 +120,7 @@ func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	return parameter{value, err}, nil
 }
 
-// get reads a parameter, and repeats attempts that failed temporarily.
+// get repeats attempts that failed temporarily.
 func (s *Store) get(ctx context.Context, name string) (value string, err error) {
 	for try := range tries {
 		if try > 0 && periodic.Sleep(ctx, 100*time.Millisecond<<try) != nil {
@@ -140,11 +133,11 @@ func (s *Store) get(ctx context.Context, name string) (value string, err error) 
 	return value, err
 }
 
-// ask calls GetParameter (SSM API reference) with the JSON 1.1 protocol.
+// ask calls GetParameter with the JSON 1.1 protocol.
 func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	body, _ := json.Marshal(map[string]any{"Name": name, "WithDecryption": true}) // a string and a bool always encode
+	body, _ := json.Marshal(map[string]any{"Name": name, "WithDecryption": true})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.endpoint, bytes.NewReader(body))
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "make a request to SSM")
@@ -171,7 +164,7 @@ func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	return read(resp.StatusCode, answer)
 }
 
-// read parses a response. Errors contain only the type of SSM's error, not its message.
+// read parses a response. Errors contain only the type of SSM's error.
 func read(status int, answer []byte) (string, error) {
 	var out struct {
 		Parameter struct{ Value string }

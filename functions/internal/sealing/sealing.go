@@ -1,8 +1,6 @@
 // Package sealing stores the keyset that seals webhook secrets. The public part is in the settings table, where
-// register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it.
-//
-// Only functions/internal/keyresource writes the keyset. [Rotate] adds keys and [Drop] removes them. Read
-// shared/events/webhook, which explains sealing, and sealing/kmswrap next.
+// register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it. Package shared/events/webhook explains
+// sealing.
 package sealing
 
 import (
@@ -24,8 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// privateKey and publicKey are where the two parts of the keyset are stored. template.yaml allows only functions/keys to
-// write them.
+// Only functions/keys may write these items, see template.yaml.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
@@ -37,10 +34,8 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a keyset
-// that a crash left incomplete. It refuses keys that dispatch could not use: a keyset that was wrapped with another KMS
-// key, or a public and a private keyset that do not belong together, for example because only one of the tables was
-// restored.
+// Create creates the keyset if it does not exist, even if several deployments do so concurrently, or completes it after a crash. It refuses
+// a keyset that was wrapped with another KMS key, or whose parts do not belong together, because dispatch could not use it.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	// The public keyset is written last, so if it exists, the private one does, too.
 	had, err := db.Get(ctx, publicKey)
@@ -67,8 +62,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	// Open the stored private keyset even if it existed before, because it may come from another stack whose tables this
-	// one has adopted.
+	// The private keyset may come from another stack whose tables this one has adopted.
 	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")
@@ -85,7 +79,6 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	return checkPair(ctx, db, private)
 }
 
-// checkPair checks that the private keyset opens a secret sealed with the stored public one.
 func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	sealer, err := Public(ctx, db)
 	if err != nil {
@@ -97,7 +90,6 @@ func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	return nil
 }
 
-// checkOpens checks that the private keyset opens a secret that s seals.
 func checkOpens(ctx context.Context, private []byte, s *webhook.Sealer) error {
 	opener, err := webhook.NewOpener(private)
 	if err != nil {
@@ -111,7 +103,6 @@ func checkOpens(ctx context.Context, private []byte, s *webhook.Sealer) error {
 	return err
 }
 
-// writeOnce writes an item. If the item exists already, it does nothing.
 func writeOnce(ctx context.Context, db store.DB, item store.Item) error {
 	err := db.Write(ctx, store.Put(item, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
@@ -120,7 +111,7 @@ func writeOnce(ctx context.Context, db store.DB, item store.Item) error {
 	return fault.Wrap(fault.Unavailable, err, "write a key")
 }
 
-// private reads and unwraps the private keyset. Its version changes with each rotation.
+// private reads and unwraps the private keyset.
 func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
 	item, err := read(ctx, db, privateKey)
 	if err != nil {
@@ -130,7 +121,7 @@ func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, versio
 	return keyset, item.Version, err
 }
 
-// Public reads the stored public keyset and returns a sealer that seals with it.
+// Public returns a sealer with the stored public keyset.
 func Public(ctx context.Context, db store.DB) (*webhook.Sealer, error) {
 	item, err := read(ctx, db, publicKey)
 	if err != nil {
@@ -150,11 +141,10 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 	return items[0], nil
 }
 
-// Step is a change of the keys that an operator may request: a step of a rotation, or the removal of old keys.
+// Step is a change of the keys that an operator may request.
 type Step string
 
-// A rotation has two steps. The first adds a key that can open secrets. The second makes it the key that seals. Wait
-// for [reloadAfter] in between. After that, every process that opens secrets can load the new key.
+// A rotation has two steps. The first adds a key that can open secrets. The second, at least [reloadAfter] later, makes it the key that seals.
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
@@ -189,11 +179,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err := writePrivate(ctx, db, wrapped, version); err != nil || public == nil {
 		return err
 	}
-	// After a crash at this point the old key continues to seal, and its secrets can still be opened. Repeating the
-	// step completes it.
-	//
-	// Another rotation may have completed since this one wrote the private keyset. The condition then keeps the public
-	// keyset of the other rotation, because otherwise an older key would seal again.
+	// After a crash at this point the old key continues to seal. Repeating the step completes it. If another rotation has completed meanwhile,
+	// the condition keeps its public keyset, because otherwise an older key would seal again.
 	cond := store.Absent()
 	if had[0] != nil {
 		cond = store.VersionIs(had[0].Version)
@@ -207,8 +194,7 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 
 var errRotating = fault.New(fault.Conflict, "another rotation is under way")
 
-// writePrivate replaces the wrapped private keyset that was read with the given version, and increments the version. It
-// fails with fault.Conflict if another process has replaced the keyset since.
+// writePrivate replaces the private keyset that was read with the given version.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
@@ -217,8 +203,7 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 }
 
-// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
-// [reloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
+// Sealer seals secrets with the stored public keyset. It is safe for concurrent use.
 type Sealer struct {
 	DB store.DB
 
@@ -251,24 +236,22 @@ func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	return sealer, nil
 }
 
-// reloadAfter is how old a process's copy of a keyset may become. After that, a [Sealer] reads the stored keyset again
-// before it seals a secret. An [Opener] reads it again only if it cannot open a secret with its copy.
+// reloadAfter is how old a process's copy of a keyset may become before a [Sealer] reads the stored keyset again. An [Opener] reads it again
+// only if it cannot open a secret.
 const reloadAfter = 10 * time.Second
 
-// Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
-// key that the keyset lacks. It is safe for concurrent use.
+// Opener opens sealed secrets. It is safe for concurrent use.
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
-	// Timeout limits the time for reading and unwrapping the keyset. 0 means 10 s.
+	// Timeout limits the time for reading and unwrapping the keyset, by default 10 s.
 	Timeout time.Duration
 
 	once   sync.Once
 	keyset *refresh.Value[openable]
 }
 
-// openable opens secrets with an unwrapped private keyset. It has the version of the stored item that the keyset comes
-// from.
+// openable has the version of the stored keyset.
 type openable struct {
 	*webhook.Opener
 	version int64
@@ -294,8 +277,7 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of the parameter old, load returns
-// old instead, because unwrapping would cost a call of KMS.
+// load returns old if the stored keyset still has its version, because unwrapping costs a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {
@@ -309,14 +291,11 @@ func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	return openable{opener, item.Version}, err
 }
 
-// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset
-// exceeds this limit with the 26th rotation. Then wrap encrypts the keyset with a data key, and KMS encrypts only the data
-// key. A smaller keyset is still encrypted by KMS itself, so that the previous version of the functions can read it.
+// maxDirect is the maximum number of bytes that KMS encrypts. A keyset exceeds it with the 26th rotation. KMS then encrypts only a data key.
 const maxDirect = 4096
 
-// envelopeMark is the prefix of a keyset that is encrypted with a data key. KMS ciphertexts do not begin with it. It
-// is followed by the length of the wrapped data key in two bytes, the wrapped data key, and the keyset in
-// AES-256-GCM.
+// envelopeMark is the prefix of a keyset that is encrypted with a data key. After it come the length of the wrapped data key in two bytes,
+// the wrapped data key, and the keyset in AES-256-GCM.
 var envelopeMark = []byte("mcpevents keyset 1\n")
 
 func wrap(ctx context.Context, w Wrapper, keyset []byte) ([]byte, error) {
@@ -324,7 +303,7 @@ func wrap(ctx context.Context, w Wrapper, keyset []byte) ([]byte, error) {
 		return w.Wrap(ctx, keyset)
 	}
 	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails
+	_, _ = rand.Read(key)
 	wrapped, err := w.Wrap(ctx, key)
 	if err != nil {
 		return nil, err
@@ -370,19 +349,16 @@ func dataKey(key []byte) (cipher.AEAD, error) {
 	return sealer, fault.Wrap(fault.Internal, err, "use the data key of the private keyset")
 }
 
-// StepDrop removes the keys that are older than the sealing key. It is not part of a rotation: an operator requests it
-// separately. See [Drop].
+// StepDrop removes the keys that are older than the sealing key, see [Drop].
 const StepDrop Step = "drop"
 
-// dropKey is where the progress of [Drop] is stored.
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the phases "reseal" and "check". A stored delivery of a termination notice has its own
-	// copy of the secret, which Drop does not reseal. No delivery stays stored for longer than [subscription.EndedKept].
+	// dropWait is the time between the phases "reseal" and "check". A stored termination notice has its own copy of the secret, which Drop does
+	// not reseal.
 	dropWait = subscription.EndedKept
-	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page of subscriptions,
-	// so that it can complete a page that it has begun.
+	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page.
 	dropReserve = 20 * time.Second
 )
 
@@ -393,43 +369,37 @@ const (
 	checking  = "check" // looks for secrets that are sealed with another key
 )
 
-// dropState is the progress of [Drop].
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key identifies the key that was the sealing key when Drop began. It is the prefix of all secrets that are sealed with
-	// that key. If a rotation has made another key the sealing key since then, Drop begins again.
+	// Key is the prefix of all secrets that are sealed with the sealing key. If a rotation has changed that key, Drop begins again.
 	Key []byte `json:"key"`
-	// At is the position in the list of subscriptions up to which the current phase has come.
-	At subscription.Position `json:"at"`
-	// Resealed is when the phase "reseal" ended.
-	Resealed time.Time `json:"resealed,omitzero"`
+	// At is a position in the list of subscriptions.
+	At       subscription.Position `json:"at"`
+	Resealed time.Time             `json:"resealed,omitzero"`
 }
 
-// DropResult tells an operator how far [Drop] has come.
 type DropResult struct {
-	// Phase is the phase that the next call continues: "reseal", "wait" or "check". After the last phase it is "done".
+	// Phase is the phase that the next call continues, or "done".
 	Phase string `json:"phase"`
-	// NotBefore is when the phase "check" can begin. It is set only if Phase is "wait".
+	// NotBefore is when the phase "check" can begin.
 	NotBefore time.Time `json:"notBefore,omitzero"`
-	// Dropped is the number of keys that this call has removed.
+	// Dropped is the number of removed keys.
 	Dropped int `json:"dropped"`
 }
 
-// errOld ends the phase "check" at a secret that is still sealed with an older key.
+// errOld ends the phase "check".
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
-// Drop removes the keys that are older than the sealing key. If it removed a key while a secret is still sealed with it, that
-// secret's subscription would be lost. So Drop works in phases and removes the keys only after the last one:
+// Drop removes the keys that are older than the sealing key. If a secret were still sealed with one of them, its subscription would be lost.
+// So Drop works in phases:
 //
 //   - "reseal" seals the secrets of all subscriptions again with the sealing key.
 //   - "wait" lasts for [subscription.EndedKept]. After that, no stored delivery has a copy of a secret that is sealed with an
 //     older key, and no process seals with an older public keyset any more.
 //   - "check" looks at all secrets again. If one of them is sealed with an older key, Drop begins again.
 //
-// A call continues the current phase until shortly before the deadline of ctx, and stores its progress after each page of
-// subscriptions. If two calls run concurrently, or a rotation runs at the same time, one of them returns a fault of kind
-// Conflict.
+// A call continues the current phase until shortly before the deadline of ctx. Concurrent calls and rotations get a fault of kind Conflict.
 func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResult, error) {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -454,8 +424,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// Use the key in the public keyset as the sealing key and not the primary key in the private keyset. If the step
-	// "promote" has crashed between writing the two, the key in the public keyset is the one that still seals.
+	// If the step "promote" has crashed between writing the two keysets, the key in the public keyset is the one that still seals.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
@@ -500,11 +469,10 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 	if err != nil {
 		return DropResult{}, err
 	}
-	p.dropState = dropState{} // a further call of Drop begins with the first phase
+	p.dropState = dropState{}
 	return DropResult{Phase: "done", Dropped: dropped}, p.save(ctx)
 }
 
-// progress is the stored [dropState] and the version of its item.
 type progress struct {
 	db store.DB
 	dropState
@@ -529,8 +497,8 @@ func (p *progress) save(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, err, "store the progress")
 }
 
-// dropOlder removes from the private keyset the keys that are older than the key of the sealer s. It returns how many it removed.
-// Their public parts, which are not secret, stay in the stored public keyset until the next rotation.
+// dropOlder removes the keys that are older than the key of s, and returns their number. Their public parts, which are not secret, stay
+// until the next rotation.
 func dropOlder(ctx context.Context, db store.DB, w Wrapper, private []byte, version int64, s *webhook.Sealer) (dropped int, err error) {
 	left, _, dropped, err := webhook.DropKeys(private, func(prefix []byte) (bool, error) { return bytes.Equal(prefix, s.Key()), nil })
 	if err != nil || dropped == 0 {

@@ -1,5 +1,5 @@
-// Package kmswrap encrypts the private keyset, which opens webhook secrets, with AWS KMS. It is separate from package
-// sealing so that functions that do not open secrets do not contain the KMS client.
+// Package kmswrap encrypts the private keyset with AWS KMS. It is separate from package sealing so that functions that do not open secrets
+// do not contain the KMS client.
 package kmswrap
 
 import (
