@@ -20,26 +20,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// Adapter describes how to publish events to a sender of webhooks, and how to register endpoints with it. This project's own server
-// has an adapter too, so that all senders are measured with the same code.
+// Adapter describes how to publish events to a sender of webhooks, and how to register endpoints with it.
 //
 // The texts may contain variables. A publish request may contain {{id}}, {{uri}}, {{n}} (the event's number) and {{payload}} (a JSON
 // object). A registration may contain {{target}}, {{uri}} and {{n}} (the endpoint's number). Values are inserted without escaping.
 type Adapter struct {
 	Name    string  `yaml:"name"`
 	Publish Request `yaml:"publish"`
-	// Array is true if the sender accepts a JSON array of publish bodies in one request. Otherwise, a batch is sent as one request
-	// per event.
+	// Array says that the sender accepts a JSON array of publish bodies in one request.
 	Array bool `yaml:"array"`
 	// Register is sent for each endpoint before the first event. If it is nil, register the endpoints with the sender before the run.
-	// Their URLs are http://RECEIVER/endpoint/N with N from 0 to URIs × subscribers - 1, and endpoint N subscribes to the URI with the
-	// number N modulo URIs.
+	// Their URLs are http://RECEIVER/endpoint/N, and endpoint N subscribes to the URI with the number N modulo URIs.
 	Register *Request `yaml:"register"`
-	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. If it is set, the receiver verifies one signature
-	// in 64. The signatures must have the format of Standard Webhooks.
+	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. With it, the receiver verifies one signature in 64, in
+	// the format of Standard Webhooks.
 	Secret   string   `yaml:"secret"`
 	Received Received `yaml:"received"`
-	// PID is the id of the sender's process, whose CPU time and memory are measured. 0 means that they are not measured.
+	// PID is the id of the sender's process, or 0.
 	PID int `yaml:"pid"`
 }
 
@@ -55,8 +52,7 @@ type Request struct {
 // signature describes a header that contains a prefix and the HMAC-SHA256 of the request's body, in hexadecimal.
 type signature struct{ header, prefix, secret string }
 
-// Received says where a webhook contains the event's id, which is the value of {{id}} in the publish request: in a header, or in the
-// body at a JSON Pointer.
+// Received says where a webhook contains the event's id: in a header, or in the body at a JSON Pointer.
 type Received struct {
 	Header  string `yaml:"header"`
 	Pointer string `yaml:"pointer"`
@@ -137,7 +133,7 @@ type values struct {
 	n                        int
 }
 
-// append appends the text to b, with the values in place of the variables. Unknown variables stay as they are.
+// Unknown variables stay as they are.
 func (t template) append(b []byte, v values) []byte {
 	for _, p := range t {
 		b = append(b, p.text...)
@@ -160,7 +156,7 @@ func (t template) append(b []byte, v values) []byte {
 	return b
 }
 
-// request is a [Request] with parsed texts, so that filling in the values of each event takes little time.
+// request is a [Request] with parsed texts.
 type request struct {
 	url              template
 	fixed            *url.URL // the parsed URL, if it has no variables
@@ -177,8 +173,7 @@ func (r Request) ready() *request {
 	return q
 }
 
-// post sends one HTTP request and returns the body of the answer. If array is true, the body of the request is a JSON array with an
-// element for each of the values in the parameter all. Otherwise, all has only one element.
+// post sends one HTTP request and returns the body of the answer. If array is true, the request has an element for each of the values.
 func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	target := q.fixed
 	if target == nil {
@@ -207,7 +202,6 @@ func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	return c.post(target, q.headers, q.content)
 }
 
-// text returns the string at a JSON Pointer (RFC 6901) in a JSON document, or "" if there is no string.
 func text(doc []byte, pointer string) string {
 	var whole any
 	p, err := jsonpointer.Parse(pointer)
@@ -219,7 +213,7 @@ func text(doc []byte, pointer string) string {
 	return s
 }
 
-// own returns the adapter for this project's server. The parameter server is the server's URL without a path.
+// own returns the adapter for this project's server.
 func own(server, token string) Adapter {
 	headers := map[string]string{}
 	if token != "" {

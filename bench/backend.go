@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// backend is an MCP server of both revisions that does almost no work, so that a benchmark behind the gateway measures the gateway.
-// Its only tool sends as many progress messages as the caller asks for. Each message contains the time at which it was sent.
+// backend is an MCP server of both revisions that does almost no work, so that a benchmark measures the gateway.
 type backend struct {
 	server *httptest.Server
 
@@ -29,7 +28,7 @@ func (b *backend) close() {
 	b.server.Close()
 }
 
-// changed announces a change of the backend's tools on all open streams, and returns the number of these streams.
+// changed announces a change of the backend's tools on all open streams, and returns their number.
 func (b *backend) changed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +93,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream sends a notification for each change of the backend's tools until the client disconnects.
+// stream sends a notification for each change of the backend's tools.
 func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	changes := make(chan struct{}, 16)
 	b.mu.Lock()

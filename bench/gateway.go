@@ -80,15 +80,13 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server whose gateway is in front of a backend. The field name is empty for the server that [Gateway] measures. For the
-// program of [Options.Against], it is the label of that program in the report.
+// through is a server whose gateway is in front of a backend. The name is for the program of [Options.Against], and otherwise empty.
 type through struct {
 	url, name string
 	backend   *backend
 }
 
-// against starts the other program of [Options.Against], with a backend of its own. The caller must call end to stop both, also after an
-// error.
+// against starts the program of [Options.Against]. The caller must call end, also after an error.
 func (o Options) against(ctx context.Context) (other through, end func(), err error) {
 	b := newBackend()
 	o.Data, o.Profile, o.Serve = "", "", append([]string{o.Against}, o.Serve[1:]...)
@@ -100,13 +98,13 @@ func (o Options) against(ctx context.Context) (other through, end func(), err er
 }
 
 const (
-	// warmCalls is the number of calls that are made before the measured calls, because the first calls are slower.
+	// The first calls are slower than the measured ones.
 	warmCalls = 50
-	// progressSteps is the number of progress messages per call when progress messages are measured.
+	// progressSteps is the number of progress messages per call.
 	progressSteps = 20
 )
 
-// gateway measures calls, progress messages and changes of tools for all servers, and returns the lines of the report.
+// gateway returns the lines of the report.
 func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
 	progressCalls := calls / progressSteps // fewer calls, because each sends many messages
@@ -172,8 +170,7 @@ func (o Options) gateway(ctx context.Context, servers []through, calls int) (rep
 	return report, nil
 }
 
-// compared describes the percentiles of the times without the gateway (the parameter direct) and with it (the parameter over), and
-// their differences.
+// compared describes the percentiles of the times without the gateway and with it.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)
@@ -184,7 +181,6 @@ func compared(direct, over []time.Duration) string {
 		p(over, 50)-p(direct, 50), p(over, 99)-p(direct, 99))
 }
 
-// toolCaller is an MCP client of revision 2025-11-25 or 2026-07-28 that calls one tool.
 type toolCaller struct {
 	url, tool string
 	header    http.Header
@@ -226,8 +222,7 @@ func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, err
 	return resp, fault.Wrap(fault.Unavailable, err, "call %s", c.url)
 }
 
-// call calls the tool, which sends the given number of progress messages (steps). It returns how long each progress message took to
-// arrive or, if steps is 0, how long the call took.
+// call calls the tool. It returns how long each progress message took to arrive or, if steps is 0, how long the call took.
 func (c *toolCaller) call(ctx context.Context, steps int) (took []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
@@ -274,8 +269,7 @@ const (
 
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
-// changes opens many streams, and measures how long a change of the backend's tools takes to reach all of them. It calls the function
-// say with each line of the report.
+// changes measures how long a change of the backend's tools takes to reach many streams.
 func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
 	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()
@@ -309,15 +303,13 @@ func changes(ctx context.Context, s through, done *atomic.Int64, say func(string
 }
 
 const (
-	// eventsPrefix is the prefix of the backend with events.
 	eventsPrefix = "events_"
 	eventName    = "bench.tick"
-	// warmEvents is the number of events that are published before the measured events, because the first events are slower.
+	// The first events are slower than the measured ones.
 	warmEvents = 50
 )
 
-// backendEvents publishes events at a backend, one at a time. It compares how long each event takes to reach a stream of the backend and a
-// stream of the gateway, and returns the result for the report.
+// backendEvents compares how long events of a backend take to reach a stream of the backend and of the gateway.
 func (o Options) backendEvents(ctx context.Context, backend *server, gateway string, count int) (string, error) {
 	direct, end, err := openStream(ctx, backend.url, eventName)
 	if err != nil {
@@ -356,7 +348,7 @@ func (o Options) backendEvents(ctx context.Context, backend *server, gateway str
 	return fmt.Sprintf("events of a backend, one at a time, %d\n  stream of 2026-07-28                           %s", count, compared(before, after)), nil
 }
 
-// openStream subscribes to an event type as soon as the server lists it, and returns a channel with the arrival times of its events.
+// openStream subscribes to an event type as soon as the server lists it.
 func openStream(ctx context.Context, server, name string) (arrived <-chan time.Time, end func(), err error) {
 	c, err := client.Connect(ctx, server, client.Options{Agent: "bench/1", Revision: "2026-07-28"})
 	if err != nil {
@@ -382,8 +374,7 @@ func openStream(ctx context.Context, server, name string) (arrived <-chan time.T
 	return times, func() { _ = c.Close() }, err
 }
 
-// idleSessions starts sessions of revision 2025-11-25, makes a call to a backend in each, and measures how much memory the server needs for
-// the idle sessions. It returns a line for the report, or "" if count is 0.
+// idleSessions measures how much memory idle sessions of revision 2025-11-25 need. It returns a line for the report.
 func (o Options) idleSessions(ctx context.Context, s *server, count int) (string, error) {
 	if count == 0 {
 		return "", nil

@@ -15,10 +15,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// This file has as much of HTTP/1.1 as the driver and the receiver need. net/http, which [ClientStd] selects, would use a third of
-// the measured CPU time, because it wakes two goroutines for each request on both sides.
+// This file has as much of HTTP/1.1 as the driver and the receiver need. net/http would use a third of the measured CPU time, because it
+// wakes two goroutines for each request on both sides.
 
-// message is a request or a response. The message and the slices that its methods return are valid until the next message is read.
+// message is a request or a response, which is valid until the next message is read.
 type message struct {
 	head    []byte // the first line and the headers, a line each
 	body    []byte
@@ -30,7 +30,6 @@ type message struct {
 
 const maxHTTPBody = 4 << 20
 
-// read reads one message.
 func (m *message) read(r *bufio.Reader) error {
 	*m = message{head: m.head[:0], body: m.body[:0]}
 	for {
@@ -54,7 +53,7 @@ func (m *message) read(r *bufio.Reader) error {
 	return m.readBody(r)
 }
 
-// framing reads a header line if it says where the message ends, or whether the connection stays open.
+// framing reads headers that say where the message ends, or whether the connection stays open.
 func (m *message) framing(line []byte) (err error) {
 	switch value, name := header(line); {
 	case is(name, "content-length"):
@@ -79,13 +78,12 @@ func is(name []byte, want string) bool {
 	return len(name) == len(want) && bytes.EqualFold(name, []byte(want))
 }
 
-// start returns the request line or status line.
 func (m *message) start() []byte {
 	line, _, _ := bytes.Cut(m.head, []byte("\n"))
 	return bytes.TrimRight(line, "\r")
 }
 
-// header returns the value of a header, or nil if the message lacks it.
+// header returns the value of a header, or nil.
 func (m *message) header(name string) []byte {
 	_, rest, _ := bytes.Cut(m.head, []byte("\n"))
 	for line := range bytes.Lines(rest) {
@@ -118,7 +116,6 @@ func (m *message) readBody(r *bufio.Reader) error {
 	return err
 }
 
-// status returns the status code of a response.
 func (m *message) status() int {
 	_, rest, _ := bytes.Cut(m.start(), []byte(" "))
 	code, _, _ := bytes.Cut(rest, []byte(" "))
@@ -126,14 +123,12 @@ func (m *message) status() int {
 	return n
 }
 
-// poster posts a body over one connection, and returns the body of the answer, which is valid until the next call. Each of the lines
-// of head is a header and ends with CRLF.
+// poster posts a body over one connection, and returns the answer, which is valid until the next call. Lines of head end with CRLF.
 type poster interface {
 	post(target *url.URL, head, body []byte) ([]byte, error)
 	close()
 }
 
-// newPoster returns the poster for a value of [Shape.Client].
 func newPoster(client string) poster {
 	if client == ClientStd {
 		return stdPoster{&http.Client{Timeout: callTimeout, Transport: &http.Transport{MaxConnsPerHost: 1}}}
@@ -141,7 +136,6 @@ func newPoster(client string) poster {
 	return &caller{}
 }
 
-// stdPoster posts with net/http.
 type stdPoster struct{ *http.Client }
 
 func (p stdPoster) post(target *url.URL, head, body []byte) ([]byte, error) {
@@ -170,7 +164,7 @@ func (p stdPoster) post(target *url.URL, head, body []byte) ([]byte, error) {
 
 func (p stdPoster) close() { p.CloseIdleConnections() }
 
-// caller is the poster that uses the HTTP/1.1 code of this file. If the server has closed the connection, caller opens a new one.
+// caller uses the HTTP/1.1 code of this file.
 type caller struct {
 	conn   net.Conn
 	reader *bufio.Reader

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver is an HTTP server that receives the webhooks. It answers requests to /endpoint/N, and never answers requests to /hang/N.
+// receiver answers requests to /endpoint/N, and never answers requests to /hang/N.
 type receiver struct {
 	std       bool // receive with net/http
 	listeners []net.Listener
@@ -34,8 +34,7 @@ type receiver struct {
 	served atomic.Int64 // webhooks that were received with net/http
 }
 
-// received tells the receiver how to handle the webhooks of a run: it has the ledger in which to record them, and says where in a webhook
-// the event's id is.
+// received tells the receiver how to handle the webhooks of a run.
 type received struct {
 	*ledger
 	find  Received
@@ -45,7 +44,7 @@ type received struct {
 const (
 	endpointPath = "/endpoint/"
 	hangPath     = "/hang/"
-	// The receiver verifies the signature of one webhook in verifyEvery. Verifying all of them would add much to the measured CPU time.
+	// Verifying all signatures would add much to the measured CPU time.
 	verifyEvery = 64
 )
 
@@ -55,7 +54,6 @@ func newReceiver(addr, client string) (*receiver, error) {
 	return r, err
 }
 
-// listen makes the receiver also listen on the given address, and returns the URL of that address.
 func (r *receiver) listen(addr string) (origin string, err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -82,7 +80,7 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 
 func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
 
-// close stops the receiver. It closes all connections, including connections with a request that hangs.
+// close also closes connections with a request that hangs.
 func (r *receiver) close() {
 	for _, l := range r.listeners {
 		_ = l.Close()
@@ -100,7 +98,7 @@ func (r *receiver) close() {
 	r.running.Wait()
 }
 
-// letGo closes the connections of all requests that hang, so that the sender stops waiting for their answers.
+// letGo closes the connections of all requests that hang.
 func (r *receiver) letGo() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,7 +106,7 @@ func (r *receiver) letGo() {
 	r.hung = make(chan struct{})
 }
 
-// admit records a connection, so that the method close can close it. It returns false if close was called before.
+// admit records a connection, unless the receiver is closed.
 func (r *receiver) admit(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,7 +142,7 @@ func (r *receiver) serve(conn net.Conn) {
 	}
 }
 
-// ServeHTTP receives a webhook with net/http.
+// ServeHTTP is for [ClientStd].
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	m := message{head: []byte(req.Method + " " + req.URL.Path + " " + req.Proto + "\n")}
 	for name, values := range req.Header {
@@ -157,8 +155,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// take records a webhook, and waits for the configured delay of the answer. verify says whether to check the signature. take returns
-// false if the receiver must close the connection without an answer, for example because the endpoint hangs.
+// take records a webhook, and waits for the delay of the answer. It returns false if the receiver must not answer.
 func (r *receiver) take(m *message, verify bool) bool {
 	at := time.Now()
 	if hangs(m.start()) {
@@ -178,7 +175,7 @@ func (r *receiver) take(m *message, verify bool) bool {
 	return r.wait(run.delay)
 }
 
-// wait waits for the delay before an answer. It returns false if [receiver.close] or [receiver.letGo] is called during the wait.
+// wait returns false if [receiver.close] or [receiver.letGo] is called meanwhile.
 func (r *receiver) wait(delay time.Duration) bool {
 	if delay == 0 {
 		return true
@@ -204,7 +201,7 @@ func hangs(start []byte) bool {
 	return bytes.HasPrefix(path, []byte(hangPath))
 }
 
-// endpointOf returns the endpoint's number N in a request line such as "POST /endpoint/N HTTP/1.1".
+// endpointOf returns N in a request line such as "POST /endpoint/N HTTP/1.1".
 func endpointOf(start []byte) (int, error) {
 	_, rest, _ := bytes.Cut(start, []byte(" "))
 	path, _, _ := bytes.Cut(rest, []byte(" "))
@@ -237,7 +234,7 @@ func (r *received) note(m *message, at time.Time, verify bool) {
 	}
 }
 
-// ledger records for each delivery of a run whether it has arrived, and how long that took. Its methods may be called concurrently.
+// ledger records which deliveries of a run have arrived, and how long they took. Its methods may be called concurrently.
 type ledger struct {
 	prefix      string // the prefix of the event ids of this run
 	subscribers int
@@ -268,11 +265,10 @@ func newLedger(prefix string, s Shape, secrets []string) *ledger {
 
 func (l *ledger) id(n int) string { return l.prefix + strconv.Itoa(n) }
 
-// publishing records when event n is sent or, with a fixed rate, when it should be sent. So if an event is sent late because the server
-// was slow to accept the previous events, the delay counts as part of the event's latency.
+// publishing records when event n is sent or, with a fixed rate, should be sent, so that a server that accepts slowly counts as late.
 func (l *ledger) publishing(n int, at time.Time) { l.sent[n].Store(int64(at.Sub(l.began))) }
 
-// arrive records that the event with the given id arrived at an endpoint. It ignores events of other runs.
+// arrive ignores events of other runs.
 func (l *ledger) arrive(id []byte, endpoint int, at time.Time) {
 	text, ours := strings.CutPrefix(string(id), l.prefix)
 	if !ours {
@@ -299,10 +295,9 @@ func (l *ledger) arrive(id []byte, endpoint int, at time.Time) {
 	}
 }
 
-// lost returns the number of deliveries that have not arrived.
+// lost counts deliveries that have not arrived.
 func (l *ledger) lost() int64 { return int64(len(l.took)) - l.arrived.Load() }
 
-// latencies returns the latencies of the arrived deliveries, sorted.
 func (l *ledger) latencies() []time.Duration {
 	out := make([]time.Duration, 0, len(l.took))
 	for i := range l.took {
@@ -314,7 +309,7 @@ func (l *ledger) latencies() []time.Duration {
 	return out
 }
 
-// percentile returns the smallest of the sorted durations that is as long as, or longer than, at least p percent of them (nearest rank).
+// percentile is by nearest rank.
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Report holds the measurements of a run. Programs can compare its JSON form.
+// Report holds the measurements of a run.
 type Report struct {
 	At      time.Time `json:"at"`
 	Shape   Shape     `json:"shape"`
@@ -22,7 +22,6 @@ type Report struct {
 	Results []Result  `json:"results"`
 }
 
-// Machine describes the machine on which the benchmark ran.
 type Machine struct {
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
@@ -32,7 +31,6 @@ type Machine struct {
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
-// Result holds the measurements of one sender under the load of [Report.Shape].
 type Result struct {
 	Sender  string `json:"sender"`
 	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
@@ -42,15 +40,14 @@ type Result struct {
 	PublishedPerSecond float64 `json:"publishedPerSecond"`
 	DeliveredPerSecond float64 `json:"deliveredPerSecond"` // first publish to last arrival
 
-	// SenderCPU and DriverCPU are the CPU times of the sender and of this process, which publishes and receives. CPUPer10k is the
-	// sum of both per 10,000 deliveries. The pointers are nil if the CPU time of the sender is unknown.
+	// CPUPer10k is the CPU time of the sender and of this process per 10,000 deliveries. The pointers are nil if it is unknown.
 	SenderCPU       *float64 `json:"senderCPUSeconds"`
 	DriverCPU       float64  `json:"driverCPUSeconds"`
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
-	// SourceRatio is set if the previous result is for events from a source, and this one for the same events from POST /events. It
-	// is the sender's CPU time per delivery in the previous result, divided by the sender's CPU time per delivery in this result.
+	// SourceRatio is the sender's CPU time per delivery in the previous result, for events from a source, divided by that in this result, for
+	// the same events from POST /events.
 	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
 	Latency Latency `json:"latencyMillis"` // publish to arrival
@@ -67,7 +64,7 @@ type Result struct {
 	all []time.Duration
 }
 
-// Latency has percentiles of the latencies, in milliseconds and by nearest rank.
+// Latency has percentiles in milliseconds, by nearest rank.
 type Latency struct {
 	P50 float64 `json:"p50"`
 	P90 float64 `json:"p90"`
@@ -87,7 +84,7 @@ func newReport(o Options) Report {
 	return Report{At: time.Now().UTC().Truncate(time.Second), Shape: o.Shape, Machine: m}
 }
 
-// sample holds the CPU seconds of the driver and the sender, and the counters of the sender's store, at one moment.
+// sample holds CPU seconds and counters at one moment.
 type sample struct {
 	driver, sender float64
 	store          *storeCounts
@@ -129,7 +126,7 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Err returns an error if deliveries were lost, had wrong signatures, or arrived at an endpoint that did not subscribe to the event.
+// Err returns an error if deliveries were lost or wrong.
 func (r Report) Err() error {
 	for _, x := range r.Results {
 		if x.Lost > 0 || x.Forged > 0 || x.Strange > 0 {
@@ -140,8 +137,7 @@ func (r Report) Err() error {
 	return nil
 }
 
-// WriteTo calls f with a writer to the file with the given name. If the name is -, f writes to standard output. If the name is empty,
-// WriteTo does nothing.
+// WriteTo calls f with a writer to a file, or to standard output if the name is -. It does nothing if the name is empty.
 func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
 	switch name {
 	case "":
@@ -167,8 +163,7 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// ratio describes how many times longer the 99th percentile of the latency is with hanging endpoints than without. It is unknown if
-// deliveries were lost, because a lost delivery has no latency.
+// ratio compares the 99th percentiles with and without hanging endpoints. A lost delivery has no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"
@@ -220,10 +215,10 @@ func (r Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// percentiles are the percentiles on the horizontal axis of the chart, from the median to the maximum.
+// percentiles are on the horizontal axis of the chart.
 var percentiles = []float64{50, 75, 90, 95, 99, 99.9, 100}
 
-// WriteSVG draws a chart of the latencies by percentile, with a line for each result.
+// WriteSVG draws a chart of the latencies by percentile.
 func (r Report) WriteSVG(w io.Writer) error {
 	c := chart.Chart{
 		Title: "Publish to arrival: " + r.Shape.String(), TitleStyle: chart.Style{FontSize: 10},

@@ -1,12 +1,11 @@
 // Package bench measures senders of webhooks: this project's server, which it starts as a separate process, and other senders through an
 // [Adapter]. The same driver publishes to all of them, and the same receiver receives their webhooks, so that results can be compared.
 //
-//	driver ── POST, --publishers connections ──▶ server under test ── webhooks ──▶ receiver ──▶ ledger
-//	  └── when was event n sent? ─────────────────────────────────────────────────────────────────┘
+// driver ── POST, --publishers connections ──▶ server under test ── webhooks ──▶ receiver ──▶ ledger
 //
-// The CPU time per 10,000 deliveries includes the driver and the receiver, so they do little work: they have their own HTTP/1.1 code, keep
-// connections open, and verify only one signature in 64. Read [Shape] first, then [Run]. streams.go and gateway.go measure streams and the
-// gateway.
+//	└── when was event n sent? ─────────────────────────────────────────────────────────────────┘
+//
+// The CPU time per 10,000 deliveries includes the driver and the receiver, so they do little work. Read [Shape] first, then [Run].
 package bench
 
 import (
@@ -44,8 +43,7 @@ type Options struct {
 	env []string // environment variables of the started server, in addition to the inherited ones
 }
 
-// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each twice, without and with the
-// hanging endpoints.
+// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each twice.
 func Run(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		for _, a := range append([]Adapter{{}}, o.Adapters...) {
@@ -57,7 +55,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// report starts a receiver, calls measure with it, and returns the report with the results that measure has added.
+// report calls measure, and returns the report with the results that measure has added.
 func (o Options) report(ctx context.Context, measure func(context.Context, *receiver, *Report) error) (Report, error) {
 	report := newReport(o)
 	if err := o.check(); err != nil {
@@ -74,8 +72,7 @@ func (o Options) report(ctx context.Context, measure func(context.Context, *rece
 	return report, err
 }
 
-// measure measures the sender of an adapter, and adds the results to the report. For the zero Adapter, it starts this project's server and
-// measures that.
+// measure measures the sender of an adapter, or this project's server for the zero Adapter.
 func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Report) (err error) {
 	s := &server{pid: a.PID}
 	if a.Name == "" {
@@ -100,7 +97,6 @@ func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Re
 	return p.run(ctx, report)
 }
 
-// pass holds the parts of a benchmark of one sender.
 type pass struct {
 	options  Options
 	adapter  Adapter
@@ -142,9 +138,7 @@ func (p *pass) registerHanging(ctx context.Context) error {
 	}, func(int, []byte) error { return nil })
 }
 
-// register registers as many endpoints as the parameter count says, over eight connections. The function endpoint returns the values
-// for the registration of endpoint i. The function answered gets the number of an endpoint and the sender's answer to its
-// registration.
+// register registers count endpoints, over eight connections. answered gets the sender's answers.
 func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
 	if p.adapter.Register == nil {
 		return nil
@@ -171,8 +165,7 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 	})
 }
 
-// together makes n concurrent calls of the function f. It returns the first error, which also cancels the contexts of the other
-// calls.
+// together makes n concurrent calls of f. The first error cancels the others.
 func together(ctx context.Context, n int, f func(context.Context) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for range n {
@@ -181,12 +174,12 @@ func together(ctx context.Context, n int, f func(context.Context) error) error {
 	return all.Wait()
 }
 
-// trailing is how long the CPU time is still measured after the last arrival, because a server may postpone some of its work.
+// trailing is how long the CPU time is measured after the last arrival, because a server may postpone work.
 const trailing = 500 * time.Millisecond
 
 var runs atomic.Int64
 
-// run publishes the events, waits until they have arrived, and adds a result to the report.
+// run publishes the events, waits until they have arrived, and reports.
 func (p *pass) run(ctx context.Context, report *Report) error {
 	o := p.options
 	l := newLedger(fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)), o.Shape, p.secrets)
@@ -218,7 +211,6 @@ func (p *pass) name() string {
 	return p.adapter.Name
 }
 
-// publish publishes all events, and records in the ledger when each is sent.
 func (p *pass) publish(ctx context.Context, l *ledger) error {
 	o := p.options
 	payload := o.filler()
@@ -267,7 +259,7 @@ func (p *pass) publish(ctx context.Context, l *ledger) error {
 	})
 }
 
-// post publishes the events in one request, or one by one if the measured server does not accept an array.
+// post publishes the events in one request, or one by one.
 func (p *pass) post(c poster, q *request, events []values) error {
 	if p.adapter.Array && len(events) > 1 {
 		_, err := q.post(c, true, events...)
@@ -288,8 +280,7 @@ func until(ctx context.Context, at time.Time) error {
 	return periodic.Sleep(ctx, time.Until(at))
 }
 
-// Shape describes a load: how many events are published, how fast, and how many endpoints subscribe. Results can only be compared if they
-// have the same Shape.
+// Shape describes a load. Only results with the same Shape can be compared.
 type Shape struct {
 	Events      int  `json:"events"`
 	Batch       int  `json:"batch"`       // events per request
@@ -299,23 +290,22 @@ type Shape struct {
 	Subscribers int  `json:"subscribers"` // for each URI
 	Payload     int  `json:"payload"`     // bytes
 	Latency     bool `json:"latency"`     // one event at a time; the next when it has arrived everywhere
-	// Hang is the number of additional endpoints that receive requests and never answer. Each of them subscribes to every URI. They
-	// have the origin of the healthy endpoints or, with HangOrigin, each an origin of its own. No result counts deliveries to them.
+	// Hang is the number of additional endpoints that never answer. Each subscribes to every URI. They have the origin of the healthy
+	// endpoints or, with HangOrigin, each its own. No result counts deliveries to them.
 	Hang       int  `json:"hang"`
 	HangOrigin bool `json:"hangOrigin"`
 	// AnswerDelay is how long the healthy endpoints take to answer.
 	AnswerDelay time.Duration `json:"answerDelayNs,omitempty"`
-	// Client selects the HTTP code of the publishers and the receiver: [ClientOwn], which is the default, or [ClientStd].
+	// Client is [ClientOwn] (the default) or [ClientStd].
 	Client string `json:"client,omitempty"`
 }
 
-// The values of Shape.Client.
 const (
 	ClientOwn = "own"      // a few lines of HTTP/1.1, which use little CPU time
 	ClientStd = "net/http" // Go's, for a comparison that others can repeat with their own programs
 )
 
-// maxDeliveries limits the deliveries of a run, because the ledger keeps four bytes in memory for each.
+// The ledger keeps four bytes in memory for each delivery.
 const maxDeliveries = 100_000_000
 
 func (s Shape) check() error {
@@ -343,24 +333,22 @@ func (s Shape) check() error {
 
 func (s Shape) deliveries() int { return s.Events * s.Subscribers }
 
-// endpoints returns the number of healthy endpoints. Endpoint i subscribes to the URI i modulo URIs.
+// Endpoint i subscribes to the URI i modulo URIs.
 func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
 
 func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }
 
-// due returns the time at which to send the request that begins with event n, so that events are published at the shape's rate.
+// due returns when to send the request that begins with event n.
 func (s Shape) due(started time.Time, n int) time.Time {
 	return started.Add(time.Duration(float64(n) / float64(s.Rate) * float64(time.Second)))
 }
 
-// filler returns a payload of the shape's size.
 func (s Shape) filler() string {
 	b := make([]byte, max(1, (s.Payload-14)/2))
 	_, _ = rand.Read(b) // never fails (Go 1.24)
 	return fmt.Sprintf(`{"filler":"%x"}`, b)
 }
 
-// String describes the shape in words, for example "20000 events, batch 1, …".
 func (s Shape) String() string {
 	speed := "as fast as possible"
 	switch {

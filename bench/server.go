@@ -30,17 +30,14 @@ const catalog = `events:
       properties: {filler: {type: string}}
 `
 
-// server is the process that is measured. If the benchmark did not start it, only url is set (for [Options.Server]) or only pid (for the
-// sender of an [Adapter]).
+// server is the measured process. If the benchmark did not start it, only url or pid is set.
 type server struct {
 	url, debug string
 	pid        int
 	stop       func()
 }
 
-// start starts the serve command on a free port, with a database in o.Data or, if that is empty, in a temporary directory. The server gets
-// a configuration file with the content of config, unless that is empty, and the flags in more. If o.Server is set, start returns that
-// server and starts no other.
+// start starts the serve command on a free port, or returns o.Server. config is the content of a configuration file, and more has flags.
 func (o Options) start(ctx context.Context, config string, more ...string) (*server, error) {
 	if o.Server != "" {
 		return &server{url: o.Server, stop: func() {}}, nil
@@ -100,26 +97,24 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 	return s, nil
 }
 
-// storeCounts are the counters of the server's store since the server started.
 type storeCounts struct {
 	Commits, Syncs int64
 	Written        int64 `json:"written_bytes"`
 }
 
-// counts returns the counters of the server's store, or nil if the server does not show them.
+// counts returns nil if the server does not show its counters.
 func (s *server) counts(ctx context.Context) *storeCounts {
 	var vars struct{ Database *storeCounts }
 	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)
 	return vars.Database
 }
 
-// goroutines returns the number of the server's goroutines as text.
 func (s *server) goroutines(ctx context.Context) string {
 	first, _, _ := strings.Cut(string(s.debugPage(ctx, "/debug/pprof/goroutine?debug=1")), "\n")
 	return cmp.Or(strings.TrimPrefix(first, "goroutine profile: total "), "unknown")
 }
 
-// debugPage returns a page of the server's debug address, or nothing if the server has no such page.
+// debugPage returns a page of the server's debug address, if there is one.
 func (s *server) debugPage(ctx context.Context, path string) []byte {
 	if s.debug == "" {
 		return nil
@@ -137,15 +132,14 @@ func (s *server) debugPage(ctx context.Context, path string) []byte {
 	return b
 }
 
-// writeProfile writes a profile of the next ten seconds to a file. If that fails, it says so on standard error, because the measurement is
-// still of use.
+// writeProfile only prints errors, because the measurement is still of use.
 func (s *server) writeProfile(ctx context.Context, file string) {
 	if err := os.WriteFile(file, s.debugPage(ctx, "/debug/pprof/profile?seconds=10"), 0o600); err != nil {
 		fmt.Fprintf(os.Stderr, "write the profile: %v\n", err)
 	}
 }
 
-// cpuSeconds returns a process's CPU time so far (Linux; 0 elsewhere).
+// cpuSeconds works on Linux, and returns 0 elsewhere.
 func cpuSeconds(pid int) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -161,8 +155,7 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / 100 // USER_HZ
 }
 
-// memory returns a figure of a process in bytes (Linux; 0 elsewhere), e.g. VmRSS for its resident memory or VmHWM for the
-// peak of it.
+// memory returns a figure in bytes (Linux; 0 elsewhere), e.g. VmRSS for resident memory or VmHWM for its peak.
 func memory(pid int, figure string) int64 {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(b)) {
@@ -174,7 +167,7 @@ func memory(pid int, figure string) int64 {
 	return 0
 }
 
-// fsyncTimes returns the durations of 200 syncs of 4 KiB in a directory, sorted.
+// fsyncTimes returns the sorted durations of 200 syncs of 4 KiB.
 func fsyncTimes(dir string) []time.Duration {
 	f, err := os.CreateTemp(dir, "mcpevents-fsync-")
 	if err != nil {

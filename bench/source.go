@@ -8,8 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// This file compares a source with POST /events: first signed requests of GitHub about pull requests, which the server
-// verifies and maps, then the resulting events, published directly. Both go to one server with one subscription.
+// This file compares a source with POST /events: first signed requests of GitHub, then the resulting events, published directly.
 
 const (
 	sourceVariable = "MCPEVENTS_BENCH_SOURCE_SECRET"
@@ -42,8 +41,7 @@ const (
 		`"sender":"octocat","sha":"{{id}}","state":"open","title":"Mend the search","url":"https://github.com/acme/0/pull/{{n}}"}`
 )
 
-// Source measures events from a source and the same events from POST /events. It does so for requests of 1 KB, and for requests of 20 KB,
-// such as GitHub sends.
+// Source measures requests of 1 KB and of 20 KB, such as GitHub sends.
 func Source(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		if o.Server != "" || o.URIs != 1 || o.Batch != 1 || o.Hang != 0 {
@@ -68,7 +66,7 @@ func Source(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// compareSource measures requests with the given body to the source, and then POST /events with the events that result from such requests.
+// compareSource measures requests with the given body, and then POST /events with the resulting events.
 func (p *pass) compareSource(ctx context.Context, body string, report *Report) error {
 	direct := own(p.server.url, "")
 	source := direct
@@ -93,8 +91,7 @@ func (p *pass) compareSource(ctx context.Context, body string, report *Report) e
 	return nil
 }
 
-// pullRequest returns a template for the body of GitHub's request about an opened pull request. GitHub adds links to each of
-// three repositories and to the pull request; here each has the given number of links.
+// pullRequest returns the body of GitHub's request about an opened pull request, with a number of links in four places.
 func pullRequest(links int) string {
 	var more strings.Builder
 	for i := range links {

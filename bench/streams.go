@@ -20,11 +20,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// quiet is how long the server's CPU time is measured while the streams are open and no event is published.
+// quiet is how long the CPU time is measured while no event is published.
 const quiet = 20 * time.Second
 
-// Streams opens count streams (subscriptions/listen) of the shape's URIs. It measures the server's memory and CPU time while no event is
-// published, and how long one event takes to reach all streams of its URI.
+// Streams measures the memory and CPU time of count open streams, and how long one event takes to reach all streams of its URI.
 func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -61,7 +60,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
 	grown := memory(pid, "VmRSS") - before
 
-	// Publish several events, because the first one is slower than the others.
+	// The first event is slower than the others.
 	times := make([]time.Duration, 0, 5)
 	for n := range cap(times) {
 		published := time.Now()
@@ -88,8 +87,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	return nil
 }
 
-// StreamLatency opens one stream (subscriptions/listen), publishes events one at a time, and measures how long each takes to reach the
-// stream.
+// StreamLatency measures how long events take to reach a stream, one at a time.
 func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -118,7 +116,6 @@ func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	return err
 }
 
-// latencies publishes the events one at a time, and returns how long each took to arrive.
 func (o Options) latencies(ctx context.Context, p *publisher, arrived <-chan time.Time) ([]time.Duration, error) {
 	took := make([]time.Duration, 0, o.Events)
 	var count atomic.Int64
@@ -139,7 +136,6 @@ func (o Options) latencies(ctx context.Context, p *publisher, arrived <-chan tim
 	return took, nil
 }
 
-// publisher publishes events of the first URI, one at a time.
 type publisher struct {
 	caller  poster
 	request *request
@@ -160,11 +156,9 @@ func (p *publisher) publish(n int) error {
 	return err
 }
 
-// listensAtOnce is the number of streams that are opened concurrently.
 const listensAtOnce = 64
 
-// listens opens count streams. filter returns the filter of stream i. Until the caller calls end, the channel arrived receives the arrival
-// time of each message with the given method. listens increments opened for each stream that it has opened.
+// listens opens count streams. filter returns the filter of stream i. arrived receives the arrival time of each message with the method.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)
@@ -191,14 +185,14 @@ func listens(ctx context.Context, server string, count int, method string, filte
 	}, err
 }
 
-// updates opens count streams, each for one of the shape's URIs in turn. See [listens].
+// updates opens streams for the shape's URIs in turn. See [listens].
 func (o Options) updates(ctx context.Context, s *server, count int, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	return listens(ctx, s.url, count, "notifications/resources/updated", func(i int) string {
 		return fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, o.uri(i))
 	}, opened)
 }
 
-// listen opens stream number i and waits for its acknowledgment.
+// listen opens stream i and waits for its acknowledgment.
 func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", host)
@@ -226,7 +220,6 @@ func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *
 	}
 }
 
-// follow sends the arrival time of each message with the given method to the channel arrived, until the stream ends.
 func follow(r *bufio.Reader, method string, arrived chan<- time.Time) {
 	update := []byte(method)
 	for {

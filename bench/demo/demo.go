@@ -1,5 +1,4 @@
-// Package demo shows the product in a few seconds: an event that arrives by two webhooks and two streams, and a server that is killed and
-// loses nothing. It subscribes with package client, as an application would.
+// Package demo shows the product in a few seconds, with package client, as an application would use it.
 package demo
 
 import (
@@ -25,7 +24,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The event type of the demo, and its events.
 const (
 	demoName   = "github.pull_request"
 	demoURI    = "event://github/acme/website/pull_request"
@@ -42,7 +40,6 @@ events:
 `
 )
 
-// The events that are published while the server is killed.
 const (
 	crashEvents     = 1000
 	crashPublishers = 8
@@ -58,9 +55,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Run starts a server with its data in a temporary directory, subscribes in four ways, publishes one event, and prints when the event
-// arrives at each subscription. Then it kills the server while 1,000 more events are published, and starts it again. Run returns an
-// error unless all events arrive at all subscriptions.
+// Run starts a server with its data in a temporary directory, subscribes in four ways, publishes one event, and prints when it arrives. Then
+// it kills the server while 1,000 more events are published, and starts it again. Run returns an error unless all events arrive.
 func Run(ctx context.Context, o Options) error {
 	dir, err := os.MkdirTemp("", "mcpevents-demo-")
 	if err != nil {
@@ -94,7 +90,6 @@ func Run(ctx context.Context, o Options) error {
 	return cmp.Or(err, fault.Wrap(fault.Unavailable, d.unwritten, "print"))
 }
 
-// demo is the state of one call of [Run].
 type demo struct {
 	options Options
 	url     string
@@ -110,7 +105,6 @@ type demo struct {
 	unwritten error      // the first failure to print
 }
 
-// way is one of the four ways in which the demo receives events.
 type way struct {
 	name, revision string
 	does           string // what to print when the server has accepted the subscription
@@ -118,7 +112,7 @@ type way struct {
 	arrived        map[string]bool // the ids of the events that have arrived
 }
 
-// start starts the server. Variables such as MCPEVENTS_AUTH do not change how the demo's server runs.
+// Variables such as MCPEVENTS_AUTH do not change how the demo's server runs.
 func (d *demo) start(ctx context.Context) (*process.Server, error) {
 	cmd := exec.Command(d.serve[0], d.serve[1:]...)
 	for _, v := range os.Environ() {
@@ -130,7 +124,6 @@ func (d *demo) start(ctx context.Context) (*process.Server, error) {
 	return process.Start(ctx, cmd, d.url)
 }
 
-// say prints a step of the demo and its time.
 func (d *demo) say(step, format string, args ...any) {
 	now := time.Now()
 	d.mu.Lock()
@@ -139,14 +132,13 @@ func (d *demo) say(step, format string, args ...any) {
 	d.print("%9s ms  %-18s %s\n", fmt.Sprintf("%s%.1f", d.sign, ms), step, fmt.Sprintf(format, args...))
 }
 
-// title prints the title of a part of the demo.
 func (d *demo) title(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.print("\n%s\n", text)
 }
 
-// beginPublishing prints the title of a part that publishes events. The times of its steps count from now.
+// The times of the steps of a part that publishes events count from now.
 func (d *demo) beginPublishing(title string) {
 	d.title(title)
 	d.mu.Lock()
@@ -154,7 +146,7 @@ func (d *demo) beginPublishing(title string) {
 	d.began, d.sign = time.Now(), "+"
 }
 
-// print writes to the output and keeps the first error. The caller holds d.mu.
+// print keeps the first error. The caller holds d.mu.
 func (d *demo) print(format string, args ...any) {
 	_, err := fmt.Fprintf(d.options.Out, format, args...)
 	d.unwritten = cmp.Or(d.unwritten, err)
@@ -192,7 +184,7 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// subscribe subscribes in one way and records arrivals until the caller calls end.
+// subscribe records arrivals until the caller calls end.
 func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	hooks := &client.Handler{Log: d.options.Log}
 	stop := func() {}
@@ -234,7 +226,7 @@ func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	}, nil
 }
 
-// record records that an event has arrived. It prints the first event of each way, and when all have arrived.
+// record prints the first event of each way, and when all have arrived.
 func (d *demo) record(w *way, e client.Event) {
 	d.mu.Lock()
 	before := len(w.arrived)
@@ -253,7 +245,6 @@ func (d *demo) record(w *way, e client.Event) {
 	}
 }
 
-// describe describes a received event for the output.
 func describe(e client.Event) string {
 	var data struct {
 		Action string `json:"action"`
@@ -266,7 +257,6 @@ func describe(e client.Event) string {
 	return "notifications/resources/updated, " + action
 }
 
-// publishOne publishes one event and waits until it has arrived everywhere.
 func (d *demo) publishOne(ctx context.Context) error {
 	d.beginPublishing("Publishing one event")
 	id := event.NewID()
@@ -283,8 +273,7 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	return err
 }
 
-// publishAndKill publishes many events. When some of them have arrived everywhere, it kills the server and starts it again. Then it
-// waits until all events have arrived everywhere.
+// publishAndKill kills the server when some events have arrived everywhere, and starts it again.
 func (d *demo) publishAndKill(ctx context.Context) error {
 	d.beginPublishing("Killing the server while 1,000 events are published")
 	work, working := errgroup.WithContext(ctx)
@@ -319,7 +308,7 @@ func (d *demo) publishAndKill(ctx context.Context) error {
 	return d.await(ctx, 1+crashEvents)
 }
 
-// await waits until n events have arrived in each way. It fails if a subscription ends with an error, or when ctx ends.
+// await waits until n events have arrived in each way.
 func (d *demo) await(ctx context.Context, n int) error {
 	for {
 		missing := d.missing(n)
@@ -336,7 +325,7 @@ func (d *demo) await(ctx context.Context, n int) error {
 	}
 }
 
-// missing returns the names of the ways in which fewer than n events have arrived.
+// missing returns the ways in which fewer than n events have arrived.
 func (d *demo) missing(n int) (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
