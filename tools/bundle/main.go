@@ -1,5 +1,5 @@
-// Command bundle writes the release files for AWS: for each architecture an archive with the functions, built and zipped, a template
-// that refers to the zips, and the other files that "sam deploy" needs. To deploy it you need the SAM command line, but no Go.
+// Command bundle writes the release files for AWS: for each architecture an archive with the built functions, a template, and the other
+// files that "sam deploy" needs.
 //
 //	go run ./tools/bundle -version 0.1.0 -out build/bundle
 package main
@@ -48,12 +48,11 @@ func run(version, out string) error {
 	return nil
 }
 
-// architecture is a processor architecture, by Lambda's name and by Go's.
 type architecture struct{ lambda, goarch string }
 
 var architectures = []architecture{{"arm64", "arm64"}, {"x86_64", "amd64"}}
 
-// compile builds the function in a folder and returns the binary. It uses the flags of make sam-build.
+// compile uses the flags of make sam-build.
 func compile(dir, function, version string, a architecture) ([]byte, error) {
 	tmp, err := os.MkdirTemp("", "bundle-")
 	if err != nil {
@@ -71,14 +70,13 @@ func compile(dir, function, version string, a architecture) ([]byte, error) {
 	return os.ReadFile(binary)
 }
 
-// codeURI matches the folder of a function in the template, and build the line that tells SAM to compile it.
+// codeURI and build match the lines of the template that tell SAM to compile.
 var (
 	codeURI = regexp.MustCompile(`(?m)^( +CodeUri: )(functions/([a-z]+))$`)
 	build   = regexp.MustCompile(`(?m)^ +Metadata: \{BuildMethod: .*\n`)
 	choice  = regexp.MustCompile(`(?m)^(  Architecture:\n    Type: String\n    Default: ).*\n    AllowedValues: .*\n`)
 )
 
-// bundle returns the archive for an architecture of the repository in a folder. Each function is built with make.
 func bundle(dir, version string, a architecture, make func(dir, function, version string, a architecture) ([]byte, error)) ([]byte, error) {
 	template, err := os.ReadFile(filepath.Join(dir, "template.yaml"))
 	if err != nil {
@@ -118,7 +116,6 @@ func bundle(dir, version string, a architecture, make func(dir, function, versio
 	return archive(files)
 }
 
-// readme is the page in the archive.
 const readme = `# mcp-events VERSION for AWS
 
 This archive has the functions, built, and a template that deploys them. Follow
@@ -132,7 +129,6 @@ this archive is its result.
 To upgrade, run "sam deploy" in the archive of the newer version.
 `
 
-// file is a file of an archive.
 type file struct {
 	name string
 	data []byte

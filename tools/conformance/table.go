@@ -12,20 +12,18 @@ import (
 	"strings"
 )
 
-// maxShown is the number of tests that a row names.
 const maxShown = 6
 
 type summary struct{ passed, partly, failed, open int }
 
 func (s summary) total() int { return s.passed + s.partly + s.failed + s.open }
 
-// shows is one test of a row.
 type shows struct {
 	label string
 	state state
 }
 
-// write renders the page. The page has no times or dates, so that it changes only when a result changes.
+// write renders no times or dates, so that the page changes only when a result changes.
 func write(groups []group, tests []test) ([]byte, summary) {
 	rows := collect(groups, tests)
 	var body bytes.Buffer
@@ -51,7 +49,7 @@ no test carries it. What the tests do not show of a row stands beside its state.
 	return out.Bytes(), sum
 }
 
-// add counts the row and returns its state. A row with missing parts is never passed. Its state always names them.
+// add counts the row and returns its state.
 func (s *summary) add(r requirement, row []shows) string {
 	state := ""
 	switch {
@@ -74,8 +72,7 @@ func (s *summary) add(r requirement, row []shows) string {
 	return state + "; missing: " + cell(r.missing)
 }
 
-// collect finds the tests of every number. A row names a test up to the segment
-// that carries the number; its subtests count towards its state.
+// collect finds the tests of every number. Subtests count towards the state of the test.
 func collect(groups []group, tests []test) map[string][]shows {
 	finder := finder(groups)
 	rows := map[string][]shows{}
@@ -103,7 +100,6 @@ func collect(groups []group, tests []test) map[string][]shows {
 	return rows
 }
 
-// finder matches the numbers of the groups: WHK-02, WHK_02, WHK02.
 func finder(groups []group) *regexp.Regexp {
 	var prefixes []string
 	for _, g := range groups {
@@ -116,8 +112,7 @@ func finder(groups []group) *regexp.Regexp {
 	return regexp.MustCompile(`(?:^|[^A-Z])(` + strings.Join(prefixes, "|") + `)[-_]?([0-9]{2})(?:[^0-9]|$)`)
 }
 
-// carried maps the numbers in a test's name to the name up to the segment that
-// carries them.
+// carried maps the numbers in a test's name to the name up to the segment with the number.
 func carried(finder *regexp.Regexp, name string) map[string]string {
 	found := map[string]string{}
 	title := ""
@@ -176,12 +171,10 @@ func names(row []shows) string {
 	return b.String()
 }
 
-// cell keeps a text inside a cell of a Markdown table.
 func cell(s string) string {
 	return strings.NewReplacer("|", `\|`, "\n", " ").Replace(s)
 }
 
-// module is the path of the module, with a slash.
 const module = "github.com/mcp-events/mcpevents/"
 
 // state is the result of a test. Larger values are worse.
@@ -193,7 +186,6 @@ const (
 	failed
 )
 
-// test is one test of the log, or one of another language that a Go test ran.
 type test struct {
 	pkg   string // below the module
 	name  string
@@ -201,8 +193,7 @@ type test struct {
 	state state
 }
 
-// readLog reads the output of "go test -json". A test that started but did not end, because its package panicked or timed
-// out, counts as failed. If a test ran more than once, the last run counts.
+// readLog reads the output of "go test -json". A test that did not end counts as failed, and of several runs the last counts.
 func readLog(r io.Reader) ([]test, error) {
 	type key struct{ pkg, name string }
 	running := map[key]int{}
@@ -243,7 +234,7 @@ func readLog(r io.Reader) ([]test, error) {
 	}
 }
 
-// forget removes the results of a test, its subtests, and the tests in other languages that it ran.
+// forget removes the results of a test and its subtests.
 func forget(tests []test, pkg, name string) {
 	for i, t := range tests {
 		if rest, ok := strings.CutPrefix(t.name, name); ok && t.pkg == pkg && (rest == "" || rest[0] == '/' || rest[0] == ':') {
@@ -269,8 +260,7 @@ var (
 	pytest   = regexp.MustCompile(`^\S+\.py::(\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b`)
 )
 
-// foreign finds the result of a test of JavaScript (TAP, the spec reporters of
-// node, vitest and jest) or Python (pytest -v) in a line of output.
+// foreign finds the result of a test of JavaScript (TAP; node, vitest and jest) or Python (pytest -v).
 func foreign(text string) (title string, st state, ok bool) {
 	text = strings.TrimRight(escapes.ReplaceAllString(text, ""), " \r\n")
 	text = logged.ReplaceAllString(text, "")

@@ -2,8 +2,7 @@
 //
 //	go run ./tools/docs
 //
-// Other tests check the rest: cmd/mcpevents checks that the commands in the pages exist, test/docs runs the commands of the
-// tutorial, and tools/reference checks that the reference is complete.
+// Tests in cmd/mcpevents, test/docs and tools/reference check the rest.
 package main
 
 import (
@@ -53,7 +52,7 @@ func run(root string) ([]string, error) {
 	return c.faults, nil
 }
 
-// listPages returns the pages that are under version control or could be added to it.
+// listPages returns the pages that are not ignored by git.
 func listPages(root string) ([]string, error) {
 	cmd := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md")
 	cmd.Dir = root
@@ -70,7 +69,6 @@ func listPages(root string) ([]string, error) {
 	return names, nil
 }
 
-// findTargets returns the targets of the Makefile.
 func findTargets(makefile string) []string {
 	var all []string
 	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z-]*):`).FindAllStringSubmatch(makefile, -1) {
@@ -99,10 +97,8 @@ func (c *checker) read(name string) (*page.Page, error) {
 	return p, err
 }
 
-// makes finds make targets in running text and in commands.
 var makes = regexp.MustCompile("(?m)(?:^|`|&& |; )make ([a-z][a-z-]*)")
 
-// places finds paths of the repository in code quotes.
 var places = regexp.MustCompile("`((?:bench|cmd|docs|examples|functions|localstack|shared|test|tools)/[A-Za-z0-9_./-]*[A-Za-z0-9_])`")
 
 func (c *checker) page(name string) error {

@@ -28,7 +28,7 @@ const (
 	queuePath = module + "/shared/storage/queue"
 )
 
-// need is an operation on a table or queue that the code of a function makes.
+// need is an operation on a table or queue.
 type need struct {
 	action, resource string
 	prefix           string // of the partition; "" if it is not known
@@ -50,7 +50,6 @@ var unreachable = []exception{
 	{"KeysFunction", "SettingsTable", "shared/storage/settings.", "keys reads no catalog and no configuration"},
 }
 
-// missing returns the needs of a function that no statement allows.
 func missing(function string, statements []statement, needs []need) (all []need) {
 	for _, n := range needs {
 		excepted := slices.ContainsFunc(unreachable, func(u exception) bool { return u.function == function && u.covers(n) })
@@ -79,13 +78,12 @@ func (n need) allowed(statements []statement) bool {
 	})
 }
 
-// code is the module as SSA.
 type code struct {
 	prog  *ssa.Program
 	mains map[string]*ssa.Package // by the logical id of the function
 }
 
-// load type-checks the functions and the packages of this module that they import.
+// load type-checks the functions and their packages.
 func load(dir string) (*code, error) {
 	cfg := &packages.Config{Dir: dir, Mode: packages.LoadSyntax | packages.NeedModule}
 	pkgs, err := packages.Load(cfg, "./functions/...", "./shared/...")
@@ -112,7 +110,7 @@ func load(dir string) (*code, error) {
 // resourceOf returns the logical id of a resource, such as LogTable for the name log.
 func resourceOf(name, kind string) string { return strings.ToUpper(name[:1]) + name[1:] + kind }
 
-// needs returns the operations that the code of each function makes, by its logical id.
+// needs has the logical ids of functions as keys.
 func (c *code) needs() map[string][]need {
 	all := map[string][]need{}
 	for id := range c.mains {
@@ -180,7 +178,6 @@ func instructions(f *ssa.Function) (all []ssa.Instruction) {
 	return all
 }
 
-// scan reaches the functions to which f refers.
 func (r *role) scan(f *ssa.Function) {
 	var operands []*ssa.Value
 	for _, in := range instructions(f) {
@@ -229,7 +226,6 @@ func (r *role) method(t types.Type, name string) {
 	}
 }
 
-// index notes where functions are called and fields and globals are written.
 func (r *role) index() {
 	for f := range r.reached {
 		for _, in := range instructions(f) {
@@ -304,7 +300,6 @@ func fieldOf(fa *ssa.FieldAddr) *types.Var {
 	return fa.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct).Field(fa.Field)
 }
 
-// needs returns the operations on tables and queues that the role makes.
 func (r *role) needs() (all []need) {
 	seen := map[need]bool{}
 	for f := range r.reached {
@@ -348,7 +343,7 @@ func keysIn(arg ssa.Value) int64 {
 	return 0
 }
 
-// operation returns the name of the called function of package store, or of the called method of its DB or of a queue, or "".
+// operation returns the function of package store, the method of its DB or the method of a queue that is called, or "".
 func operation(c *ssa.CallCommon) string {
 	if c.IsInvoke() {
 		params := c.Signature().Params()
@@ -418,7 +413,7 @@ func (r *role) operations(c *ssa.CallCommon) (all []need) {
 	return all
 }
 
-// madeBy returns the function of package store that makes an operation, such as Put, or "".
+// madeBy returns the function of package store that makes an operation, or "".
 func madeBy(c *ssa.Call) string {
 	if name := operation(&c.Call); ofOps[name] != nil {
 		return name
@@ -447,13 +442,11 @@ func (r *role) keys(v ssa.Value, path []string) (all []keyOf) {
 	return all
 }
 
-// pointsToKey reports that a value is the address of a key or of a query, which names a partition too.
 func pointsToKey(v ssa.Value) bool {
 	p, ok := v.Type().Underlying().(*types.Pointer)
 	return ok && (isStore(p.Elem(), "Key") || isStore(p.Elem(), "Query"))
 }
 
-// written reports that code writes a field of the struct at an address.
 func written(addr ssa.Value, field string) bool {
 	refs := addr.Referrers()
 	if refs == nil {
@@ -473,7 +466,7 @@ func written(addr ssa.Value, field string) bool {
 	return false
 }
 
-// texts returns the values of a text field. Of a value that is not constant it returns the beginning, or "" if that is not known.
+// texts returns the values of a text field, or their known beginnings.
 func (r *role) texts(v ssa.Value, field string) []string {
 	t := r.trace()
 	t.text = true
@@ -494,7 +487,7 @@ type trace struct {
 	seen   map[place]bool
 }
 
-// place is a value that was followed, with the fields that were of interest.
+// place is a value that was followed.
 type place struct {
 	value ssa.Value
 	path  string
@@ -513,8 +506,7 @@ func (t *trace) found(text string) {
 	}
 }
 
-// follow goes from a value to the values from which it is made; path names the fields that are of interest. An address stands
-// for what is there, and a slice or a map for what is in it.
+// follow goes from a value to the values from which it is made. An address stands for what is there, and a slice or a map for what is in it.
 func (t *trace) follow(v ssa.Value, path []string) {
 	if v == nil || len(path) > 6 {
 		return
@@ -582,7 +574,6 @@ func (t *trace) follow(v ssa.Value, path []string) {
 	}
 }
 
-// operand returns the value that an instruction changes, which is its first operand.
 func operand(v ssa.Value) ssa.Value { return *v.(ssa.Instruction).Operands(nil)[0] }
 
 // into follows the values that are written to an address, a slice or a map.
@@ -675,7 +666,6 @@ func (t *trace) visit(c *ssa.CallCommon, f *ssa.Function, index int, path []stri
 	}
 }
 
-// result follows what a call returns.
 func (t *trace) result(call *ssa.Call, index int, path []string) {
 	c := &call.Call
 	if b, ok := c.Value.(*ssa.Builtin); ok {

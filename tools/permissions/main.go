@@ -1,8 +1,7 @@
 // Command permissions writes docs/internals/permissions.md: which function may send which request to AWS and
 // why, and which services may send to queues, as template.yaml says.
 //
-// Its tests compare the template with the code, in both directions. They derive the operations on tables and queues from
-// the code. calls.tsv lists the other calls. The tests of package functions fail if local AWS does not record these calls.
+// Its tests compare the template with the operations in the code, and with calls.tsv, which lists the other calls.
 package main
 
 import (
@@ -17,10 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// permission is one action on one resource by one statement.
 type permission struct{ function, statement, action, resource string }
 
-// statement is one of a function's policies.
 type statement struct {
 	Sid       string
 	Action    list
@@ -28,8 +25,7 @@ type statement struct {
 	Condition map[string]map[string]list
 }
 
-// list is a value or a list of them. A reference is the text that it refers by; of an !If it is what
-// holds for a deployment that makes its own resources.
+// list is a value or a list of values. Of an !If it has what holds for a deployment that makes its own resources.
 type list []string
 
 func (l *list) UnmarshalYAML(n *yaml.Node) error {
@@ -82,8 +78,7 @@ func run(template, out string, check bool) error {
 	return os.WriteFile(out, page, 0o644)
 }
 
-// unused returns the permissions that no recorded call used and no code needs. A permission that the code needs may be
-// used after hours or after a rare failure, so it does not count that no test uses it.
+// unused returns the permissions that no recorded call used and no code needs.
 func unused(functions map[string][]statement, used map[permission]bool, needs map[string][]need) (never []permission) {
 	for _, id := range sorted(functions) {
 		for _, st := range functions[id] {
@@ -97,8 +92,7 @@ func unused(functions map[string][]statement, used map[permission]bool, needs ma
 	return never
 }
 
-// asCalled returns the permission with the resource that a recorded call has: the logical id of a table, queue or
-// function, or "" for other resources, whose ARNs a call names.
+// asCalled returns the permission with the resource that a recorded call has: a logical id, or "" if the call names an ARN.
 func (p permission) asCalled() permission {
 	if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" || p.resource == "AWS::StackId" {
 		p.resource = ""
@@ -106,21 +100,18 @@ func (p permission) asCalled() permission {
 	return p
 }
 
-// needed reports whether the code of the function makes the operation that the statement allows.
 func (p permission) needed(st statement, needs []need) bool {
 	return slices.ContainsFunc(needs, func(n need) bool {
 		return n.resource == p.resource && (n.action == p.action || n.action == p.alike().action) && n.allowed([]statement{st})
 	})
 }
 
-// byPoller reports whether Lambda sends the request for a function's event source mapping, or boot does for a message
-// that failed.
+// byPoller reports whether Lambda sends the request for an event source mapping, or boot for a message that failed.
 func byPoller(p permission) bool {
 	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
 }
 
-// alike returns the permission that is always granted together with this one. The store has separate actions for one key and for
-// several keys, and for one item and for several items.
+// alike returns the permission for several keys or items that is granted together with the one for a single one, and vice versa.
 func (p permission) alike() permission {
 	for _, pair := range [][2]string{
 		{"dynamodb:GetItem", "dynamodb:BatchGetItem"}, {"dynamodb:BatchGetItem", "dynamodb:GetItem"}, {"dynamodb:BatchWriteItem", "dynamodb:PutItem"},
@@ -133,7 +124,6 @@ func (p permission) alike() permission {
 	return p
 }
 
-// read returns the statements of each function.
 func read(template string) (map[string][]statement, error) {
 	src, err := os.ReadFile(template)
 	if err != nil {
@@ -186,7 +176,6 @@ func permissions(function string, statements []statement) (all []permission) {
 	return all
 }
 
-// recorded reads calls.tsv.
 func recorded(text string) (map[permission]bool, error) {
 	used := map[permission]bool{}
 	for line := range strings.Lines(text) {
@@ -216,7 +205,7 @@ func render(functions map[string][]statement) []byte {
 	return b.Bytes()
 }
 
-// joinActions lists actions. It names a service only once, so that a cell fits on a line, for example "sqs:SendMessage, ReceiveMessage".
+// joinActions names a service only once, for example "sqs:SendMessage, ReceiveMessage".
 func joinActions(actions []string) string {
 	var b strings.Builder
 	last := ""
@@ -234,7 +223,6 @@ func joinActions(actions []string) string {
 	return b.String()
 }
 
-// conditions returns the statement's conditions as text.
 func (st statement) conditions() string {
 	var all []string
 	for _, operator := range sorted(st.Condition) {
@@ -249,7 +237,7 @@ func (st statement) conditions() string {
 	return strings.Join(all, "; ")
 }
 
-// splitWords splits a name into lower-case words. For example, ReadCatalogAndConfig becomes "read catalog and config".
+// splitWords turns ReadCatalogAndConfig into "read catalog and config".
 func splitWords(name string) string {
 	var b strings.Builder
 	for i, r := range name {

@@ -37,7 +37,6 @@ func (s *sender) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// readSenders returns the statements of the policies of queues, in the order of the template.
 func readSenders(template string) (all []sender, err error) {
 	src, err := os.ReadFile(template)
 	if err != nil {

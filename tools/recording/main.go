@@ -26,7 +26,6 @@ func main() {
 	}
 }
 
-// record runs the demo in the root directory of the repository, and returns the lines that a terminal shows.
 func record(root string) ([]string, error) {
 	cmd := exec.Command("go", "run", "./cmd/mcpevents", "demo")
 	cmd.Dir, cmd.Stderr = root, os.Stderr
@@ -66,7 +65,6 @@ text { font: %[3]dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation 
 <circle cx="20" cy="17" r="6" fill="#ff5f57"/><circle cx="40" cy="17" r="6" fill="#febc2e"/><circle cx="60" cy="17" r="6" fill="#28c840"/>
 `
 
-// render draws the lines.
 func render(lines []string) []byte {
 	longest := 0
 	for _, l := range lines {
@@ -90,7 +88,6 @@ func render(lines []string) []byte {
 	return b.Bytes()
 }
 
-// class returns how a line looks.
 func class(line string) string {
 	switch {
 	case strings.HasPrefix(line, prompt):

@@ -57,7 +57,6 @@ func run(page string, check bool) error {
 	return os.WriteFile(page, want, 0o644)
 }
 
-// source is the part of a source's configuration that the page shows.
 type source struct {
 	Name, From string
 	Verify     struct {
@@ -126,7 +125,6 @@ func (s source) secret() string {
 	return "`" + s.Verify.Scheme + "`, `" + strings.Join(s.Verify.Secrets, "`, `") + "`"
 }
 
-// arguments returns the filter arguments of an event type, as a list for a table cell.
 func arguments(e *catalog.Entry) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(e.Filters)) {

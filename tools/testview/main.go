@@ -77,8 +77,7 @@ func create(name string) (*os.File, error) {
 	return os.Create(name)
 }
 
-// line is one object of the stream ("go doc test2json"; the build- actions are in
-// "go help buildjson").
+// line is one object of the stream ("go doc test2json", "go help buildjson").
 type line struct {
 	Action     string
 	Package    string
@@ -87,12 +86,11 @@ type line struct {
 	Output     string
 }
 
-// maxKept bounds the output in bytes that is kept of one test until its end is known.
+// maxKept bounds the output in bytes that is kept of one running test.
 const maxKept = 1 << 20
 
 type counts struct{ passed, failed, skipped int }
 
-// viewer keeps the output of running tests and prints the output of failed ones.
 type viewer struct {
 	out    io.Writer
 	tests  map[string]*strings.Builder // by package and test
@@ -108,7 +106,7 @@ func newViewer(out io.Writer, names options) *viewer {
 	return &viewer{out: out, tests: map[string]*strings.Builder{}, ran: map[string]bool{}, names: names}
 }
 
-// view copies the stream as text. Afterwards bad says whether something failed.
+// view copies the stream as text.
 func (v *viewer) view(in io.Reader) error {
 	began := time.Now()
 	r := bufio.NewReaderSize(in, 1<<16)
@@ -164,7 +162,7 @@ func (v *viewer) keep(l line) {
 	b.WriteString(l.Output)
 }
 
-// packageLine prints output that belongs to no test. It leaves out the lines PASS and FAIL before a package's last line.
+// packageLine leaves out the lines PASS and FAIL before a package's last line.
 func (v *viewer) packageLine(text string) {
 	switch trimmed := strings.TrimRight(text, "\n"); {
 	case trimmed == "PASS" || trimmed == "FAIL":
@@ -195,8 +193,7 @@ func (v *viewer) test(l line) {
 	delete(v.tests, key)
 }
 
-// unfinished prints the tests that were running when a package failed, because they panicked or ran out of time. An empty pkg means all
-// packages.
+// unfinished prints the tests that were running when a package failed. An empty pkg means all packages.
 func (v *viewer) unfinished(pkg string) {
 	for _, key := range slices.Sorted(maps.Keys(v.tests)) {
 		if pkg == "" || strings.HasPrefix(key, pkg+" ") {

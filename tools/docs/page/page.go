@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// Page is a file of Markdown.
 type Page struct {
 	Path   string
 	Blocks []Block
@@ -17,7 +16,6 @@ type Page struct {
 	Anchors map[string]bool
 }
 
-// Block is a fenced block.
 type Block struct {
 	// Info is the text after the opening fence: the language, and words for the tests.
 	Info string
@@ -31,7 +29,7 @@ func (b Block) Language() string {
 	return language
 }
 
-// Is reports whether the block's info has the word after the language.
+// Is reports whether the block's info has the word.
 func (b Block) Is(word string) bool {
 	_, words, _ := strings.Cut(b.Info, " ")
 	for w := range strings.FieldsSeq(words) {
@@ -42,7 +40,6 @@ func (b Block) Is(word string) bool {
 	return false
 }
 
-// Link is the destination of an inline link.
 type Link struct {
 	To   string
 	Line int
@@ -91,7 +88,7 @@ func Anchor(title string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 }
 
-// Commands returns the commands of a shell block. It joins continued lines, and omits comments and here-documents.
+// Commands joins continued lines, and omits comments and here-documents.
 func (b Block) Commands() []string {
 	var all []string
 	var open, until string
