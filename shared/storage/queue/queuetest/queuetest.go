@@ -78,7 +78,6 @@ func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	expect.OK(b, b.Send(b.Context(), q, msgs...), "send to", q)
 }
 
-// consume runs a consumer until the test ends.
 func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -159,7 +159,6 @@ func (mq *memoryQueue) submit() {
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the results in mq.settled immediately.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }

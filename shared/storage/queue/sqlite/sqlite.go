@@ -124,7 +124,6 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
 }
 
-// closeTime is how long Close waits for handlers.
 const closeTime = 5 * time.Second
 
 // Close ends the contexts of running calls, waits up to [closeTime] for their handlers, and writes their results. The

@@ -77,8 +77,7 @@ func pause(ctx context.Context, try int) error {
 
 const (
 	// maxTries limits how often an entry of a batch request is sent. The SDK repeats requests that fail as a whole.
-	maxTries = 6
-	// maxParallel limits the concurrent requests of one Send.
+	maxTries    = 6
 	maxParallel = 8
 )
 

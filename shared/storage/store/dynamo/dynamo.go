@@ -292,7 +292,6 @@ const (
 	longPause  = 640 * time.Millisecond
 )
 
-// errBusy is returned after maxPauses retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
 // pause waits between retries for a random time, whose bound doubles with each retry.

@@ -136,7 +136,6 @@ func (e *expression) alive(now time.Time) string {
 	return "(attribute_not_exists(" + exp + ") OR " + exp + " > " + e.value(number(now.Unix())) + ")"
 }
 
-// dead returns a condition that holds for expired items.
 func (e *expression) dead(now time.Time) string {
 	return e.name("exp") + " <= " + e.value(number(now.Unix()))
 }

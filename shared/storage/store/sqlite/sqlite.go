@@ -495,7 +495,6 @@ func isExpired(it *store.Item, now time.Time) bool {
 	return !it.Expires.IsZero() && it.Expires.Unix() <= now.Unix()
 }
 
-// watchers holds the watched partitions of the log.
 type watchers struct {
 	mu sync.Mutex
 	by map[string]*watched

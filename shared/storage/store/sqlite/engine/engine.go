@@ -72,12 +72,11 @@ type Engine struct {
 	batch    batch       // jobs that share a commit with many of their kind
 	alarm    *time.Timer // wakes the writer at lazyBy, or when the batch is due
 
-	dirty   atomic.Bool // written since the last checkpoint
-	health  health
-	files   presence
-	disk    disk
-	commits atomic.Int64
-	// checkpointed counts the attempts.
+	dirty        atomic.Bool // written since the last checkpoint
+	health       health
+	files        presence
+	disk         disk
+	commits      atomic.Int64
 	checkpointed atomic.Int64
 
 	maxFrames int
@@ -193,7 +192,6 @@ func (e *Engine) Close() error {
 	close(e.stop)
 	e.running.Wait()
 
-	// Wait until the running reads have returned their connections.
 	conns := make([]*Conn, cap(e.pool))
 	for i := range conns {
 		conns[i] = <-e.pool
@@ -396,7 +394,6 @@ func methodsOf(file uintptr) *methods {
 	return (*methods)(pointer(io.counted))
 }
 
-// allocate copies a value into C memory.
 func allocate[T any](tls *libc.TLS, value T) uintptr {
 	address := libc.Xmalloc(tls, libc.Tsize_t(unsafe.Sizeof(value)))
 	*(*T)(pointer(address)) = value

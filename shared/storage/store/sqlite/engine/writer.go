@@ -234,7 +234,6 @@ func (e *Engine) write() {
 	}
 }
 
-// pace decides whether a commit waits for more jobs.
 type pace struct {
 	timer *time.Timer
 	last  time.Time // when the last commit began
