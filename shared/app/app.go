@@ -207,7 +207,6 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 
 // PublishingOptions configure [NewPublishing].
 type PublishingOptions struct {
-	// Secrets looks up the secrets of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
 	Key func(context.Context) ([]byte, error)

@@ -28,14 +28,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// maxSource is the largest configuration file in bytes.
 const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
 	// Keys are the API keys that the server accepts with --auth keys. It is nil if the file has no section for them.
-	Keys []auth.Key
-	// Backends are the MCP servers behind the gateway.
+	Keys     []auth.Key
 	Backends []api.Backend
 	// Sources turn the webhooks of providers, and the messages of AWS services such as EventBridge, into events.
 	Sources []source.Source
@@ -134,7 +132,6 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintln(h)
 }
 
-// findChangedWorkspaces returns the workspaces whose backends differ.
 func findChangedWorkspaces(before, after *Config) []string {
 	var all []string
 	for _, b := range slices.Concat(before.Backends, after.Backends) {

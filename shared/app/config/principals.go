@@ -178,7 +178,6 @@ func (p *parser) readQuota(n *strictyaml.Node) (id identity, limits map[string]f
 	return id, limits
 }
 
-// readLimit reads the value of a quota.
 func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
 		return float64(p.file.Int(1, 1_000_000_000)(n, name))

@@ -38,8 +38,7 @@ type Options struct {
 	SourceSecrets func(context.Context, secret.Value) (string, error)
 	// Closing is closed when the server shuts down, to end the live streams of the admin API.
 	Closing <-chan struct{}
-	// Rest serves all other paths.
-	Rest http.Handler
+	Rest    http.Handler
 }
 
 // NewHandler returns the admin role. The handler is not part of a mux, because a mux would redirect requests for switches whose names

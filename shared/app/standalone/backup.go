@@ -31,7 +31,6 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
 
-// copier is the type of [engine.Copy].
 type copier func(ctx context.Context, path, to string, begun func(size int64)) error
 
 func backup(ctx context.Context, data, file string, shown io.Writer, copyFile copier) (err error) {

@@ -41,7 +41,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// open opens the store and fills in [app.Core].
 func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) {
 	if o.Auth == auth.ModeJWT {
 		if s.tokens, err = app.NewTokenAuthenticator(o.Limits, o.Log); err != nil {

@@ -18,7 +18,6 @@ const (
 	betweenGCs = 2 * time.Second
 	// quietAfter is the time without a collection after which a busy server returns unused memory to the system.
 	quietAfter = 3 * betweenGCs
-	// maxPercent is the largest value for GOGC.
 	maxPercent = 800
 )
 
