@@ -205,7 +205,6 @@ func (f fetcher) fetchKeys(ctx context.Context, url string) ([]jose.JSONWebKey, 
 	return keys, nil
 }
 
-// serverMetadata is an issuer's metadata.
 type serverMetadata struct {
 	Issuer    string `json:"issuer"`
 	Keys      string `json:"jwks_uri"`
