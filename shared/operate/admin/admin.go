@@ -55,10 +55,9 @@ type Backend struct {
 
 // Options configure a [Handler].
 type Options struct {
-	Auth        auth.Authenticator
-	Guard       auth.Guard
-	MetadataURL string
-	// DB has the audit trail, quotas, and records.
+	Auth          auth.Authenticator
+	Guard         auth.Guard
+	MetadataURL   string
 	DB            store.DB
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists

@@ -265,7 +265,6 @@ type eventOutcomeView struct {
 	Switch      *switches.Switch `json:"switch,omitempty"`
 }
 
-// filterView explains a mismatch.
 type filterView struct {
 	Argument string          `json:"argument"`
 	Wanted   json.RawMessage `json:"wanted"`

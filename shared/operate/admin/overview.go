@@ -17,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// maxCounted bounds the number of items to read.
 const maxCounted = 1000
 
 type overview struct {

@@ -121,7 +121,6 @@ func (h *sourceHandlers) read(c *call) (any, error) {
 	return h.view(c.Context(), s)
 }
 
-// view returns a source with its newest outcomes.
 func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView, error) {
 	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)

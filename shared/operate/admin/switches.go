@@ -66,7 +66,6 @@ func (h *switchHandlers) read(c *call) (any, error) {
 	return h.view(c, *sw)
 }
 
-// newSwitch returns a switch in the caller's name.
 func newSwitch(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
 		Name: name, State: switches.StatePaused, By: c.principal.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,

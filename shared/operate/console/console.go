@@ -30,7 +30,6 @@ var static embed.FS
 
 // Client is the OAuth client with which the console signs people in.
 type Client struct {
-	// Issuer is the URL of the authorization server.
 	Issuer, ID string
 	Scopes     []string
 	// Resource is the audience of the token (RFC 8707).

@@ -29,7 +29,6 @@ type Operation struct {
 	Responses map[string]response // by status, or "default"
 }
 
-// response is a response, or a reference to a shared one.
 type response struct {
 	Ref     string `json:"$ref"`
 	Content map[string]struct{ Schema json.RawMessage }

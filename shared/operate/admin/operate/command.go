@@ -37,8 +37,7 @@ type Command struct {
 	// Format is json, yaml or name, or empty for a table or an easily readable document.
 	Format string
 	// Wide prints tables in full, however narrow the terminal is.
-	Wide bool
-	// Follow waits until the started replay is done.
+	Wide   bool
 	Follow bool
 	// Confirm is confirmErase or confirmEnd to ask before an action that cannot be undone.
 	Confirm string

@@ -292,8 +292,7 @@ type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
 	// Width is the number of columns of the terminal at Out. 0 prints tables in full.
-	Width int
-	// Interactive says that In is a terminal.
+	Width       int
 	Interactive bool
 	// Bar shows the progress of replays. It may be nil.
 	Bar   io.Writer

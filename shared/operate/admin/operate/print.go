@@ -138,7 +138,6 @@ func decodeItem(raw json.RawMessage, into any) error {
 	return fault.Wrap(fault.Unavailable, d.Decode(into), "read an item")
 }
 
-// printNames prints one member of each object.
 func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	for _, raw := range items {
 		var object map[string]any

@@ -39,7 +39,6 @@ type Answer struct {
 	Description string
 	// Schema is the name of a JSON schema. "object" means any object, and empty means no content.
 	Schema string
-	// Stream is for server-sent events.
 	Stream bool
 }
 
