@@ -84,7 +84,6 @@ type run[T any] struct {
 	err     error
 }
 
-// failure is a failed load.
 type failure struct {
 	err          error
 	began, ended time.Time
