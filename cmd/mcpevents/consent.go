@@ -84,15 +84,13 @@ func printProviders(out io.Writer, providers ...provider) error {
 }
 
 type provider struct {
-	Name        string `json:"name"`
-	Title       string `json:"title,omitempty"`
-	Description string `json:"description,omitempty"`
-	// Receives lists kinds of messages.
-	Receives []string `json:"receives"`
+	Name        string   `json:"name"`
+	Title       string   `json:"title,omitempty"`
+	Description string   `json:"description,omitempty"`
+	Receives    []string `json:"receives"`
 	// Consented is true if there is consent to all kinds in Receives.
-	Consented bool `json:"consented"`
-	// Consent is the last decision.
-	Consent *decision `json:"consent"`
+	Consented bool      `json:"consented"`
+	Consent   *decision `json:"consent"`
 }
 
 func (p provider) state() string {
