@@ -444,7 +444,6 @@ func Retryable(err error) bool { return httpcall.Retryable(err) }
 // Terminated is the error of a subscription that the server has ended, for example because access was revoked or the event
 // type was removed (SEP-3415, "Subscription Termination").
 type Terminated struct {
-	// Name is the event type.
 	Name string
 	// Err is the server's reason for ending the subscription.
 	Err error
@@ -469,7 +468,6 @@ type rpcError struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// fault converts e to a [fault.Error].
 func (e *rpcError) fault(status int) error {
 	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {

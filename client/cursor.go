@@ -24,7 +24,6 @@ type cursorSaver struct {
 	hung    bool // the store did not save a cursor in time
 }
 
-// saving is a save of a cursor.
 type saving struct {
 	cursor string
 	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
@@ -122,7 +121,6 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
-// finish waits until the last save has ended.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()

@@ -28,7 +28,6 @@ type occurrence struct {
 	Meta      json.RawMessage `json:"_meta"`
 }
 
-// via becomes [Event.Via].
 func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }

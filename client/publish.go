@@ -66,7 +66,6 @@ const (
 // item is an event in the form of POST /events.
 type item map[string]json.RawMessage
 
-// size is approximate.
 func (it item) size() int {
 	size := 0
 	for name, value := range it {
@@ -164,7 +163,6 @@ func (p Publisher) PublishFrom(ctx context.Context, r io.Reader) error {
 	return b.flush(ctx)
 }
 
-// batch holds the events of the next request.
 type batch struct {
 	Publisher
 	url   string
@@ -173,7 +171,6 @@ type batch struct {
 	sent  int // events of accepted requests
 }
 
-// newBatch sets the publisher's defaults.
 func (p Publisher) newBatch() (*batch, error) {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
 	url, err := p.server().Endpoint("/events")

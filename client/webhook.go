@@ -118,7 +118,6 @@ type endpoint interface {
 	remove(k *hook)
 }
 
-// inside is the [Handler] of this program.
 type inside struct {
 	handler *Handler
 	rotated time.Time
@@ -184,7 +183,6 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// receiveWebhooks subscribes and refreshes the subscription in time.
 func (c *Client) receiveWebhooks(f *flow) error {
 	k := &hook{flow: f, client: c, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
 	afresh := f.cursors.savedCursor() != "" // the server may still have an earlier run's subscription, and then ignores the cursor

@@ -159,7 +159,6 @@ type note struct {
 	at     time.Time
 }
 
-// stream is an open events/stream.
 type stream struct {
 	id    int
 	notes chan note // closed at the end

@@ -201,7 +201,6 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes a subscription, so that subscribe checks deliveryStatus.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)

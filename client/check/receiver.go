@@ -27,7 +27,6 @@ type receiver struct {
 	hooks map[string]*hook
 }
 
-// hook is a webhook endpoint of the receiver.
 type hook struct {
 	url string
 	// status returns the HTTP status for delivery n, counted from 0; nil means 204. challenge writes the answer to a challenge; nil echoes it.

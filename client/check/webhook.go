@@ -41,7 +41,6 @@ func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
 
-// subscriber subscribes hooks to one event type.
 type subscriber struct {
 	*checker
 	t        eventType
@@ -127,7 +126,6 @@ func (c *webhookCheck) judgeChallenge(h *hook) {
 	c.judgeHeaders(d)
 }
 
-// checkRefusals sends requests that the server must refuse.
 func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	h := c.receiver.newHook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {

@@ -83,7 +83,6 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// receive receives events until the subscription ends.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")

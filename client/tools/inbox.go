@@ -42,7 +42,6 @@ type inbox struct {
 	changed chan struct{}        // closed and replaced when an entry arrives and when a call stops waiting
 }
 
-// add adds an event.
 func (b *inbox) add(subscription string, e client.Event) {
 	x := eventtools.Event{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), URI: clip(e.URI), Time: clip(e.Time), Data: e.Data}
 	x.Trim()
