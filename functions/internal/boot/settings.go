@@ -46,7 +46,6 @@ var limitsOf = map[Needs][]string{
 	Records: {"delivery-log", "keep-responses"},
 }
 
-// settings are the settings that a function needs.
 type settings struct {
 	limits config.Limits
 	level  slog.Level

@@ -32,7 +32,6 @@ const (
 	keep = 5 * time.Minute
 	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
-	// keepFault is the pause after a failed read.
 	keepFault = 5 * time.Second
 	timeout   = 3 * time.Second
 	tries     = 3
@@ -53,7 +52,6 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld limits the parameters in memory.
 const maxHeld = 1024
 
 // parameter is SSM's response: a value, or an error that would not change with another attempt.

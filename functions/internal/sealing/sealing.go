@@ -111,7 +111,6 @@ func writeOnce(ctx context.Context, db store.DB, item store.Item) error {
 	return fault.Wrap(fault.Unavailable, err, "write a key")
 }
 
-// private reads and unwraps the private keyset.
 func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
 	item, err := read(ctx, db, privateKey)
 	if err != nil {
@@ -373,8 +372,7 @@ type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
 	// Key is the prefix of all secrets that are sealed with the sealing key. If a rotation has changed that key, Drop begins again.
-	Key []byte `json:"key"`
-	// At is a position in the list of subscriptions.
+	Key      []byte                `json:"key"`
 	At       subscription.Position `json:"at"`
 	Resealed time.Time             `json:"resealed,omitzero"`
 }
@@ -384,11 +382,9 @@ type DropResult struct {
 	Phase string `json:"phase"`
 	// NotBefore is when the phase "check" can begin.
 	NotBefore time.Time `json:"notBefore,omitzero"`
-	// Dropped is the number of removed keys.
-	Dropped int `json:"dropped"`
+	Dropped   int       `json:"dropped"`
 }
 
-// errOld ends the phase "check".
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
 // Drop removes the keys that are older than the sealing key. If a secret were still sealed with one of them, its subscription would be lost.
