@@ -99,8 +99,7 @@ func (o Options) against(ctx context.Context) (other through, end func(), err er
 
 const (
 	// The first calls are slower than the measured ones.
-	warmCalls = 50
-	// progressSteps is the number of progress messages per call.
+	warmCalls     = 50
 	progressSteps = 20
 )
 

@@ -295,7 +295,6 @@ func (l *ledger) arrive(id []byte, endpoint int, at time.Time) {
 	}
 }
 
-// lost counts deliveries that have not arrived.
 func (l *ledger) lost() int64 { return int64(len(l.took)) - l.arrived.Load() }
 
 func (l *ledger) latencies() []time.Duration {

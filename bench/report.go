@@ -84,7 +84,6 @@ func newReport(o Options) Report {
 	return Report{At: time.Now().UTC().Truncate(time.Second), Shape: o.Shape, Machine: m}
 }
 
-// sample holds CPU seconds and counters at one moment.
 type sample struct {
 	driver, sender float64
 	store          *storeCounts

@@ -192,7 +192,6 @@ func (o Options) updates(ctx context.Context, s *server, count int, opened *atom
 	}, opened)
 }
 
-// listen opens stream i and waits for its acknowledgment.
 func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", host)
