@@ -28,7 +28,6 @@ const (
 	queuePath = module + "/shared/storage/queue"
 )
 
-// need is an operation on a table or queue.
 type need struct {
 	action, resource string
 	prefix           string // of the partition; "" if it is not known
@@ -477,7 +476,6 @@ func (r *role) texts(v ssa.Value, field string) []string {
 	return t.texts
 }
 
-// trace follows values to where they come from.
 type trace struct {
 	role   *role
 	stop   func(v ssa.Value, path []string) bool
@@ -487,7 +485,6 @@ type trace struct {
 	seen   map[place]bool
 }
 
-// place is a value that was followed.
 type place struct {
 	value ssa.Value
 	path  string
@@ -624,7 +621,6 @@ func (t *trace) into(addr ssa.Value, path []string) {
 	}
 }
 
-// parameter follows the arguments of all calls.
 func (t *trace) parameter(p *ssa.Parameter, path []string) {
 	f := p.Parent()
 	index := slices.Index(f.Params, p)

@@ -106,7 +106,6 @@ func newViewer(out io.Writer, names options) *viewer {
 	return &viewer{out: out, tests: map[string]*strings.Builder{}, ran: map[string]bool{}, names: names}
 }
 
-// view copies the stream as text.
 func (v *viewer) view(in io.Reader) error {
 	began := time.Now()
 	r := bufio.NewReaderSize(in, 1<<16)
