@@ -9,6 +9,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -199,6 +200,10 @@ func findIncompatible(a, b any, at string) string {
 			if p := findIncompatibleMember(old, next, here); p != "" {
 				return p
 			}
+		case k == "allOf" || k == "anyOf" || k == "oneOf" || k == "prefixItems":
+			if p := findIncompatibleItem(old, next, here); p != "" {
+				return p
+			}
 		case k == "const" || k == "dependentSchemas" || k == "patternProperties":
 			if !reflect.DeepEqual(old, next) {
 				return here + "/"
@@ -231,6 +236,21 @@ func describeDifference(a, b any, at string) string {
 		return at + "/"
 	}
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
+}
+
+// findIncompatibleItem does the same as findIncompatible for lists of schemas, such as anyOf.
+func findIncompatibleItem(a, b any, at string) string {
+	x, _ := a.([]any)
+	y, _ := b.([]any)
+	if len(x) != len(y) {
+		return at + "/"
+	}
+	for i := range x {
+		if p := findIncompatible(x[i], y[i], at+"/"+strconv.Itoa(i)); p != "" {
+			return p
+		}
+	}
+	return ""
 }
 
 // findIncompatibleMember is like findIncompatible, for objects that map names to schemas, such as properties. New names are compatible.

@@ -340,10 +340,20 @@ func TestDiff(t *testing.T) {
 		"no schema":            {schema(base), schema(), "! the payload schema is removed"},
 		"an optional property": {schema(base), schema(strings.Replace(base, "]}}", "]}, b: {type: string}}", 1)), "+ the payload schema gains optional properties or annotations"},
 		"an annotation":        {schema(base), schema(strings.Replace(base, "enum:", "title: A, enum:", 1)), "+ the payload schema gains optional properties or annotations"},
-		"a required property":  {schema(base), schema(strings.Replace(base, "[a]", "[a, b]", 1)), "! the payload schema changes at /required (b)"},
-		"a value more":         {schema(base), schema(strings.Replace(base, "[x, y]", "[x, y, z]", 1)), "! the payload schema changes at /properties/a/enum (z)"},
-		"a property less":      {schema(base), schema("payloadSchema: {type: object, required: [a], properties: {}}"), "! the payload schema changes at /properties/a"},
-		"closed":               {schema(base), schema(strings.Replace(base, "type: object", "type: object, additionalProperties: false", 1)), "! the payload schema changes at /additionalProperties"},
+		"an annotation of an alternative": {
+			schema("payloadSchema: {anyOf: [{type: string}, {type: object, properties: {a: {description: x}}}]}"),
+			schema("payloadSchema: {anyOf: [{type: string, title: A}, {type: object, properties: {a: {description: y}, b: {}}}]}"),
+			"+ the payload schema gains optional properties or annotations",
+		},
+		"another alternative": {
+			schema("payloadSchema: {anyOf: [{type: string}, {type: number}]}"), schema("payloadSchema: {anyOf: [{type: string}, {type: integer}]}"),
+			"! the payload schema changes at /anyOf/1/type",
+		},
+		"an alternative less": {schema("payloadSchema: {anyOf: [{type: string}, {type: number}]}"), schema("payloadSchema: {anyOf: [{type: string}]}"), "! the payload schema changes at /anyOf"},
+		"a required property": {schema(base), schema(strings.Replace(base, "[a]", "[a, b]", 1)), "! the payload schema changes at /required (b)"},
+		"a value more":        {schema(base), schema(strings.Replace(base, "[x, y]", "[x, y, z]", 1)), "! the payload schema changes at /properties/a/enum (z)"},
+		"a property less":     {schema(base), schema("payloadSchema: {type: object, required: [a], properties: {}}"), "! the payload schema changes at /properties/a"},
+		"closed":              {schema(base), schema(strings.Replace(base, "type: object", "type: object, additionalProperties: false", 1)), "! the payload schema changes at /additionalProperties"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
