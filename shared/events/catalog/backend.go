@@ -37,8 +37,7 @@ import (
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
-	// maxBackendArguments is the largest size of canonical arguments in bytes. In base64url they use 800 of the 1,024 bytes that a URI may
-	// have ([event.MaxURI]).
+	// maxBackendArguments is in bytes of canonical JSON. In base64url they use 800 of the 1,024 bytes of a URI ([event.MaxURI]).
 	maxBackendArguments = 600
 	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
 	callerSize = 30
@@ -61,8 +60,7 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend receives its callers' tokens and may show different event types to each caller. Types is then
-	// empty.
+	// PerCaller is set if the backend receives its callers' tokens, and so may have other event types for each. Types is then empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -103,8 +101,7 @@ func NewBackendEntry(backend string, types BackendTypes, t BackendType) (*Entry,
 	return e, nil
 }
 
-// Check returns an error if a backend's event type cannot be used, because a schema is not valid or too expensive to check
-// values against.
+// Check returns an error if the event type's schemas are not valid, or too expensive to check values against.
 func (e *Entry) Check() error {
 	for what, raw := range map[string]json.RawMessage{"inputSchema": e.ParamsSchema, "payloadSchema": e.PayloadSchema} {
 		switch {
@@ -165,8 +162,7 @@ func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller 
 // backendAuthority begins the first segment of the URIs of a backend's events, for example event://~github/….
 const backendAuthority = "~"
 
-// BindArguments returns the values of the URI template's variables for a subscription by p to a backend's event type. canonical
-// is the subscription's arguments in canonical JSON.
+// BindArguments returns the URI template's values for a subscription by p. canonical is its arguments in canonical JSON.
 func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[string]string, error) {
 	value, most := base64.RawURLEncoding.EncodeToString(canonical), maxBackendArguments
 	if e.PerCaller() {
@@ -268,15 +264,13 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 	return names, err
 }
 
-// Configured returns the prefix and scopes that the configuration gives each backend of a workspace, by the backend's name, and the
-// configuration's version.
+// Configured returns the configured prefix and scopes of each of a workspace's backends, and the configuration's version.
 type Configured func(ctx context.Context, workspace string, f refresh.Freshness) (byBackend map[string]BackendTypes, version int64, err error)
 
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
-	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event types
-	// again. configured may be nil.
+	// configured replaces the stored prefixes and scopes, which the relay may not have updated yet. It may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil

@@ -22,8 +22,7 @@ import (
 const (
 	maxSource  = 4 << 20 // bytes of a catalog file
 	maxEntries = 2000
-	// maxVariables is the largest number of variables of a template. A subscription may have a wildcard for each variable, so an event is
-	// looked up under every combination of values and wildcards: up to 2^6 lookups.
+	// maxVariables limits a template's variables, because an event is looked up under each combination of values and wildcards (up to 2^6).
 	maxVariables = 6
 	maxFilters   = 20        // of an entry
 	maxSchema    = 128 << 10 // bytes of JSON
@@ -60,8 +59,7 @@ type Catalog struct {
 type Entry struct {
 	// Name is the dotted name, unique in the catalog.
 	Name string
-	// URI is the canonical URI of an event type without variables, and URITemplate the template of one with variables. One
-	// of the two is empty.
+	// URI is set for an event type without variables, and URITemplate for one with variables.
 	URI         string
 	URITemplate string
 	// Title and Description are for people; both may be empty.
@@ -74,17 +72,14 @@ type Entry struct {
 	WebhookType string
 	// Delivery lists the allowed modes: a subset of push, poll and webhook, not empty.
 	Delivery []string
-	// Filters maps an argument's name to a JSON pointer. A subscription with the argument receives only events whose payload has the
-	// argument's value there.
+	// Filters maps an argument's name to a JSON pointer. The payload must have the argument's value there.
 	Filters map[string]string
-	// Redact lists JSON pointers of sensitive payload members. A subscription with the argument "redact": true receives events without
-	// them.
+	// Redact lists JSON pointers of sensitive payload members, which the argument "redact": true removes.
 	Redact []string
 	Order  string // orderURI or orderNone
 	// Access restricts who may receive the events, in addition to the scope that the method requires. Nil adds no restriction.
 	Access *Access
-	// Backend is the backend that offers this event type, and Own the type's name at the backend. Both are empty for a type of the
-	// operator's catalog file.
+	// Backend is the backend that offers this event type, and Own the type's name there. Both are empty for the operator's own types.
 	Backend, Own string
 
 	line     int
@@ -117,8 +112,7 @@ func (c *Catalog) HasTemplate(template string) bool {
 	return slices.ContainsFunc(c.Entries(), func(e *Entry) bool { return e.URITemplate == template })
 }
 
-// ByName returns the event type with a name, or nil. For a name with the prefix of a backend that acts for its callers, it
-// returns an event type although the backend may not have it.
+// ByName returns the event type with a name, or nil. A type of a backend that acts for its callers may not exist there.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {
 		return nil
@@ -161,8 +155,7 @@ func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, deliverP
 // WebhookAllowed reports whether the events may be sent to webhooks.
 func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliverWebhook) }
 
-// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables
-// and the filters. A filter accepts a value or a list of values.
+// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415).
 func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
 // Access restricts who may receive the events of an entry, in addition to the general scopes. A nil Access admits everyone.

@@ -21,8 +21,7 @@ import (
 type Change struct {
 	Event string // the event type's name
 	What  string // for example "the filter s is added"
-	// Breaking is true if the change may affect publishers or subscribers that rely on the old catalog, because an event may be
-	// refused, missing or have another structure.
+	// Breaking is true if the change may affect publishers or subscribers that rely on the old catalog.
 	Breaking bool
 }
 
@@ -150,8 +149,7 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas adds a change if two schemas differ. Only new optional properties and annotations are not breaking. The parameter what is
-// the schemas' name in the change, e.g. "payload".
+// compareSchemas adds a change if two schemas differ. what is the schemas' name in the change, e.g. "payload".
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // cannot fail: each schema was compiled before, or is missing
@@ -175,8 +173,7 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible describes the first difference that is more than a new optional property or an annotation, or returns "". at is the JSON
-// pointer of a and b.
+// findIncompatible describes the first difference except new optional properties and annotations, or returns "". at is a JSON pointer.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -334,8 +331,7 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a subscription. With
-// two schemas, it can be slightly larger than twice [maxSchema].
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON of at most about twice [maxSchema].
 func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
@@ -344,8 +340,7 @@ func (e *Entry) EncodeContract() []byte {
 // ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// HashTerms returns, for the name of each event type, a hash of the terms that decide whether a webhook subscription may continue.
-// Subscriptions are rechecked only if the hash changes.
+// HashTerms returns a hash of the terms of each event type, by name. If it changes, webhook subscriptions are rechecked.
 func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {
@@ -368,8 +363,7 @@ func digest(text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// ParseContract returns an entry with the parts of an event type that [Entry.EncodeContract] has encoded. Use the entry only with
-// [FindBreakingFeature], because it lacks all other parts.
+// ParseContract decodes the result of [Entry.EncodeContract]. Use the entry only with [FindBreakingFeature].
 func ParseContract(text []byte) (*Entry, error) {
 	var c contract
 	if err := json.Unmarshal(text, &c); err != nil {

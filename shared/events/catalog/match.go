@@ -127,8 +127,7 @@ func (e *Entry) bind(rest string) map[string]string {
 	return vars
 }
 
-// Bind returns the values that an event URI gives to the variables of the template, decoded. It returns false if the URI does not
-// match the template. The map is nil for a fixed URI.
+// Bind returns the decoded values of the template's variables in an event URI, or false if the URI does not match.
 func (e *Entry) Bind(uri string) (map[string]string, bool) {
 	vars := e.bind(strings.TrimPrefix(uri, Scheme))
 	return vars, e.Expand(vars) == uri
@@ -184,8 +183,7 @@ func (e *Entry) BindParent(uri string) map[string]string {
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 
-// parseTemplate splits a URI template into segments. Of RFC 6570 it accepts only {name} as a whole segment, so that matching compares
-// segments, is unambiguous and needs no regular expressions.
+// parseTemplate splits a URI template into segments. Of RFC 6570 it accepts only {name} as a whole segment, so that matching is simple.
 func parseTemplate(s string) ([]segment, error) {
 	if len(s) > event.MaxURI {
 		return nil, fault.New(fault.Invalid, "is longer than %d bytes", event.MaxURI)

@@ -326,8 +326,7 @@ func (p *parser) readClaims(vars []string, n *strictyaml.Node, what string) map[
 	return out
 }
 
-// readParamsSchema reads the schema of the template's variables. Its properties may also describe filters. Any other property is a
-// fault. A required filter is a fault too, because filters are not part of a URI.
+// readParamsSchema reads the schema of the template's variables and of filters. Filters must not be required: they are not part of a URI.
 func (p *parser) readParamsSchema(e *Entry, n *strictyaml.Node, what string) {
 	if e.URI != "" {
 		p.file.Add(n.Line, "%s: a fixed URI has no variables", what)
@@ -378,8 +377,7 @@ var (
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
 
-// filterSchema returns the schema of a filter's argument: a value, a list of values or, for numbers and times, a range. own is the
-// operator's schema of a value, or nil.
+// filterSchema returns the schema of a filter's argument: a value, a list or a range. own is the operator's schema of a value, or nil.
 func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 	value, about := string(own), ""
 	if own == nil {

@@ -64,8 +64,7 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 	return e.newUnfitError("variables", faults)
 }
 
-// ValidateArguments checks the arguments of a subscription by name, a JSON object, against [Entry.InputSchema]. It returns the same
-// errors as [Entry.ValidateParams].
+// ValidateArguments checks the arguments of a subscription by name, like [Entry.ValidateParams], against [Entry.InputSchema].
 func (e *Entry) ValidateArguments(arguments []byte) error {
 	if e.ParamsSchema == nil && string(arguments) == "{}" {
 		return nil // saves compiling the schema
@@ -106,8 +105,7 @@ func (e *Entry) coerce(name, text string) any {
 	return text
 }
 
-// checkNumbers adds a fault for each number in v that would be too expensive to compare exactly, and for values that are
-// nested too deeply. For example, 1e999999 has eight bytes but a million digits.
+// checkNumbers adds a fault for each number that is expensive to compare exactly (e.g. 1e999999), and for too deep nesting.
 func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
 		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
@@ -202,8 +200,7 @@ func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
 // schemaURL is the base URL of every schema, because the JSON Schema library needs one.
 const schemaURL = "catalog:///schema"
 
-// schema returns a compiled JSON Schema and compiles it on the first call. Compiling the schemas of eight event types takes two
-// milliseconds. A Lambda function saves this time at its start if it only lists the event types or uses a few of them.
+// schema returns a JSON Schema, compiled on the first call. This saves a Lambda function some milliseconds at its start.
 type schema func() (*jsonschema.Schema, error)
 
 func newSchema(raw json.RawMessage) schema {
@@ -497,8 +494,7 @@ func (c *coster) costOfTarget(ref string) int {
 // statesPerCost is how many states of a regular expression count as much in [schemaCost] as one value of a schema.
 const statesPerCost = 4
 
-// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has seven bytes and 1,000
-// states.
+// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has 1,000.
 func patternCost(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {

@@ -16,16 +16,14 @@ import (
 // documents, followed by a workspace, is the name of the workspace's stored catalog.
 const documents = "catalog:"
 
-// Shared is used in place of a workspace's name for the catalog that a stand-alone server uses for all workspaces without their
-// own.
+// Shared is the name under which a stand-alone server stores the catalog for all workspaces without their own.
 const Shared = "*"
 
 // Document is the stored catalog of a workspace.
 type Document struct {
 	settings.Stored
 	Workspace string
-	// Catalog is nil if the workspace has no catalog of its own. It is also nil if the catalog cannot be read, because another version
-	// of this program wrote it. Invalid then has the reason.
+	// Catalog is nil if the workspace has no catalog of its own, or if another version's catalog cannot be read (see Invalid).
 	Catalog *Catalog
 	Invalid error
 }
@@ -48,8 +46,7 @@ func parseStored(src []byte) (*Catalog, error) {
 	return parseFile("stored catalog", src, true)
 }
 
-// Replace returns the edit that replaces the catalog, and that records the change for [settings.Announce]. A nil next
-// removes the catalog.
+// Replace returns the edit that replaces or (nil) removes the catalog, and records the change for [settings.Announce].
 func (d Document) Replace(next *Catalog) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.Text()}
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
@@ -72,8 +69,7 @@ func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	return names, err
 }
 
-// Load reads the workspace's catalog, or the shared catalog if the workspace has no catalog of its own. If both are missing, the error
-// is of kind fault.NotFound.
+// Load reads the workspace's catalog or else the shared one. If both are missing, the error is of kind fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
 	for _, name := range []string{workspace, Shared} {
 		d, err := Read(ctx, db, name)
@@ -89,8 +85,7 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")
 
-// Source returns the current catalog of a workspace. For an unknown workspace the error is of kind fault.NotFound. A Source may be used
-// concurrently.
+// Source returns the current catalog of a workspace, concurrently. For an unknown workspace the error is of kind fault.NotFound.
 type Source interface {
 	Catalog(ctx context.Context, workspace string) (*Catalog, error)
 }
@@ -111,16 +106,14 @@ func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c
 // Catalog implements [Source].
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
-// Stored is a [Source] of stored catalogs with the event types of the workspace's backends. The catalogs are at most [settings.MaxAge] old.
-// A workspace without its own catalog uses the catalog of [Shared].
+// Stored is a [Source] of stored catalogs, at most [settings.MaxAge] old. A workspace without its own catalog uses that of [Shared].
 type Stored struct {
 	cache    *settings.Cache[*Catalog]
 	backends *settings.Cache[map[string]BackendTypes]
 	merger   merger
 }
 
-// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default. Without configured, the backends'
-// prefixes and scopes are the stored ones.
+// NewStored returns a source over the store. All parameters except db may be nil.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured Configured) *Stored {
 	s := &Stored{
 		cache:    settings.NewCache(db, documents, parseStored, now, log),
@@ -191,8 +184,7 @@ func (s *Stored) Invalidate() {
 	s.backends.Invalidate()
 }
 
-// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil,
-// these workspaces are unknown.
+// Workspaces is a [Source] with a separate source per workspace. Rest is for all others and may be nil.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source
