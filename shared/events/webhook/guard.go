@@ -32,8 +32,7 @@ import (
 // The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must
 // not be changed while in use.
 type Guard struct {
-	// AllowInsecure also allows http, private addresses and every port. It is for development only. Metadata
-	// addresses and BlockedHosts remain refused.
+	// AllowInsecure also allows http, private addresses and all ports, for development. Metadata addresses and BlockedHosts stay refused.
 	AllowInsecure bool
 	// Ports replaces the default list of allowed ports.
 	Ports []uint16
@@ -50,8 +49,7 @@ type Guard struct {
 
 var defaultPorts = []uint16{443, 8443}
 
-// connectTimeout limits name resolution and connecting together. It leaves time to repeat a lost SYN twice (after 1 s and 3 s) and is half
-// of the shortest timeout for an exchange.
+// connectTimeout limits name resolution and connecting. It leaves time to repeat a lost SYN twice (after 1 s and 3 s).
 const connectTimeout = 5 * time.Second
 
 // blocked is the error for a refused target. It contains no part of the target.
@@ -75,8 +73,7 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 		return nil, "is empty or longer than 2048 bytes"
 	}
 	for i := range len(raw) {
-		// Refuse everything but visible ASCII characters, for example line breaks, full-width digits, and names that are not in their ASCII form.
-		// Refuse a backslash, too, because some parsers treat it as a slash.
+		// Refuse everything but visible ASCII, and the backslash, which some parsers treat as a slash.
 		if c := raw[i]; c <= ' ' || c >= 0x7f || c == '\\' {
 			return nil, "holds a character that must be encoded"
 		}
@@ -166,12 +163,10 @@ func (g *Guard) portNames() string {
 	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ports)), ", "), "[]")
 }
 
-// localNames are top-level domains that never lead to the public internet (RFC 6761, RFC 6762, RFC 7686, RFC 8375,
-// ICANN's reservation of internal).
+// localNames are top-level domains that never lead to the public internet (RFC 6761, 6762, 7686 and 8375, and ICANN's internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost describes the problem with a lower-case host, or returns "". brackets is true if the host was in brackets in the URL, as an IPv6
-// address must be.
+// checkHost describes the problem with a lower-case host, or returns "". brackets is true if the URL had it in brackets.
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -192,8 +187,7 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 			return "has no valid host"
 		}
 	}
-	// Refuse a host whose last label is a number, because many parsers treat it as an IPv4 address in octal, hexadecimal or shortened form
-	// (WHATWG URL, "ends in a number"; inet_aton).
+	// Many parsers treat a host whose last label is a number as an IPv4 address in another notation (WHATWG URL, inet_aton).
 	if isNumber(labels[len(labels)-1]) {
 		return "has an address in an unusual spelling"
 	}
@@ -234,8 +228,7 @@ func (g *Guard) hostBlocked(host string, port uint16) bool {
 	return false
 }
 
-// sameHost reports whether two addresses reach the same machine. The unspecified address (0.0.0.0 or ::) counts as a loopback address,
-// because connecting to it reaches this machine.
+// sameHost reports whether two addresses reach the same machine. The unspecified address (0.0.0.0 or ::) reaches this machine.
 func sameHost(a, b netip.Addr) bool {
 	local := func(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() }
 	a, b = a.Unmap(), b.Unmap()
@@ -252,8 +245,7 @@ func splitEntry(entry string) (name string, port uint16) {
 	return strings.Trim(entry, "[]"), 0
 }
 
-// dialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
-// resolves names as absolute names, so the machine's search list does not apply.
+// dialContext connects to host:port unless the address is not allowed. It ignores the machine's search list.
 func (g *Guard) dialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -302,8 +294,7 @@ func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 // list.
 var special = ssrf.New(ssrf.WithAnyPort(), ssrf.WithAnyNetwork())
 
-// metadata are the addresses at which cloud providers give credentials to any program on the machine. They are
-// refused even if private addresses are allowed.
+// metadata are the addresses at which cloud providers give credentials to any program on the machine. They are always refused.
 var metadata = map[netip.Addr]bool{
 	netip.MustParseAddr("169.254.169.254"): true, // AWS, GCP, Azure, Oracle, DigitalOcean
 	netip.MustParseAddr("169.254.170.2"):   true, // AWS, container credentials
@@ -323,8 +314,7 @@ var (
 	compatible = netip.MustParsePrefix("::/96")        // RFC 4291 section 2.5.5.1
 )
 
-// embeddedIPv4 returns the IPv4 address inside an IPv6 address, if there is one. A gateway or tunnel may forward traffic
-// to it.
+// embeddedIPv4 returns the IPv4 address in an IPv6 address, to which a gateway or tunnel may forward traffic.
 func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
@@ -423,8 +413,7 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks which connection a request and its response use, and whether they got as far as the endpoint. The errors of net/http's
-// transport do not tell that.
+// exchange tracks which connection a request uses and how far it got, which the errors of net/http's transport do not tell.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
@@ -470,8 +459,7 @@ func (x *exchange) end() {
 	}
 }
 
-// connLimit limits the number of open connections, including idle ones. In net/http, only the connections per host have a limit, and the
-// idle connections of HTTP/2 have no limit at all.
+// connLimit limits the open connections, including idle ones. net/http has no such limit in total.
 type connLimit struct {
 	open    chan struct{} // has an element for each open connection
 	turn    chan struct{} // has an element while an exchange waits for a connection, so that only one at a time closes idle ones

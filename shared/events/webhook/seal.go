@@ -19,12 +19,10 @@ import (
 // public keyset and can only seal. The process that sends webhooks has the private keyset and can also open. Keysets have Tink's binary
 // form, about 150 bytes per private key.
 
-// Binding identifies the subscription and the target to which a sealed secret belongs. A sealed secret that was copied to another
-// workspace, subscription or target cannot be opened.
+// Binding is the subscription and target to which a sealed secret belongs. It cannot be opened for another one.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// encode encodes the binding for HPKE's info parameter. Each part is preceded by its length, so that different
-// bindings never have the same bytes.
+// encode returns HPKE's info parameter. Each part is preceded by its length, so that different bindings have different bytes.
 func (b Binding) encode() []byte {
 	const label = "mcpevents webhook secret 1"
 	out := make([]byte, 0, len(label)+len(b.Workspace)+len(b.Subscription)+len(b.Target)+3*binary.MaxVarintLen32)
@@ -36,8 +34,7 @@ func (b Binding) encode() []byte {
 	return out
 }
 
-// GenerateKeyset returns a new keyset. The private keyset is not encrypted: the caller must protect it, with KMS or
-// with a file that only its owner can read.
+// GenerateKeyset returns a new keyset. The private keyset is not encrypted: the caller must protect it.
 func GenerateKeyset() (private, public []byte, err error) {
 	h, err := keyset.NewHandle(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
 	if err != nil {
@@ -46,8 +43,7 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey returns, as the first step of a key rotation, the private keyset with an additional key that is not used for sealing yet. After
-// every sender has the new keyset, call [PromoteKey].
+// AddKey, the first step of a key rotation, adds a key that is not used for sealing until every sender has it and [PromoteKey] is called.
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
 		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
@@ -56,8 +52,7 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey makes the newest key seal new secrets, as the second step of a key rotation. Older keys stay, so that secrets sealed
-// with them can still be opened.
+// PromoteKey, the second step of a key rotation, makes the newest key seal new secrets. Older keys can still open secrets.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
 		h, err := m.Handle()
@@ -185,8 +180,7 @@ func NewSealer(public []byte) (*Sealer, error) {
 // Key returns the prefix that all secrets sealed by the Sealer have. It identifies the Sealer's key.
 func (s *Sealer) Key() []byte { return s.key }
 
-// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if the secret is already sealed with this
-// key.
+// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if that has been done already.
 func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
 	if bytes.HasPrefix(sealed, s.key) {
 		return nil, nil
@@ -198,8 +192,7 @@ func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Ope
 	return s.Seal(ctx, secret, b)
 }
 
-// Seal encrypts a secret so that it can be opened only with this binding. The result is 53 bytes longer than the
-// secret.
+// Seal encrypts a secret for this binding. The result is 53 bytes longer than the secret.
 func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, error) {
 	sealed, err := s.enc.Encrypt(secret, b.encode())
 	if err != nil {
@@ -208,8 +201,7 @@ func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, erro
 	return sealed, nil
 }
 
-// openCache limits how many opened secrets an [Opener] keeps in memory, because opening takes about a hundred times as long as signing.
-// With secrets of 64 bytes the cache needs about 12 MB.
+// openCache limits the opened secrets in memory (12 MB for secrets of 64 bytes). Opening takes a hundred times as long as signing.
 const openCache = 65_536
 
 // Opener opens secrets that a [Sealer] of the same keyset sealed. It is safe for concurrent use.
@@ -231,8 +223,7 @@ func NewOpener(private []byte) (*Opener, error) {
 	return &Opener{dec: dec, opened: bounded.NewMap[[sha256.Size]byte, []byte](openCache)}, nil
 }
 
-// Open decrypts a secret that was sealed with the same binding. The caller must not change the result, because it
-// stays in the cache.
+// Open decrypts a secret that was sealed with the same binding. The result is cached, so it must not be changed.
 func (o *Opener) Open(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
 	info := b.encode()
 	h := sha256.New()

@@ -39,8 +39,7 @@ const (
 	HeaderTimestamp    = "webhook-timestamp"
 	HeaderSignature    = "webhook-signature"
 	HeaderSubscription = "X-MCP-Subscription-Id"
-	// HeaderHubSignature is sent in addition for subscriptions with a raw secret (SEP-1803 WebhookSecret "raw"). Like the header of
-	// GitHub's webhooks, it contains sha256=HEX.
+	// HeaderHubSignature is also sent with a raw secret (SEP-1803). Like the header of GitHub's webhooks, it contains sha256=HEX.
 	HeaderHubSignature = "X-Hub-Signature-256"
 )
 
@@ -65,8 +64,7 @@ type Options struct {
 	RootCAs *x509.CertPool
 	// Identity, if not nil, adds a v1a signature to each webhook.
 	Identity *Identity
-	// ConnsPerHost limits the connections, busy or idle, to one host and port (default 128). Further requests wait,
-	// within their own timeout.
+	// ConnsPerHost limits the connections to one host and port (default 128). Further requests wait within their timeout.
 	ConnsPerHost int
 	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the result of [descriptors.MaxOutgoing].
 	// At the limit, idle connections are closed. If that is not enough, a request waits within its own timeout and then fails as
@@ -75,8 +73,7 @@ type Options struct {
 	Now      func() time.Time
 }
 
-// Sender posts webhooks. It is safe for concurrent use. Connections are reused between calls, with HTTP/2 if the
-// endpoint supports it.
+// Sender posts webhooks. It is safe for concurrent use and reuses connections.
 type Sender struct {
 	guard     *Guard
 	transport *http.Transport
@@ -103,8 +100,7 @@ type Request struct {
 	Keys [][]byte
 	// RawSecret, if not empty, signs the body for the additional header X-Hub-Signature-256.
 	RawSecret []byte
-	// Timeout limits the whole exchange, from name resolution to the end of the response. The default is
-	// [defaultTimeout].
+	// Timeout limits the whole exchange, from name resolution to the end of the response. 0 means [defaultTimeout].
 	Timeout time.Duration
 	// KeepResponse makes [Sender.Send] return the beginning of a failed response in [Outcome.Response].
 	KeepResponse bool
@@ -279,8 +275,7 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	if ofStatus(a.status) != "" {
 		a.retryAfter = resp.Header.Get("Retry-After")
 	}
-	// Read the body to its end, so that the transport can reuse the connection. A body that is longer than the limit is closed instead, which
-	// closes the connection.
+	// Read the body to its end, so that the transport can reuse the connection, unless the body is longer than the limit.
 	limited := io.LimitReader(resp.Body, maxAnswer+1)
 	if keep != nil {
 		buf := bytes.NewBuffer(keep)
@@ -355,8 +350,7 @@ func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	return u, nil
 }
 
-// stageError says in which stage of an exchange an error occurred. For example, [diagnose] treats an EOF during a TLS handshake differently
-// from an EOF during a response.
+// stageError says in which stage of an exchange an error occurred, because [diagnose] treats the same error differently by stage.
 type stageError struct {
 	stage string
 	err   error
@@ -462,8 +456,7 @@ func isTLS(err error) bool {
 	return ok
 }
 
-// tlsDetail describes a TLS error in our own words, because the errors of crypto/x509 quote names from the endpoint's
-// certificate.
+// tlsDetail describes a TLS error in our own words, because crypto/x509 quotes the endpoint's certificate.
 func tlsDetail(err error) string {
 	if _, ok := errors.AsType[x509.HostnameError](err); ok {
 		return "the certificate is for another name"
@@ -486,8 +479,7 @@ func tlsDetail(err error) string {
 	return "the handshake failed"
 }
 
-// Category classifies a failure. Subscribers may not learn more about it (SRF-05), so it is one of our
-// constants and never contains anything that the endpoint sent.
+// Category classifies a failure. It is all that subscribers may learn about it (SRF-05), so it never contains what the endpoint sent.
 type Category string
 
 // Categories of failures.
@@ -502,8 +494,7 @@ const (
 	DNSError Category = "dns_error"
 	// Blocked: the target is a URL or an address to which we never send webhooks.
 	Blocked Category = "blocked"
-	// HTTP4xx: the status is below 500 and not 2xx. This includes redirects, which we do not follow: the subscriber
-	// must correct the target.
+	// HTTP4xx: the status is below 500 and not 2xx. This includes redirects, which we do not follow.
 	HTTP4xx Category = "http_4xx"
 	// HTTP5xx: the status is 500 or above.
 	HTTP5xx Category = "http_5xx"
@@ -511,8 +502,7 @@ const (
 	ChallengeFailed Category = "challenge_failed"
 	// Aborted: the context given to [Sender.Send] ended. It does not count against the endpoint and is never shown.
 	Aborted Category = "aborted"
-	// Internal: the attempt failed because we lacked a resource (descriptors, ports, memory, a free connection). It
-	// does not count against the endpoint and is never shown.
+	// Internal: we lacked a resource, e.g. memory or a free connection. It does not count against the endpoint and is never shown.
 	Internal Category = "internal"
 )
 
@@ -532,8 +522,7 @@ type Outcome struct {
 	Category Category
 	// RetryAfter is the delay that the endpoint requested with its failure, at most [MaxRetryAfter]. 0 means none.
 	RetryAfter time.Duration
-	// Response has the first [MaxKept] bytes of a failed response's body, if the request asked to keep them. Only operators may see it
-	// (SRF-05).
+	// Response has the first [MaxKept] bytes of a failed response, if the request asked for them. Only operators may see it (SRF-05).
 	Response string
 	Took     time.Duration
 	// Err is a [*Failure], or nil after a success. It is meant for the log.
@@ -546,8 +535,7 @@ const MaxKept = 1 << 10
 // Internal reports whether the outcome says nothing about the endpoint, because the attempt failed on our side or was canceled.
 func (o Outcome) Internal() bool { return o.Category == Aborted || o.Category == Internal }
 
-// Failure describes in our own words why an attempt failed. It does not wrap the underlying error, because the errors of net/http and
-// crypto/tls quote text that the endpoint sent.
+// Failure describes why an attempt failed. It wraps no error of net/http or crypto/tls, because these quote what the endpoint sent.
 type Failure struct {
 	Category Category
 	Detail   string
@@ -566,8 +554,7 @@ func ofStatus(status int) Category {
 	return HTTP5xx
 }
 
-// parseRetryAfter parses a Retry-After header, in seconds or as an HTTP date (RFC 9110 section 10.2.3), and limits it
-// to 0 … [MaxRetryAfter]. It returns 0 for a malformed value.
+// parseRetryAfter parses a Retry-After header (RFC 9110 section 10.2.3), and limits it to [MaxRetryAfter]. 0 means none or malformed.
 func parseRetryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if value == "" || len(value) > 64 {

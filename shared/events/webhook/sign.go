@@ -83,8 +83,7 @@ const (
 	newKey = 32
 )
 
-// NewSecret returns a new Standard Webhooks secret of 32 random bytes, both as whsec_ text for the receiver and as a
-// key for [Sign].
+// NewSecret returns a new Standard Webhooks secret of 32 random bytes, as whsec_ text and as a key for [Sign].
 func NewSecret() (secret string, key []byte) {
 	key = make([]byte, newKey)
 	_, _ = rand.Read(key) // never fails; the program ends instead
@@ -96,8 +95,7 @@ func formatSecret(key []byte) string {
 	return secretPrefix + base64.StdEncoding.EncodeToString(key)
 }
 
-// NewRawSecret returns a new shared secret without a special format (SEP-1803 WebhookSecret "raw"). It has 43
-// characters, and its key is the text itself.
+// NewRawSecret returns a new secret without a special format (SEP-1803 WebhookSecret "raw"). Its key is the text itself.
 func NewRawSecret() (secret string, key []byte) {
 	b := make([]byte, newKey)
 	_, _ = rand.Read(b)
@@ -105,8 +103,7 @@ func NewRawSecret() (secret string, key []byte) {
 	return secret, []byte(secret)
 }
 
-// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, which all Standard Webhooks libraries can
-// read. For any other secret it returns a fault of kind Invalid, whose text contains no part of the secret.
+// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64. Its faults of kind Invalid contain no part of the secret.
 func ParseSecret(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, secretPrefix)
 	if !ok {
@@ -135,8 +132,7 @@ func GenerateIdentity() string {
 	return identityPrefix + base64.StdEncoding.EncodeToString(ed25519.NewKeyFromSeed(seed))
 }
 
-// ParseIdentity decodes a whsk_ key, which contains either the 64 bytes of an ed25519 private key or its 32-byte
-// seed.
+// ParseIdentity decodes a whsk_ key: the 64 bytes of an ed25519 private key or its 32-byte seed.
 func ParseIdentity(text string) (ed25519.PrivateKey, error) {
 	b, err := base64.StdEncoding.Strict().DecodeString(strings.TrimPrefix(text, identityPrefix))
 	if err != nil || !strings.HasPrefix(text, identityPrefix) {
@@ -222,8 +218,7 @@ func describeError(err error) string {
 	return standardwebhooks.ErrInvalidHeaders.Error()
 }
 
-// MaxReceived is the largest body that a receiver should accept, in bytes. It is twice the size of the largest
-// webhook.
+// MaxReceived is the largest body that a receiver should accept: twice the size of the largest webhook.
 const MaxReceived = 2 * MaxBody
 
 // Challenge returns the challenge in a verified request, or false if the request is not a challenge. An event's data
@@ -242,12 +237,10 @@ func Challenge(h http.Header, body []byte) (string, bool) {
 // VerificationPrefix begins the webhook-id of each challenge (SEP-3415).
 const VerificationPrefix = "msg_verification_"
 
-// receiverPath is the path at which an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint
-// verification").
+// receiverPath is where an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint verification").
 const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 
-// challengeTimeout limits each of the two requests of [Sender.Verify]. It is short because a client is waiting for the
-// response to events/subscribe.
+// challengeTimeout limits each request of [Sender.Verify]. It is short because a client is waiting.
 const challengeTimeout = 10 * time.Second
 
 // verification is the body of a request with a challenge. Its fields are in the order in which they are sent.
@@ -333,8 +326,7 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 		return false
 	}
 	path := target.EscapedPath()
-	// Refuse dot segments and encoded slashes. The endpoint may resolve them, and its real path could then lie outside
-	// the declared prefix.
+	// The endpoint may resolve dot segments and encoded slashes, so that the path is outside the declared prefix.
 	lower := strings.ToLower(path)
 	if strings.Contains(path, "/.") || strings.Contains(lower, "%2e") || strings.Contains(lower, "%2f") {
 		return false
@@ -344,8 +336,7 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	})
 }
 
-// NewMessageID returns a webhook-id for a control message, i.e. for a webhook without an event. It has the form msg_KIND_RANDOM
-// (SEP-3415).
+// NewMessageID returns the webhook-id of a message without an event, msg_KIND_RANDOM (SEP-3415).
 func NewMessageID(kind string) string {
 	b := make([]byte, 18)
 	_, _ = rand.Read(b)

@@ -1,5 +1,4 @@
-// Package targets adapts shared/events/webhook to the interface [subscription.Targets], for checking, verifying and
-// sealing. It contains no rules of its own.
+// Package targets adapts shared/events/webhook to the interface [subscription.Targets].
 package targets
 
 import (
