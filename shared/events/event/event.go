@@ -25,8 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxPayload is the maximum size of a payload in bytes. It leaves enough space for the webhook body and the queue
-// message around it to stay below 256 KiB.
+// MaxPayload is in bytes. It leaves enough space for the webhook body or queue message around it to stay below 256 KiB.
 const MaxPayload = 240 << 10
 
 // MaxURI is the maximum length of an event URI in bytes.
@@ -49,8 +48,7 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
-	// Gap says that this is not an event but a notice that the backend has lost some events of the URI. Subscribers get the
-	// notice in order with the events. It has no payload.
+	// Gap says that this is a notice, without payload, that the backend has lost events of the URI. It is delivered in order with events.
 	Gap bool
 }
 
@@ -96,8 +94,7 @@ func ForeignID(source, id string) string {
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// Key returns a key that is unique among the events of a workspace. The id is not sufficient, because publishers choose it, and
-// events of different URIs may have the same id.
+// Key returns a key that is unique in the workspace. Events of different URIs may have the same id.
 func (e Event) Key() string {
 	h := sha256.Sum256([]byte(e.URI))
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -106,12 +103,10 @@ func (e Event) Key() string {
 // messageVersion is the version of the encoding in [Event.AppendJSON].
 const messageVersion = 1
 
-// gapVersion is the version of a message with [Event.Gap]. It is newer than messageVersion, so that earlier releases, which do
-// not know gaps, leave the message in the queue. This release reads both versions.
+// gapVersion is the version of a message with [Event.Gap], which keeps earlier releases from decoding it.
 const gapVersion = 2
 
-// AppendJSON appends the event to b, in the encoding of queue messages and of the log. It appends the payload unchanged,
-// because publish has already compacted it.
+// AppendJSON appends the event as in queue messages and the log. publish has already compacted the payload.
 func (e Event) AppendJSON(b []byte) []byte {
 	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
 	b = append(b, `{"v":`...)
@@ -142,8 +137,7 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. It counts the
-// trace state twice, because that is the only text with characters that JSON escapes.
+// MaxSize returns an upper bound of [Event.AppendJSON]'s result. Only the trace state can have characters that JSON escapes.
 func (e *Event) MaxSize() int {
 	const names = 192 // for member names, numbers and punctuation
 	return names + len(e.Workspace) + len(e.ID) + len(e.URI) + len(e.Name) + len(e.Trace.Parent) + 2*len(e.Trace.State) + len(e.Data)
