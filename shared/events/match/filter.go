@@ -28,8 +28,7 @@ const (
 	maxGlobs        = 50  // of these values, those that contain a `*`
 )
 
-// Filter accepts events by their payload. The value at Pointer must be one of Values, in which `*` matches any characters, or it
-// must be in the range Span.
+// Filter accepts a payload whose value at Pointer is one of Values (`*` matches any characters) or in the range Span.
 type Filter struct {
 	Pointer string            `json:"p"`
 	Values  []json.RawMessage `json:"v,omitempty"`
@@ -92,8 +91,7 @@ func NewPayloads(events []event.Event) []*Payload {
 	return out
 }
 
-// recentPayloads holds the payloads that streams are filtering now, so that the streams decode an event's payload only once. It is
-// small because a decoded payload may take some megabytes.
+// recentPayloads saves streams from decoding the same payload again. It is small because decoded payloads may take megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
 // payloadOf returns the payload of an event. Other streams may use the result concurrently.
@@ -149,8 +147,7 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type. A check of a payload builds it only once, even if the payload has a list with many
-// elements to compare.
+// values has the values of a filter by type, built once for all elements of a list.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -203,8 +200,7 @@ func (v values) accept(got any) bool {
 // glob is a text with `*` for any characters, split at its stars. It has at least two parts.
 type glob []string
 
-// matches searches for the parts from left to right. The first match of a part is always good enough, so there is no backtracking
-// and the time is linear.
+// matches needs no backtracking, because the first match of each part is always good enough.
 func (g glob) matches(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
@@ -229,8 +225,7 @@ func valueOf(payload json.RawMessage) any {
 	return jsonrpc.Value(payload)
 }
 
-// Redact returns the payload without the members at the pointers. It replaces an element of a list with null, so that the other elements keep
-// their places.
+// Redact returns the payload without the members at the pointers. It replaces elements of lists with null.
 func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
 	if len(pointers) == 0 {
 		return payload, nil

@@ -34,8 +34,7 @@ const (
 	Concrete Kind = "concrete"
 	// Wildcard is a template in which some variables are open, i.e. match any value.
 	Wildcard Kind = "wildcard"
-	// Parent is a proper prefix of event URIs that ends at a segment border, e.g. event://github/acme. It matches the URIs
-	// below it.
+	// Parent matches the URIs below a proper prefix that ends at a segment border, e.g. event://github/acme.
 	Parent Kind = "parent"
 )
 
@@ -141,8 +140,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	return patterns, access, nil
 }
 
-// ForEntry returns the pattern of an event type with the variables in vars bound and all others open. The caller must have validated
-// vars, e.g. with [catalog.Entry.ValidateParams].
+// ForEntry returns the pattern of an event type with the given variables bound, which the caller must have validated.
 func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	mask := 0
 	for i, name := range e.Variables() {
@@ -199,8 +197,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Matches reports whether an event can match both patterns, which are given by their keys. One key may also be the URI of an event,
-// because the key of a concrete pattern is its URI.
+// Matches reports whether an event can match both patterns, given by their keys. One may be the URI of an event.
 func Matches(a, b string) bool {
 	x, aOpen := strings.CutSuffix(a, parentMark)
 	y, bOpen := strings.CutSuffix(b, parentMark)
@@ -229,8 +226,7 @@ func CheckAccess(p auth.Principal, access []Access) error {
 	return nil
 }
 
-// Selection describes the events that a client of MCP Events (SEP-3415) selects by the name of an event type and arguments. It
-// selects the same events for webhooks, streams and polls.
+// Selection describes the events that a client of MCP Events (SEP-3415) selects by an event type and arguments.
 type Selection struct {
 	Entry *catalog.Entry
 	// Arguments are canonical, so that equal arguments have equal bytes.
@@ -342,8 +338,7 @@ func (s *Selection) RedactedData(e *event.Event) (json.RawMessage, error) {
 	return Redact(e.Data, s.Redact)
 }
 
-// CanonicalArguments returns the arguments in a canonical form, so that equal arguments have equal bytes: members sorted by name,
-// without insignificant space. Absent arguments and null become an empty object.
+// CanonicalArguments sorts the members by name and removes space. Absent arguments and null become an empty object.
 func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
 	members, err := decodeArguments(raw)
 	if err != nil {
