@@ -96,8 +96,7 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.with...)...)
 }
 
-// idPartition returns the partition of the index items for an event id. An item has the stamp of the event's segment as its sort key, and
-// the event's URI as its value. Stamp and URI together give the segment's key.
+// idPartition returns the partition of the index items for an event id. Sort key (stamp) and value (URI) give the segment's key.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
 // addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, which gives them its stamp.
@@ -170,8 +169,7 @@ func (s stamped) append(ctx context.Context, workspace, uri string, events []eve
 	return done, s.log.AppendPatterns(ctx, done, events, patterns, false)
 }
 
-// appendUnordered chooses a shard for each event by its id, so that the URI and the patterns are each written to several
-// partitions.
+// appendUnordered chooses a shard for each event by its id, to spread the URI and the patterns over several partitions.
 func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -196,8 +194,7 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// putSegment writes a segment. If the write was slow, it writes the segment again with a new key, because a reader may already have passed
-// the first key.
+// putSegment writes a slow segment again with a new key, because a reader may already have passed the first one.
 func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.newItem(p, seg)
 	if err != nil {

@@ -54,8 +54,7 @@ const (
 	// committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew] slow, and a reader whose
 	// clock is [MaxSkew] fast. The remaining second is a safety margin.
 	Window = 5 * time.Second
-	// SlowAppend is the longest time that an append may take from the choice of its key to its commit. A slower append is
-	// repeated with a new key.
+	// SlowAppend limits the time from the choice of an append's key to its commit. A slower append is repeated with a new key.
 	SlowAppend = 2 * time.Second
 	// MaxSkew is how far a clock may be from the true time.
 	MaxSkew = time.Second
@@ -73,8 +72,7 @@ type Entry struct {
 	// NoticeID and Notice are set if the entry is a notice, i.e. in a topic's partition.
 	NoticeID string
 	Notice   json.RawMessage
-	// Lost says that events or notices are missing at this position: an item of the log cannot be decoded, or the backend that sends
-	// the events has lost some.
+	// Lost says that events or notices are missing here: an item cannot be decoded, or the backend lost events.
 	Lost bool
 
 	id string // for [Entry.ID]; made only once for all readers of the entry
@@ -112,8 +110,7 @@ type Log struct {
 	Slow atomic.Int64
 	// Skewed counts keys and messages whose time is more than twice [MaxSkew] ahead of this process's clock.
 	Skewed atomic.Int64
-	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] can explain. Readers still found these entries, thanks
-	// to the safety margin in [Window].
+	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] explain, but early enough for [Window].
 	Late atomic.Int64
 	// Broken counts items that cannot be decoded. For such an item, readers get an entry with [Entry.Lost]. If a later release
 	// wrote the item, they stop before it instead.
@@ -121,8 +118,7 @@ type Log struct {
 
 	broken  bounded.Map[store.Key, bool] // broken items that this process has already counted and logged
 	batches batches
-	// appended is when this process last appended to a partition, by the partition's name, in microseconds since 1970. Only [exact] uses
-	// it.
+	// appended is when this process last appended to a partition, in microseconds since 1970. Only [exact] uses it.
 	appended bounded.Map[string, int64]
 }
 
@@ -187,8 +183,7 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far before its own position a reader must read p again, because smaller keys may have been committed late. It is 0
-// if the keys of p grow in the order of commits.
+// LookBack returns how far a reader must read p again, because smaller keys may be committed late; 0 if keys grow in commit order.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
 		return 0
@@ -221,8 +216,7 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	return append(PatternPartitions(workspace, uri), own)
 }
 
-// Spreads reports whether the log spreads the events of an unordered type over several partitions with several writers. A store that stamps
-// keys has only one writer anyway.
+// Spreads reports whether the log spreads the events of an unordered type over several partitions.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
 // Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The caller is the only writer
@@ -278,8 +272,7 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] behind past. past is a time that another clock
-// has already reached, for example the time at which another process sent a message.
+// CheckClock increments [Log.Skewed] if our clock is more than twice [MaxSkew] behind past, a time that another clock has reached.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -297,8 +290,7 @@ func OwnPartition(workspace, uri string) Partition {
 	return Partition{name: "u#" + workspace + "#" + uri, single: true}
 }
 
-// PatternPartitions returns the partitions that together have the events of a parent or wildcard, for example event://github/*. There are
-// [Shards] of them, and a reader of the pattern has to read all.
+// PatternPartitions returns the [Shards] partitions that together have the events of a parent or wildcard.
 func PatternPartitions(workspace, key string) []Partition {
 	parts := make([]Partition, Shards)
 	for i := range parts {
@@ -390,8 +382,7 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
 			}
-			// Increment the version with each renewal, so that one of two concurrent renewals fails and tries again. The
-			// version is Since, which moves by only a microsecond.
+			// The version is Since, and changes with each renewal, so that one of two concurrent renewals fails and tries again.
 			item.Version = had.Since + 1
 		}
 		err = l.DB.Write(ctx, store.Put(item, cond))
@@ -404,8 +395,7 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 	}
 }
 
-// interestMargin is how long the store keeps an interest's item after the interest has ended, so that a store whose clock is a little fast
-// does not delete the item too early.
+// interestMargin is for a store whose clock is fast and would delete an interest's item too early.
 const interestMargin = time.Hour
 
 // LoadInterest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
@@ -489,8 +479,7 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI as a sub-resource of its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls
-// RecordChild if an append returns [Appended.Unrecorded], and ignores a failure.
+// RecordChild records a URI as a sub-resource of its parents for a month. Fanout calls it for [Appended.Unrecorded].
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	ops := l.parentOps(workspace, uri)
 	if len(ops) == 0 {

@@ -35,8 +35,7 @@ func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limi
 	return l.read(ctx, p, after, end, limit, false)
 }
 
-// ReadPast reads like [Log.Read], but returns an entry with [Entry.Lost] for an item that a later release wrote. It is for
-// readers that cannot wait for that release.
+// ReadPast reads like [Log.Read], but does not wait at a later release's item: it returns an entry with [Entry.Lost] for it.
 func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, l.DB.End(), limit, true)
 }
@@ -92,8 +91,7 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 	return entries, page.More, next, nil
 }
 
-// completeStamp adds the items that have the same stamp as the last item of the page, because the next page begins after that stamp.
-// Several items can have the same stamp, because several writers may write in the same microsecond.
+// completeStamp adds the items with the same stamp as the page's last item, because the next page begins after that stamp.
 func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
 	if len(page.Last) < stampSize {
 		return nil
@@ -112,12 +110,10 @@ func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) 
 	return nil
 }
 
-// LatestBytes limits the total size of the payloads that [Log.Latest] and [Log.LatestBelow] return, and that they hold in memory while they
-// read.
+// LatestBytes limits the total size of the payloads that [Log.Latest] and [Log.LatestBelow] return or hold in memory.
 const LatestBytes = 1 << 20
 
-// Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads. unordered says
-// whether the URI's event type is unordered.
+// Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.
 func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
 	var found []positionedEvent
 	for _, p := range l.PartitionsOf(workspace, uri, unordered) {
@@ -236,8 +232,7 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 // partitions may have the same sort key, so n counts the events of all these items.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position of formatPosition. A position of the previous release has no number, and means after all events of the
-// items with the sort key.
+// parsePosition decodes a position of formatPosition, or of the previous release, which has no number.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller made the position up
@@ -321,12 +316,10 @@ type Place struct {
 // MaxPlaces is the maximum number of partitions for which a cursor can have separate positions.
 const MaxPlaces = 16
 
-// MaxSent is the maximum length of [Cursor.Sent]. If more entries after [Cursor.At] were sent, the cursor leaves some of them out. A client
-// that resumes from the cursor gets these entries again, but it never misses any.
+// MaxSent is the maximum length of [Cursor.Sent]. A resuming client gets entries that were left out twice.
 const MaxSent = 64
 
-// Sealer encodes cursors as opaque tokens and decodes them. A token is authenticated with a key of the deployment and bound to
-// the workspace. Every instance refuses forged tokens and tokens of other workspaces.
+// Sealer encodes cursors as opaque tokens, authenticated with a key of the deployment and bound to the workspace.
 type Sealer struct {
 	key     []byte
 	hashers sync.Pool // HMACs with the key, for reuse; see sum
@@ -340,8 +333,7 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// The versions of a token: 1 has At; 2 adds Last; 3 adds Given, then the number of places, and then the places. In each
-// version, the hashes of Sent come last.
+// Version 1 has At; 2 adds Last; 3 adds Given, the number of places and the places. The hashes of Sent always come last.
 const (
 	tokenVersion       = 1
 	tokenVersionLast   = 2
@@ -429,8 +421,7 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of begin followed by rest. It reuses hashers, because a stream needs a hash for each message, and creating a
-// hasher takes longer than hashing a short text.
+// sum returns the keyed hash of begin followed by rest. Creating a hasher takes longer than hashing, so it reuses them.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {

@@ -89,8 +89,7 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	return out
 }
 
-// ErrLater is returned for a segment that a later release of the server wrote. A reader stops before it, because only that
-// release can decode it, and continues with other partitions.
+// ErrLater is returned for a segment of a later release. Readers stop before it and continue with other partitions.
 var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
@@ -155,8 +154,7 @@ func lostEntry(item store.Item, key int64) Entry {
 	return Entry{Key: key, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
 }
 
-// salvage returns the events that can be decoded from a broken segment. In the place of the first event that cannot be decoded, it returns
-// an entry with [Entry.Lost].
+// salvage returns the events of a broken segment that can be decoded, and one entry with [Entry.Lost] for the others.
 func salvage(item store.Item, last int64) (entries []Entry) {
 	lost := lostEntry(item, last)
 	var s struct {
@@ -180,8 +178,7 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// recordBroken counts and logs an item that cannot be decoded, and records it for operators, unless this process did so before. The item
-// stays in the log, so that all readers learn of the gap.
+// recordBroken counts, logs and records, once per process, an item that cannot be decoded. It stays in the log for all readers.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
@@ -206,8 +203,7 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It stops at an
-// error of visit. It keeps the records of these items, so that readers do not record them again.
+// VisitBroken calls visit once with each item that readers could not decode, until an error. The records of the items stay.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -241,8 +237,7 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// Unrecorded is true if the caller must call [Log.RecordChild], because the appended events may be the URI's first ones of the day (see
-	// dayOf). If the store stamps the keys, Append normally records the URI itself, and Unrecorded is false.
+	// Unrecorded tells the caller to call [Log.RecordChild], because these may be the URI's first events of the day (see dayOf).
 	Unrecorded bool
 	// After is a position in the log that is before all appended events.
 	After int64
@@ -325,8 +320,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.TotalOrder() {
-		// Record the URI under its parents in the first segment's commit, because a separate commit would delay the URI's
-		// next events.
+		// A separate commit for the parents would delay the URI's next events.
 		if parents = l.parentOps(workspace, uri); len(parents) < most {
 			done.Unrecorded = false
 			most -= len(parents)
@@ -377,14 +371,12 @@ func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.R
 	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
 }
 
-// NotifyAs appends a notice like [Log.Notify], but with an id that the caller chooses. If several processes append the same notice with the
-// same id within a few seconds, readers treat these notices as one.
+// NotifyAs is like [Log.Notify], but readers treat notices with the same id within a few seconds as one.
 func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
 
-// NotifyFor appends a notice like [Log.Notify] that is useful only for a while. Readers get it for the duration given as life, or for the
-// retention if that is shorter.
+// NotifyFor is like [Log.Notify] for a notice that readers get only for the duration life (at most the retention).
 func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, nonce(), notice, life)
 }
@@ -403,15 +395,13 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// batches has the batches of events with which fanout in this process is not done: it is still looking for subscribers or appending to the
-// log.
+// batches has the batches of events that fanout in this process has not appended to the log yet.
 type batches struct {
 	mu      sync.Mutex
 	running map[chan struct{}]bool
 }
 
-// BeginBatch records that fanout begins to look for the subscribers of a batch of events, so that [Log.AwaitBatches] waits for the batch.
-// The caller calls end when the log has the events.
+// BeginBatch makes [Log.AwaitBatches] wait for a batch of events until the caller calls end, when the log has them.
 func (l *Log) BeginBatch() (end func()) {
 	done := make(chan struct{})
 	l.batches.mu.Lock()
