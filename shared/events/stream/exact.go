@@ -272,8 +272,7 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle moves the floors of sources by the batches without entries, which only say how far a tail has read. receive does not do that in time,
-// because these batches do not wake the reader.
+// settle moves the floors of sources by batches without entries, which do not wake the reader and so wait for receive.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -362,8 +361,7 @@ type position struct {
 	sources map[string]*source // by the names of their partitions
 	behind  []*source          // sources that still read entries older than their tails'
 	sole    bool               // [Request.Sole]
-	// begun is the position from which the feed was opened. given is when that position was the end of the log; see
-	// [eventlog.Cursor.Given].
+	// begun is the position from which the feed was opened. given is as in [eventlog.Cursor.Given].
 	begun, given int64
 }
 

@@ -42,8 +42,7 @@ type tail struct {
 	feeds    map[*Feed]renewal
 	renewing sync.Mutex // held while renewals run
 
-	// A store that can be watched reports each write to this process. If the store cannot be watched, changed and written are
-	// nil, and unwatch does nothing.
+	// changed and written are nil, and unwatch does nothing, if the store cannot report each write to this process.
 	changed <-chan struct{}
 	written func() int64 // returns the last key that was written
 	unwatch func()
@@ -202,8 +201,7 @@ func (w *window) advance(lookBack time.Duration, began time.Time, entries []even
 	return late, settled
 }
 
-// renewInterests runs the renewals of the tail's feeds if they are due. It runs them in the background, because each may have
-// to wait for the relay.
+// renewInterests runs the renewals that are due in the background, because each may have to wait for the relay.
 func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	if t.every == 0 || now.Sub(t.lastRenewal) < t.every || !t.renewing.TryLock() {
 		return
@@ -277,11 +275,9 @@ type Feed struct {
 type merge interface {
 	// next removes and returns the next entry. ok is false if none can be returned now.
 	next() (q queued, ok bool)
-	// findLagging returns the source for which the feed must read a page of older entries from the log before next can return an entry,
-	// or nil.
+	// findLagging returns the source of which the feed must read older entries from the log before it calls next, or nil.
 	findLagging() *source
-	// addPast adds a page of older entries that the feed read from the log for a source. The parameter began is when the feed began to read
-	// the page. caughtUp reports that all later entries of the source will come from its tail.
+	// addPast adds a page of older entries, read since began. caughtUp reports that the source's later entries come from its tail.
 	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
 	// receive takes the tails' batches from the inbox. some is false if there were none.
 	receive() (some bool, err error)
@@ -289,8 +285,7 @@ type merge interface {
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. placed reports whether the cursor has a separate position for
-	// each partition in its Places, and not only one position for all partitions.
+	// cursor returns the position after all returned entries. placed reports whether c has a position for each partition.
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
@@ -362,8 +357,7 @@ func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	return nil
 }
 
-// deliver turns an entry into a delivery. It returns false for an entry that the feed must not return, for example because the
-// feed has returned it before or its pattern was removed.
+// deliver turns an entry into a delivery, or returns false if the feed has returned it before or its pattern was removed.
 func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if !f.at.has(q.src) {
 		return Delivery{}, false
@@ -432,25 +426,20 @@ func (f *Feed) Close() {
 }
 
 const (
-	// A tail polls a store that cannot be watched every 250 ms (busyPoll). If it has found no new entry for a minute (quiet), it polls every
-	// second (idlePoll).
+	// A tail polls a store that cannot be watched every busyPoll, or every idlePoll after a time without new entries (quiet).
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
 	// watched limits how long a tail waits for a write if the store reports writes. At the end of this time, the tail checks whether renewals
 	// are due. If the tail has stopped before an item of a later release, it also tries again to read the item.
 	watched = 10 * time.Second
-	// renewEvery is how often a tail renews the [eventlog.Interest], i.e. the record which says that a client reads a pattern, unless an
-	// eighth of the retention is shorter.
+	// renewEvery is how often a tail renews the [eventlog.Interest], unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
-	// feed ends.
+	// maxWaiting limits the entries that wait for a feed's reader, and maxWaitingBytes their payloads. Beyond, the feed ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. They only move the
-	// cursor, and a later batch moves it further.
+	// maxFloors limits the batches that wait for a feed. Beyond, it ignores batches without entries, which only move the cursor.
 	maxFloors = 256
 )
 
-// pageSize is the number of log items per read. A stream that catches up divides this number by the number of its partitions
-// that are still behind, but reads at least minPage items of each.
+// pageSize is the number of log items per read. A stream divides it by its partitions that are still behind, down to minPage.
 const (
 	pageSize = 200
 	minPage  = 5
@@ -463,8 +452,7 @@ type Tails struct {
 	Sealer *eventlog.Sealer
 	// Shares reports whether a workspace has the shared catalog ([catalog.Shared]). Nil means that no workspace has it.
 	Shares func(ctx context.Context, workspace string) bool
-	// Demand records which backends' events are read, so that the relay subscribes to them. It is nil if there are no
-	// backends.
+	// Demand records which backends' events are read, so that the relay subscribes to them. It may be nil.
 	Demand *demand.Registry
 
 	ctx     context.Context
@@ -517,8 +505,7 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds the feed f to the tail of the partition p, and starts the tail if it does not run yet. Until f leaves, the tail calls renew
-// regularly.
+// join adds the feed to the tail of the partition p, which calls renew regularly until the feed leaves.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -568,8 +555,7 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is set for a gap, i.e. if an event cannot be read. It is the key of the pattern to which the event belongs. The
-	// client must be told about the gap.
+	// Lost is set for a gap, of which the client must be told: the key of the pattern to which an unreadable event belongs.
 	Lost string
 	// Cursor is the cursor with which a client resumes after this delivery.
 	Cursor string
@@ -589,8 +575,7 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // refused it. The client can resume from its last cursor with a new token.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.RecordInterest] unless the cached interest lasts for more than seven eighths of the log's retention.
-// Every poll calls recordInterest, and most of them thus need no write.
+// recordInterest calls [subscription.RecordInterest] unless the cached interest lasts for most of the log's retention.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -6,8 +6,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// inbox holds the tails' batches that wait for the reader of a feed. If too many entries wait because the reader is slow, it
-// ends the feed.
+// inbox holds the tails' batches that wait for the reader of a feed. If too many entries wait, it ends the feed.
 type inbox struct {
 	most load // the maximum load that may wait
 	// wake receives a value when there may be an entry to return, and when the feed has ended.
@@ -17,8 +16,7 @@ type inbox struct {
 	batches []*batch
 	waiting load // of the batches
 	taken   load // entries of tails that the merge has taken and the feed has not returned
-	// catchingUp is true while the feed still returns entries that are older than the tails' entries. Meanwhile, the tails' entries have to
-	// wait however fast the reader is, so they do not end the feed, however many there are.
+	// catchingUp is true while the feed returns older entries than the tails'. The tails' entries must then wait, and do not end the feed.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
 	later      map[string]bool // partitions whose tails have stopped before an item that a later release wrote
@@ -102,8 +100,7 @@ func (in *inbox) take() arrivals {
 	return got
 }
 
-// takeMissed returns the partitions with dropped batches, and empties the list of them. It also removes the waiting batches
-// of these partitions, because the reader will read them from the log.
+// takeMissed returns and forgets the partitions with dropped batches, and drops their other batches, which are in the log.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -139,8 +136,7 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken tells the inbox the load of the tails' entries that the merge has taken. readsPast reports whether sources still have older
-// entries to read from the log, and hasPast whether the merge has such entries.
+// setTaken reports the load of the tails' entries in the merge, and whether sources have older entries in the log or the merge.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -154,8 +150,7 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold sets whether every batch wakes the reader, even one without entries. That is needed while an entry waits until the other
-// sources have been read up to its key.
+// hold sets whether batches without entries wake the reader, which an entry that waits for the other sources needs.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -26,8 +26,7 @@ type Request struct {
 	Topics    []string        // e.g. [TopicCatalog]
 	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position from which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log.
-	// If there is a cursor and Sole is false, the notices begin after the cursor instead.
+	// TopicsAfter is where notices begin (see [eventlog.Log.Position]) unless there is a cursor and Sole is false; 0 is the end of the log.
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
@@ -132,8 +131,7 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-// renewDemand returns a renewal that tells the relay that a backend's events are still wanted. If the events do not come from a
-// backend, it returns the zero renewal.
+// renewDemand returns a renewal that keeps a backend's events wanted, or the zero renewal for other events.
 func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
@@ -200,14 +198,12 @@ func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// The names of the topics follow. A topic is a sequence of notices within a workspace. The package that sends a topic's
-// notices defines their JSON.
+// The names of the topics follow. A topic is a sequence of notices within a workspace.
 
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [IsBackendsNotice] tells the two kinds apart.
 const TopicCatalog = "catalog"
 
-// topicPartitions returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
-// that catalog is announced once for all workspaces.
+// topicPartitions returns the partitions of a topic, with the one for changes of the shared catalog if the workspace uses it.
 func (ts *Tails) topicPartitions(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.TopicPartition(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
@@ -227,8 +223,7 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 // TopicSession returns the topic for changes that other requests make to the open stream of a session.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
-// the new settings. It is part of the notice's id, so that readers treat the announcements of several processes as one.
+// AnnounceBackends notifies a workspace's streams of changed backends. With the settings' version, readers drop duplicates.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // cannot fail for a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
@@ -238,8 +233,7 @@ type backendsNotice struct {
 	Backends string `json:"backends"`
 }
 
-// IsBackendsNotice reports whether a notice of [TopicCatalog] says that backends changed, i.e. whether [AnnounceBackends] sent it. The
-// topic's other notices say that event types changed.
+// IsBackendsNotice reports whether a notice of [TopicCatalog] is from [AnnounceBackends], and not about changed event types.
 func IsBackendsNotice(notice json.RawMessage) bool {
 	var n backendsNotice
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""

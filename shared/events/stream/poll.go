@@ -19,15 +19,13 @@ type PollRequest struct {
 	Workspace string
 	Principal string // the reader; it matters only for events of backends
 	Pattern   match.Pattern
-	// Cursor comes from an earlier poll, stream or webhook of the same pattern. The poll returns the events after it. If it is empty, the
-	// poll begins at the end of the log.
+	// Cursor comes from an earlier poll, stream or webhook of the same pattern. If empty, the poll begins at the end of the log.
 	Cursor string
 	// MaxAge limits the age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
 	// Wants reports whether the poll returns an event; nil returns all.
 	Wants func(*event.Event) bool
-	// Most limits the number of events on the page, and Bytes the sum of their payloads. The first event may be larger than
-	// Bytes.
+	// Most limits the number of events, and Bytes the sum of their payloads, except that one event always fits.
 	Most, Bytes int
 }
 
@@ -143,8 +141,7 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // the ids of the entries that belong to the page or to resume
-	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor
-	// names them by their hashes. An entry has only its hash until this poll has read it.
+	// resume has the hashes of the entries after the cursor's position that earlier polls returned, and the entries once read.
 	resume        map[uint64]sentEntry
 	sent          []sentEntry // the entries that this poll returns, unless positions are exact
 	open          int         // how many entries the next cursor may have to name
@@ -174,8 +171,7 @@ type pollReader struct {
 	floor int64 // where the next poll begins
 }
 
-// takenUntil returns the position up to which the poll has handled all entries, or [math.MaxInt64] if it has handled the whole
-// partition.
+// takenUntil returns the position up to which all entries are handled, or [math.MaxInt64] for the whole partition.
 func (s *pollReader) takenUntil() int64 {
 	switch {
 	case len(s.ahead) > 0:
@@ -238,8 +234,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page with entries in the order of their keys, until it is full, there are no more entries, or the poll reaches
-// [maxExamined] or [maxExaminedBytes].
+// read fills the page with entries in the order of their keys, until it reaches a limit or the end.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err

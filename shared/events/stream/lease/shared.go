@@ -66,8 +66,7 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition returns a store key that selects the partition of a principal's leases. A caller can end a stream by deleting its lease: the
-// stream ends at its next check.
+// Partition returns the partition of a principal's leases. A stream whose lease is deleted ends at its next check.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }
@@ -154,8 +153,7 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 // of the endpoint's concurrency, and the other fifth stays free for calls. An eighth of Fleet is half of that fifth.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace,
-// enter adds it beyond the limit and returns true for replaces. leave removes the stream from the counter.
+// enter counts a stream of the fleet, until leave. If the fleet is full, the stream must replace one of the principal's (replaces).
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -200,8 +198,7 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
 
-// hasStream reports whether a principal has a stream that another could replace. An empty page may not be the last one, because
-// the oldest leases may have expired and not be deleted yet.
+// hasStream reports whether a principal has a stream that another could replace. Expired leases may fill whole pages.
 func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
 	q := store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition}
 	for {
@@ -213,8 +210,7 @@ func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) 
 	}
 }
 
-// watch renews a lease regularly until stop is called. If the lease was deleted, it calls superseded. If the store fails, the
-// stream continues and watch tries again.
+// watch renews a lease until stop is called. If the lease was deleted, it calls superseded. If the store fails, it tries again.
 func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -246,8 +242,7 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters also
-// expire.
+// tidy writes the end of a stream. It only logs an error, because leases and counters also expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
@@ -267,8 +262,7 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that asks the function most how many streams each principal may have open. Streams of anonymous callers are not
-// limited, because the server cannot tell these callers apart.
+// NewLocal returns a Local that asks most for each principal's limit. It does not limit anonymous callers, whom it cannot tell apart.
 func NewLocal(most Max) *Local {
 	return &Local{max: most, open: map[string]*list.List{}}
 }
