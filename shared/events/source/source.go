@@ -37,8 +37,7 @@ import (
 // From names the service that a source's documents come from.
 type From string
 
-// HTTP sources receive requests at POST /sources/{name}. The others are bus sources, which receive messages from the
-// inbox queue.
+// HTTP sources receive requests at POST /sources/{name}, and bus sources receive messages from the inbox queue.
 const (
 	HTTP        From = ""
 	EventBridge From = "eventbridge"
@@ -59,11 +58,9 @@ type Source struct {
 	// Events are the mappings. The first one that matches a document is used.
 	Events []Mapping
 	Line   int // in the configuration file
-	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue, because IAM
-	// controls access to this queue.
+	// Verify configures the verification of senders. It is zero for the inbox queue, to which IAM controls access.
 	Verify verify.Settings
-	// Secrets are the secrets of the scheme. A request may be signed with any of them, so that a secret can be
-	// rotated.
+	// Secrets are the scheme's secrets. Any of them may sign, so that secrets can be rotated.
 	Secrets []secret.Value
 }
 
@@ -80,8 +77,7 @@ type Mapping struct {
 	ID Value `json:"id,omitzero"`
 	// Time is when the event happened. If it is zero or finds no value, the current time is used.
 	Time Value `json:"time,omitzero"`
-	// Data is the payload. If it is zero, the payload is the whole body of a request, or the whole document of a bus
-	// source.
+	// Data is the payload. If it is zero, the payload is the whole body or document.
 	Data Value `json:"data,omitzero"`
 }
 
@@ -103,8 +99,7 @@ type Unfit struct {
 	ID string `json:"-"`
 }
 
-// Map makes an event from a document. It returns nil if no mapping matches. If a mapping matches but the document
-// lacks a value that it needs, the error is of kind fault.Unprocessable and its data is an [Unfit].
+// Map makes an event from a document, or returns nil if no mapping matches. The error for a missing value has an [Unfit] as its data.
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
@@ -186,8 +181,7 @@ func (u *Unfit) evaluateData(v Value, doc any, from From) json.RawMessage {
 	return jsonrpc.Encode(found)
 }
 
-// milliseconds is the limit above which a number is read as milliseconds since 1970, and not as seconds. As seconds it would be in the year
-// 5138; as milliseconds it is in 1973.
+// milliseconds is the limit from which a number is read as milliseconds since 1970 (1973), not as seconds (year 5138).
 const milliseconds = 100_000_000_000
 
 // parseTime parses a time in any of the formats that providers use.
@@ -208,12 +202,10 @@ func parseTime(v any) (time.Time, bool) {
 	return time.UnixMicro(int64(seconds * 1e3)).UTC(), true
 }
 
-// maxNesting is the maximum nesting depth of a whole document: a payload of at most [event.MaxDepth] levels, our
-// envelope around it, and possibly an envelope of the sender.
+// maxNesting allows a payload of [event.MaxDepth] levels, our envelope around it and possibly one of the sender.
 const maxNesting = event.MaxDepth + 4
 
-// neverMapped lists headers that are left out of every document: headers with credentials, whatever the scheme, and
-// headers that describe how the body was transferred.
+// neverMapped lists headers that are left out of every document, because they have credentials or describe the transfer.
 var neverMapped = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
 // ReadRequest makes the document of a verified request. It has three members: headers and query, whose values are
@@ -257,8 +249,7 @@ func toValidUTF8(text string) string { return strings.ToValidUTF8(text, "\ufffd"
 
 func joinValues(values []string) string { return toValidUTF8(strings.Join(values, ", ")) }
 
-// isForm reports whether a Content-Type is a form, rather than JSON. It accepts text/plain as JSON because some
-// providers send JSON with this type.
+// isForm reports whether a Content-Type is a form, rather than JSON. Some providers send JSON as text/plain.
 func isForm(contentType string) (form bool, err error) {
 	if contentType == "" {
 		return false, nil
@@ -365,8 +356,7 @@ func decodeMessage(envelope map[string]any) {
 	}
 }
 
-// decodeKeys adds a member urlDecodedKey to each record of an S3 notification, because S3 URL-encodes the object's
-// key: "red flower.jpg" is sent as "red+flower.jpg". AWS's own libraries use the same member name.
+// decodeKeys adds urlDecodedKey, named as by AWS's own libraries, to each record of S3, which sends "red flower.jpg" as "red+flower.jpg".
 func decodeKeys(records []any) {
 	for _, r := range records {
 		if object, ok := member(member(r, "s3"), "object").(map[string]any); ok {

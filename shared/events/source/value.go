@@ -16,12 +16,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// jsonPath matches the beginning of a JSONPath (RFC 9535). Without this check a JSONPath would silently become a
-// constant.
+// jsonPath matches the beginning of a JSONPath (RFC 9535), which would otherwise be a constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
 
-// Value describes a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of
-// values. The zero value means that the part is not configured.
+// Value describes a part of an event: a JSON Pointer into the document, a constant, or an object of values.
 type Value struct {
 	kind     kind
 	pointer  jsonpointer.Pointer
@@ -69,8 +67,7 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	return jsonrpc.Encode(v.constant), nil
 }
 
-// ParseValue parses a value that [encoding/json] has decoded. A string that begins with / is a JSON Pointer, the
-// members of an object are values themselves, and anything else is a constant. Faults are of kind fault.Invalid.
+// ParseValue parses a decoded JSON value: a string that begins with / is a JSON Pointer, anything else except an object a constant.
 func ParseValue(v any) (Value, error) { return parseValue(v, 0) }
 
 func parseValue(v any, depth int) (Value, error) {
@@ -101,8 +98,7 @@ func parseValue(v any, depth int) (Value, error) {
 	return Value{kind: isConstant, constant: v}, nil
 }
 
-// CheckID refuses a value that cannot identify deliveries. For example, with a constant every delivery after the first
-// would count as a redelivery. Like CheckVariable and CheckTime, it returns errors of kind fault.Invalid.
+// CheckID refuses a value that cannot identify deliveries, e.g. a constant. Its errors are of kind fault.Invalid.
 func (v Value) CheckID() error {
 	if v.kind != isPointer {
 		return fault.New(fault.Invalid, "must be a JSON Pointer to a value that is unique per delivery, such as /headers/x-request-id or /body/id")
@@ -134,8 +130,7 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// Evaluate evaluates the value for a document. It returns false if a pointer finds no value. Members of an object whose
-// pointers find no value are left out.
+// Evaluate evaluates the value for a document. It returns false, or omits a member of an object, if a pointer finds no value.
 func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
@@ -157,8 +152,7 @@ func (v Value) Evaluate(doc any) (found any, ok bool) {
 // parts are the members of a document that [ReadRequest] made from an HTTP request.
 var parts = []string{"headers", "query", "body"}
 
-// buses describes for each AWS service the members of its documents, for use in error messages. Documents may have
-// more, because AWS adds members.
+// buses describes the members of each AWS service's documents, for error messages. AWS may add members.
 var buses = map[From]string{
 	EventBridge: "a message of EventBridge has /id, /time, /source, /detail-type and /detail",
 	SNS:         "a message of SNS has /MessageId, /TopicArn, /Timestamp and /Message",
@@ -174,8 +168,7 @@ func hides(name string, secret []string) bool {
 	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue finds pointers in a value that match no document of a source. For example, a pointer to a header in secret
-// never matches, because a request's document omits these headers. The faults point to places in the value.
+// CheckValue finds pointers in a value that match no document of a source, which never has the headers in secret.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkValue(v, nil)
@@ -190,8 +183,7 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	return CheckValue(from, v, secret)
 }
 
-// CheckPattern finds parts of an event pattern, given as JSON, that match no document of a source. The faults point to
-// places in the pattern.
+// CheckPattern finds parts of an event pattern, given as JSON, that match no document of a source.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkPattern(text, nil, nil)
@@ -244,8 +236,7 @@ func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer
 	}
 }
 
-// checkTexts adds a fault for each allowed value that a string can never equal, e.g. null. kind says in the fault where the string comes
-// from, e.g. "a header".
+// checkTexts adds a fault for each value that a string can never equal. kind is where the string is from, e.g. "a header".
 func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {

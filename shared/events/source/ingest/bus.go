@@ -26,8 +26,7 @@ import (
 // get their events.
 type Bus struct{ Documents }
 
-// Read converts a message to events. The result known is true if the message is the envelope of a known service or a retried dead letter.
-// An error concerns the whole message, not one source.
+// Read converts a message to events. known is true for the envelope of a known service and for a retried dead letter.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
@@ -82,8 +81,7 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored. But a
-// mapping matched this document earlier, so the operator's new pattern may be wrong.
+// errUnmatched is an error, unlike for a new document, because a mapping matched before, so the operator's new pattern may be wrong.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
@@ -104,8 +102,7 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 	return err
 }
 
-// mapEvent maps a document from a message of an AWS service to at most one event, and dead-letters the document if it does not become a
-// valid event. The parameter again is true for a document that comes from a retried dead letter.
+// mapEvent maps a document to at most one event, or dead-letters it. again is true for a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
@@ -210,8 +207,7 @@ type hookMessage struct {
 	Challenge string          `json:"challenge"`
 }
 
-// cost returns how many events the message counts as in the quota. A gap counts as ten, because each webhook subscriber gets a notice of
-// it.
+// cost returns the message's events in the quota. A gap counts as ten, because each webhook subscriber gets a notice of it.
 func (m *hookMessage) cost() int {
 	if m.EventID == "" && m.Type == "gap" {
 		return 10
@@ -219,8 +215,7 @@ func (m *hookMessage) cost() int {
 	return 1
 }
 
-// handle publishes the event in a verified webhook, or acts on the control message in it. If it could not publish the event,
-// dropped is the reason.
+// handle publishes the event, or acts on the control message, in a verified webhook. dropped says why it could not publish.
 func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
 	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
 	switch {

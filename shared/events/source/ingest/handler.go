@@ -57,8 +57,7 @@ type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Documents publishes the documents of providers, for Handler and Bus. Both must use the same publisher and the same [Seen], so that a
-// request becomes one event even if an operator retries its dead letter and the provider sends it again.
+// Documents publishes the documents of providers. Handler and Bus must share it, so that a retried dead letter is no second event.
 type Documents struct {
 	Sources   Sources
 	Catalogs  catalog.Source
@@ -146,8 +145,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// withPath returns a copy of the request for logging, whose path omits the secret key of a source with the scheme none, or the token of a
-// backend.
+// withPath returns a copy of the request for logging, whose path omits a secret key or token.
 func withPath(r *http.Request, path string) *http.Request {
 	logged := r.WithContext(r.Context())
 	logged.URL, logged.Pattern = &url.URL{Path: path}, ""
@@ -253,8 +251,7 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also sets
-// the name, URI and id of the event in o as far as they are known, even if the event is refused.
+// accept maps a document that arrived as a webhook, publishes the event durably, and sets what is known of it in o even if it is refused.
 func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -287,8 +284,7 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
-		// The request may be a replay with an id that an attacker made up. So do not remember the id. Remember only the hash of
-		// the signed text, unless it is already known.
+		// An attacker may have made up the id of a replay. So remember only the hash of the signed text, unless it is already known.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
@@ -306,8 +302,7 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	return accepted, nil
 }
 
-// remember records the keys of a published event or a dead-lettered document. If this fails, the same request may be published or
-// dead-lettered twice, but it is not lost.
+// remember records the keys of a published event or dead letter. If this fails, it may be repeated but is not lost.
 func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := d.Seen.Add(ctx, now, keys, accepted); err != nil {
 		d.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
@@ -359,20 +354,16 @@ func newInput(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.I
 }
 
 const (
-	// smallBody is the largest body that the server reads without a [bodySlot]. A sender can be verified only after its body was read, so
-	// the slots limit the memory that unverified senders can use.
+	// smallBody is read without a [bodySlot]. The slots limit the memory for bodies of senders that are not yet verified.
 	smallBody = 256 << 10
 	// largeBodies is the maximum number of larger bodies in memory.
 	largeBodies = 25
-	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer for a
-	// response. 5 MiB in this time is 512 KiB per second.
+	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer.
 	largeTime = 10 * time.Second
-	// largeStall limits how long the next largePart bytes of a large body may take to arrive, so that a stalled sender frees its slot
-	// early.
+	// largeStall limits how long the next largePart bytes of a large body may take to arrive.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
-	// largeSlow is the time after which another request may take over the slot of a large body that is still arriving, if all slots are in
-	// use.
+	// largeSlow is the time after which another request may take over the slot of a large body, if all are in use.
 	largeSlow = 250 * time.Millisecond
 	// maxUnpacking is how many unverified requests of one client may wait for their turn to be decompressed.
 	maxUnpacking = 4
@@ -446,8 +437,7 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await prepares to wait for more of the body. It adds the number of bytes that have arrived since the last call to the slot, and sets the
-// read deadline of the connection to the time until. It returns false if the slot was given to another request.
+// await adds the bytes that have arrived to the slot and sets the read deadline. It returns false if another request took the slot.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -518,8 +508,7 @@ func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() ti
 	return body.Bytes(), slot, err
 }
 
-// unpack decompresses a body and calls use with the result, unless the body is malformed. It handles only one body at a time,
-// because a few KiB from an unverified sender can become 5 MiB.
+// unpack calls use with the decompressed body, unless it is malformed, one at a time: a few KiB can become 5 MiB.
 func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
 	s.mu.Lock()

@@ -35,8 +35,7 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the fields body and signed of the request's [identity]. With them, the retried request still counts
-	// as a duplicate if the provider has meanwhile sent it again.
+	// Hash and Signed are the fields body and signed of the [identity], so that duplicates from the provider are still recognized.
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
 	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
@@ -124,11 +123,9 @@ func parseRetry(body []byte) (r retry, doc any, err error) {
 }
 
 const (
-	// seenFor is how long an id is remembered. Stripe retries for three days, and GitHub can redeliver deliveries of
-	// the last three days.
+	// seenFor is how long an id is remembered. Stripe retries, and GitHub can redeliver, for three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long [Seen.reserve] reserves a key at most. It matters only if the process dies before the event is
-	// accepted.
+	// begunFor is how long [Seen.reserve] reserves a key if the process dies before the event is accepted.
 	begunFor = time.Minute
 )
 
@@ -186,8 +183,7 @@ func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publ
 	}, nil
 }
 
-// markOf returns a hash of the event's id and URI. Events with the same id and URI have the same mark, as they are duplicates for the events
-// queue. A sender cannot find another id or URI with the same mark.
+// markOf returns a hash of the event's id and URI, the same for duplicates in the events queue. Senders cannot find collisions.
 func markOf(in publish.Input) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q", in.ID, in.URI)
@@ -248,8 +244,7 @@ func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfitKeys returns the keys under which a dead-lettered document is recorded. id may be "", because the mapping may have
-// found none.
+// unfitKeys returns the keys under which a dead-lettered document is recorded. id may be "".
 func (i identity) unfitKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }
@@ -267,8 +262,7 @@ func seenKey(s source.Source, kind, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "sn#" + base64.RawURLEncoding.EncodeToString(h.Sum(nil)), Sort: "seen"}
 }
 
-// bodyID derives an event id from the body, for events without an id of their own. Requests with the same body thus
-// become the same event.
+// bodyID derives an event id from the body, so that equal bodies without an id are the same event.
 func bodyID(body []byte) string {
 	sum := sha256.Sum256(body)
 	return "sha256_" + base64.RawURLEncoding.EncodeToString(sum[:])

@@ -93,12 +93,10 @@ type allowance struct {
 	omitted int64
 }
 
-// maxAllowances limits the number of allowances in memory, because the allowances of removed sources stay. When the limit is
-// reached, all allowances are cleared, and then a few more records than usual are written.
+// maxAllowances limits the number in memory. At the limit, all are cleared, and a few more records than usual are written.
 const maxAllowances = 5000
 
-// NewOutcomeLog returns an OutcomeLog. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
-// Metrics and log may be nil.
+// NewOutcomeLog returns an OutcomeLog. An empty keep means [KeepFailures]. Metrics and log may be nil.
 func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *OutcomeLog {
 	r := &OutcomeLog{
 		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: cmp.Or(log, slog.Default()),
@@ -176,8 +174,7 @@ func (r *OutcomeLog) limitOf(k Kind) *rate.Limiter {
 
 func ofSource(workspace, source string) string { return "so#" + workspace + "#" + source }
 
-// clip cuts a string to a maximum length and removes invalid UTF-8, such as half a character at the end, so that JSON
-// can hold it.
+// clip cuts a string to a maximum length and removes invalid UTF-8, which JSON cannot hold.
 func clip(s string, most int) string {
 	if len(s) > most {
 		s = s[:most] + "…"
@@ -188,8 +185,7 @@ func clip(s string, most int) string {
 // Refused in a [RecordQuery] selects all kinds for which [Kind.Refused] is true.
 const Refused Kind = "refused"
 
-// RecordQuery selects outcomes by kind and time. An empty kind selects all kinds. Since and Until are inclusive; zero
-// means unlimited.
+// RecordQuery selects outcomes by kind and inclusive times. Zero fields select all.
 type RecordQuery struct {
 	Kind         Kind
 	Since, Until time.Time
@@ -237,8 +233,7 @@ type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
 	Kind              Kind
-	// Reason says why the request or document was refused. It contains no secrets, but may contain names that the
-	// sender chose.
+	// Reason says why it was refused. It contains no secrets, but may contain names that the sender chose.
 	Reason string
 	// Name, URI and ID describe the event, as far as they are known.
 	Name, URI, ID string
@@ -269,8 +264,7 @@ const (
 	Unavailable Kind = "unavailable" // an error on our side
 )
 
-// Refused reports whether a document should have become an event but could not. It is false for documents that no
-// mapping matches.
+// Refused reports whether a document should have become an event, which one without a matching mapping should not.
 func (k Kind) Refused() bool {
 	switch k {
 	case Unverified, Invalid, Unfit, Limited, Unavailable:

@@ -29,8 +29,7 @@ import (
 // Trial is the event that a source would publish for a request or message, or the reason why it would publish none.
 type Trial struct {
 	Kind Kind `json:"kind"`
-	// Signature is "verified", "not checked", or one of "not verified" and "not checked" followed by a colon and the
-	// reason.
+	// Signature is "verified", "not checked", or "not verified" or "not checked" with a colon and the reason.
 	Signature string `json:"signature,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 	// Mapping is the number of the matching mapping, counted from 1. Zero means that no mapping matches.
@@ -164,12 +163,10 @@ func tryDocument(cat *catalog.Catalog, s source.Source, doc any, body []byte) Tr
 	return t
 }
 
-// requestLine matches the first line of an HTTP request: a method, a target and a version. It cannot match a header,
-// because a header's name ends with a colon.
+// requestLine matches the first line of an HTTP request, but no header, because a header's name ends with a colon.
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
-// parseSavedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
-// anything after it is cut off, because editors add a line break at the end of a file.
+// parseSavedRequest reads an HTTP request, maybe without its first line, from a file. Editors add a line break at the end.
 func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()
@@ -256,8 +253,7 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 	return missing
 }
 
-// CheckSecrets looks up the secrets of all sources. For each source with a secret that does not exist, or that its scheme cannot use,
-// it adds an error of kind fault.Invalid.
+// CheckSecrets adds an error of kind fault.Invalid for each source whose secret does not exist or does not suit the scheme.
 func CheckSecrets(ctx context.Context, sources []source.Source, secrets lookup) error {
 	var all []error
 	for _, s := range sources {

@@ -22,14 +22,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a pattern. They bound the time of [Pattern.Matches], which is at most proportional to the length of the document times the
-// number of values in all alternatives.
+// Limits of a pattern. The time of [Pattern.Matches] is at most the document's length times the number of values.
 const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	maxSize  = 8 << 10
 	maxDepth = jsonpointer.MaxDepth
-	// maxAlternatives is the maximum number of alternatives that a pattern expands to. For example, two $or lists of 3 make 9. EventBridge
-	// has the same limit.
+	// maxAlternatives limits to what a pattern expands: two $or lists of 3 make 9. EventBridge has the same limit.
 	maxAlternatives = 1000
 	maxValues       = 20_000 // in all alternatives together
 )
@@ -51,13 +49,11 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is a part of an alternative, which has the shape of the documents. A node has either fields, for the members of an object, or a
-// leaf.
+// node is a part of an alternative with the shape of the documents: it has either an object's fields or a leaf.
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting is true if a leaf at or below the node needs a value. It is false if all these leaves require that the document
-	// has no value there.
+	// wanting is true if a leaf at or below the node needs a value, and false if all of them require that there is none.
 	wanting bool
 }
 
@@ -66,8 +62,7 @@ type field struct {
 	node *node
 }
 
-// leaf is a path in the document and the tests of the values there. Unless absent is true, a value at the path must pass one of the
-// tests.
+// leaf is a path in the document. Unless absent is true, a value there must pass one of the tests.
 type leaf struct {
 	path    []string
 	pointer string // in the pattern, for faults
@@ -118,8 +113,7 @@ func (l *leaf) matches(value any) bool {
 	})
 }
 
-// contains reports whether a value passes the test ok. An array passes if one of its elements does. Objects and missing values never
-// pass.
+// contains reports whether a value, or an element of an array, passes the test. Objects and missing values never pass.
 func contains(value any, ok test) bool {
 	switch value := value.(type) {
 	case map[string]any, missing:
@@ -132,8 +126,7 @@ func contains(value any, ok test) bool {
 
 const maxFaults = 20 // in one error
 
-// Parse parses a pattern. If the pattern has mistakes, the error is a fault of kind Invalid, whose data is a
-// []jsonpointer.Fault with up to [maxFaults] of them.
+// Parse parses a pattern. The data of its fault of kind Invalid is a []jsonpointer.Fault with up to [maxFaults] elements.
 func Parse(text []byte) (*Pattern, error) {
 	p := parser{}
 	root := p.read(text)
@@ -163,8 +156,7 @@ type conjunction []*leaf
 
 type parser struct {
 	faults []jsonpointer.Fault
-	// tooDeep and tooLarge are set after a fault about the pattern's size. The parser then stops reading values (tooDeep) or
-	// combining alternatives (tooLarge).
+	// tooDeep and tooLarge stop the parser from reading values or combining alternatives, after a fault about the size.
 	tooDeep, tooLarge bool
 }
 
@@ -172,8 +164,7 @@ func (p *parser) fail(pointer, format string, args ...any) {
 	p.faults = append(p.faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// parseObject parses the members of an object and returns its alternatives. Because all members must match, these are the combinations of
-// the members' alternatives.
+// parseObject returns the alternatives of an object: the combinations of its members' alternatives.
 func (p *parser) parseObject(value any, path []string, pointer string) []conjunction {
 	members, ok := value.(object)
 	switch {
@@ -215,8 +206,7 @@ func (p *parser) parseOr(list []any, path []string, pointer string) (out []conju
 	return out
 }
 
-// combine combines each alternative of a with each of b. It checks the size of the result before it allocates memory for the
-// result.
+// combine combines each alternative of a with each of b, unless the result would be too large.
 func (p *parser) combine(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a

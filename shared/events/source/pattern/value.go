@@ -110,8 +110,7 @@ func fold(s string) string {
 	}, s)
 }
 
-// parseWildcard returns a matcher that takes linear time. It splits s at its wildcards: the first and the last part must be
-// at the ends of the string, and it is enough to look for the first occurrence of each part between them.
+// parseWildcard returns a matcher that takes linear time: it looks for the first occurrence of each part between the wildcards.
 func (p *parser) parseWildcard(s, pointer string) func(string) bool {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
@@ -215,8 +214,7 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 // maxExponent limits the exponents of numbers in patterns. Numbers in documents are only compared with these, so they need no limit.
 const maxExponent = 10_000
 
-// decimal is a number in normal form, 0.digits times ten to the power of exponent. The first and last digit are not
-// zero, so equal numbers are equal Go values. Zero has no digits.
+// decimal is 0.digits times ten to the power of exponent. Equal numbers are equal Go values, without outer zeros.
 type decimal struct {
 	negative bool
 	digits   string

@@ -118,8 +118,7 @@ func Config(providers ...Provider) []byte {
 	return b.Bytes()
 }
 
-// listBody returns a provider's file without its first line ("events:" or "sources:"), so that the lists of several files
-// can be joined.
+// listBody returns a provider's file without its first line ("events:" or "sources:"), for joining several files.
 func listBody(name, file, first string) []byte {
 	rest, ok := bytes.CutPrefix(read(name, file), []byte(first))
 	if !ok {

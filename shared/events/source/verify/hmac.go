@@ -37,8 +37,7 @@ type mac struct {
 	signed template
 }
 
-// check verifies that at least one of the signatures matches the signed text of r, and returns a hash of that text. Otherwise it
-// returns the reason for refusing the request.
+// check returns a hash of the text that one of the signatures signs, or the reason for refusing the request.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
 		return "", refuse(manySignatures)
@@ -96,8 +95,7 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// splitSignatures returns the signatures in a header. They are separated by commas or spaces, which an encoded signature cannot
-// contain. If the prefix contains a comma, only spaces separate.
+// splitSignatures splits a header at spaces and, unless the prefix contains one, at commas. Encoded signatures contain neither.
 func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")
@@ -113,8 +111,7 @@ func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	return out, nil
 }
 
-// bindStripe verifies the header Stripe-Signature, which holds a time and signatures: t=…,v1=…,v1=…,v0=…. Only v1 is
-// used; v0 is the signature of test events.
+// bindStripe verifies Stripe-Signature: t=…,v1=…,v1=…,v0=…, where v0 is the signature of test events and is not used.
 func bindStripe(_ Settings, secret string) (check, error) {
 	signed, err := parseTemplate("{timestamp}.{body}")
 	if err != nil {
@@ -208,8 +205,7 @@ const (
 	partHeader
 )
 
-// parseTemplate parses text with the placeholders {body}, {timestamp} and {header:NAME}. It must contain {body}
-// exactly once.
+// parseTemplate parses text with the placeholders {body} (exactly once), {timestamp} and {header:NAME}.
 func parseTemplate(text string) (template, error) {
 	if len(text) > maxTemplate {
 		return nil, fault.New(fault.Invalid, "has %d bytes, %d are allowed", len(text), maxTemplate)

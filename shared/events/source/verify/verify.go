@@ -211,8 +211,7 @@ func bindNone(_ Settings, secret string) (check, error) {
 	}, nil
 }
 
-// bindGitLab supports both of GitLab's methods. A secret that begins with whsec_ is a signing token, which follows
-// Standard Webhooks. Any other secret is a secret token, which GitLab sends in a header.
+// bindGitLab supports signing tokens (whsec_), which follow Standard Webhooks, and secret tokens, which GitLab sends in a header.
 func bindGitLab(s Settings, secret string) (check, error) {
 	if isWebhookSecret(secret) {
 		return bindStandardWebhooks(s, secret)
@@ -227,8 +226,7 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// equalTo returns a function that compares a string with the secret in constant time. It compares hashes, so that the time does not reveal
-// the secret's length.
+// equalTo compares strings with the secret in constant time. It compares hashes to hide the secret's length.
 func equalTo(secret string) func(string) bool {
 	want := sha256.Sum256([]byte(secret))
 	return func(s string) bool {
@@ -237,8 +235,7 @@ func equalTo(secret string) func(string) bool {
 	}
 }
 
-// bindStandardWebhooks verifies signatures with the specification's own library. We check the time ourselves, because
-// the library uses its own clock and a fixed tolerance of five minutes.
+// bindStandardWebhooks uses the specification's library, except for the time: that has its own clock and a fixed tolerance.
 func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 	key, err := webhookKey(secret)
 	if err != nil {
@@ -308,14 +305,11 @@ type Settings struct {
 	Encoding string
 	// Prefix, for hmac, precedes each signature, e.g. "sha256=". Signatures without it are ignored.
 	Prefix string
-	// Signed, for hmac, is the text that the provider signs, with the placeholders {body}, {timestamp} and
-	// {header:NAME}. The default is {body}.
+	// Signed is the text that hmac signs, with the placeholders {body}, {timestamp} and {header:NAME}. The default is {body}.
 	Signed string
-	// Timestamp, for hmac, is the header whose value replaces {timestamp}. The value is in RFC 3339, or seconds or
-	// milliseconds since 1970.
+	// Timestamp is the header that replaces {timestamp}, in RFC 3339, or seconds or milliseconds since 1970.
 	Timestamp string
-	// Tolerance is the maximum difference between the signed time and now, in either direction, for schemes that sign
-	// a time. The default is [defaultTolerance].
+	// Tolerance is the maximum difference between the signed time and now. The default is [defaultTolerance].
 	Tolerance time.Duration
 }
 
@@ -435,8 +429,7 @@ func (s Settings) complete() Settings {
 	return s
 }
 
-// signsTime reports whether the scheme's signature covers the time. If it does not, the server cannot refuse old requests, and an
-// attacker who recorded a request can replay it at any time. GitLab signs the time only with a signing token.
+// signsTime reports whether the signature covers the time. If not, recorded requests can be replayed at any time.
 func (s Settings) signsTime() bool {
 	return schemes[s.Scheme].timed || s.Scheme == HMAC && s.Timestamp != ""
 }
@@ -453,8 +446,7 @@ func (s Settings) Headers() []string {
 const (
 	MaxSecrets = 5  // of a source
 	minSecret  = 16 // bytes
-	// minPathSecret is the minimum length of a secret for the scheme none. It is longer because every proxy that logs URLs can see the
-	// secret, and because people often use hexadecimal digits, of which 24 have only 96 bits.
+	// minPathSecret is longer because proxies log URLs, and because 24 hexadecimal digits have only 96 bits.
 	minPathSecret = 24
 	maxSecret     = 1024
 
@@ -465,8 +457,7 @@ const (
 
 var pathSecret = regexp.MustCompile(`^[A-Za-z0-9._~-]+$`) // RFC 3986, 2.3: these characters are never escaped
 
-// checkSecrets refuses secrets that are too weak, or that look like mistakes. Its errors do not repeat any part of a
-// secret.
+// checkSecrets refuses secrets that are weak or look like mistakes. Its errors repeat no part of them.
 func checkSecrets(scheme string, secrets []string) error {
 	if len(secrets) == 0 || len(secrets) > MaxSecrets {
 		return fault.New(fault.Invalid, "%d secrets are not allowed (allowed: 1 to %d)", len(secrets), MaxSecrets)
