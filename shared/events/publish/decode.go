@@ -272,8 +272,7 @@ func decodeHeader(s string) string {
 	return s
 }
 
-// headerText decodes an attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2). The attribute's value may be percent-encoded,
-// and may also be quoted as a whole.
+// headerText decodes an attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2), which may be percent-encoded and quoted.
 func headerText(s string) (string, error) {
 	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
 		s = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(s[1 : len(s)-1])
@@ -281,8 +280,7 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// addCloudEvent checks the attributes of ce and copies them to the input. If typed is true, a content type other than JSON is a
-// fault. typed is false for an event without a body, whose content type does not matter.
+// addCloudEvent checks and copies the attributes of ce. typed is false for an event without a body, which may have any content type.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
 		r.add(fault.Invalid, in.At+"/specversion", "must be 1.0")

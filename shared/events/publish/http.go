@@ -31,8 +31,7 @@ type Handler struct {
 	Auth    auth.Authenticator
 	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be
-	// empty.
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) in a 401 response, or empty.
 	MetadataURL string
 	// Log logs problems that the caller did not cause. Nil means slog.Default.
 	Log *slog.Logger
@@ -195,8 +194,7 @@ type faultList struct {
 	first string // message of the first fault of that kind
 }
 
-// severity ranks the kinds of faults. If a request has several, its error gets the highest kind. Malformed input
-// comes before unknown names, because the caller must fix it first.
+// severity ranks the kinds of faults. A request with several gets the highest kind: malformed input must be fixed first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
@@ -234,8 +232,7 @@ func (r *faultList) addUnknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// addSchemaFaults adds the faults of a schema check. If below is true, their pointers are relative to pointer. Otherwise
-// pointer leads to a URI, and addSchemaFaults adds a single fault there.
+// addSchemaFaults adds the faults of a schema check below pointer or, unless below is true, as a single fault at pointer.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {

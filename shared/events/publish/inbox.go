@@ -29,8 +29,7 @@ type Inbox struct {
 	Service *Service
 	// Workspace is the workspace of events that do not name one. Empty means auth.DefaultWorkspace.
 	Workspace string
-	// Documents converts messages that are not events, for example documents of AWS services, into events. Nil means that the inbox
-	// gets only events.
+	// Documents converts messages that are not events, for example of AWS services. Nil means that there are none.
 	Documents Documents
 	// Log logs failures and dead letters. Nil means slog.Default.
 	Log *slog.Logger
@@ -38,8 +37,7 @@ type Inbox struct {
 
 // Documents converts messages that are not events into events, for example the envelopes of Amazon EventBridge.
 type Documents interface {
-	// Read returns the events of a message. The result known reports whether the message is a document that Documents can convert. If it is
-	// false, the inbox decodes the message as an event.
+	// Read returns the events of a message. If known is false, it is no document, and the inbox decodes it as an event.
 	Read(ctx context.Context, body []byte) (in []Input, known bool, err error)
 }
 
@@ -68,8 +66,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Send the events first. If that fails, the queue redelivers all messages, and the dead letters have not been sent yet. In the
-	// other order, they would be sent twice.
+	// Send the events first: after a failure, the queue redelivers all messages, and would repeat the dead letters.
 	if len(events) > 0 {
 		if err := b.Service.enqueue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -131,8 +128,7 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 		if in[i].Trace.Parent == "" {
 			in[i].Trace = sent
 		}
-		// The queue may deliver the message twice. Derive the id and the time from the message, so that both deliveries give
-		// the same event.
+		// Derive the id and the time from the message, so that a second delivery gives the same event.
 		if in[i].ID == "" {
 			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
 		}
@@ -157,8 +153,7 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 	return out, refused
 }
 
-// dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with err, because an
-// event type or a schema has been added or changed.
+// dependsOnCatalog reports whether a newer catalog might accept an event that was refused with err.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -171,8 +166,7 @@ func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
 }
 
-// ServerPublisher publishes events that the server itself creates because of a principal's action. The principal does not
-// need the scope to publish, but the events count against its quota.
+// ServerPublisher publishes events because of a principal's action: without its scope, but with its quota.
 type ServerPublisher struct{ Service *Service }
 
 // Publish accepts one event, as [Service.Accept] does.
@@ -182,8 +176,7 @@ func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input
 	return err
 }
 
-// InboxPublisher publishes events like [ServerPublisher], for a process that can reach only the inbox queue. [Inbox] then
-// checks and publishes the event.
+// InboxPublisher is a [ServerPublisher] for a process that can reach only the inbox queue.
 type InboxPublisher struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.

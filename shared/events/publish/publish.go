@@ -68,8 +68,7 @@ type Input struct {
 	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
 	OfBackend bool
 
-	// At, URIAt and DataAt are JSON Pointers to the event, its URI and its payload in the request, for use in faults. An empty URIAt
-	// means the event's member /uri.
+	// At, URIAt and DataAt are JSON Pointers into the request, for faults. An empty URIAt means the event's member /uri.
 	At, URIAt, DataAt string
 
 	parsed bool // Data is a part of JSON text that was already checked
@@ -96,8 +95,7 @@ type Service struct {
 	Tracer *trace.Tracer
 }
 
-// NewRate returns a quota of events per second. It allows bursts of two seconds' worth of events, and at least one
-// full request.
+// NewRate returns a quota of events per second, with bursts of two seconds' worth or one full request.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
@@ -156,8 +154,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// enqueue puts accepted events on the events queue and ends their spans. In the stand-alone server, fanout begins before the
-// events are written. An event in the queue and its entry in the log can then be written in one commit.
+// enqueue queues accepted events and ends their spans. In the stand-alone server, one commit can write the queue and the log.
 func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
@@ -205,15 +202,13 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	return out, accepted, nil
 }
 
-// groups is the number of FIFO groups for the events of an unordered URI. In each group, one batch of ten events is processed at a
-// time, which allows about 125 events per second and group.
+// groups is the number of FIFO groups of an unordered URI. Each processes about 125 events per second.
 const groups = 16
 
 // OrderedGroup returns the FIFO group of a URI whose event type is not unordered.
 func OrderedGroup(workspace, uri string) string { return digest(workspace, uri) }
 
-// groupOf returns the FIFO group of an event. Each URI has one group or, if the event type is unordered, several. The same id always
-// gets the same group, because the queue drops repetitions only within a group.
+// groupOf returns the FIFO group of an event. The same id always gets the same one, because the queue drops repetitions within a group.
 func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return OrderedGroup(workspace, e.URI)
@@ -223,8 +218,7 @@ func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	return digest(workspace, e.URI, strconv.Itoa(int(h.Sum32()%groups)))
 }
 
-// Check converts an input into an event, without workspace and times, and does not queue it. For a faulty input it
-// returns the same errors as [Service.Accept].
+// Check converts an input into an event, without workspace and times, with the same errors as [Service.Accept].
 func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 	var r faultList
 	e, _ := r.check(cat, &in)
@@ -279,8 +273,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 // escapedWildcard is the result of [catalog.Canonical] for a segment that is a wildcard.
 const escapedWildcard = "%2A"
 
-// normalize checks a payload and converts it to the form in which it is stored and sent: compact, with problematic
-// characters escaped. parsed is [Input.parsed].
+// normalize checks a payload and converts it to its stored form: compact, with problematic characters escaped.
 func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
 		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth).AtLimit("nesting", event.MaxDepth)
@@ -298,8 +291,7 @@ func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	return data, nil
 }
 
-// digest returns a name for a FIFO group or a deduplication id. It is the SHA-256 in base64url, with 43 characters,
-// of the parts and their lengths, so that different lists of parts give different results.
+// digest returns the SHA-256 in base64url of the parts and their lengths, for FIFO groups and deduplication ids.
 func digest(parts ...string) string {
 	buf := make([]byte, 0, 1536)
 	for _, p := range parts {
