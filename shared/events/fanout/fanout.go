@@ -1,5 +1,4 @@
-// Package fanout reads accepted events from the events queue, appends them to the event log, and queues page tasks for their subscribers.
-// Package publish accepts the events, and package delivery carries out the page tasks.
+// Package fanout appends the accepted events of the events queue to the event log, and queues page tasks for their subscribers.
 package fanout
 
 import (
@@ -62,8 +61,7 @@ type uriBatch struct {
 	err     error            // the error that affects all events of the group
 }
 
-// try calls step, unless an earlier step has failed for these events. It stores an error or a panic of the step in b.err, so that the events
-// of other URIs continue.
+// try calls step unless an earlier step has failed, and stores its error or panic in b.err, so that other URIs continue.
 func (b *uriBatch) try(step func() error) {
 	if b.err != nil {
 		return
@@ -420,8 +418,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 // recordTime limits how long a group waits until its URI is listed as a sub-resource of its parents.
 const recordTime = time.Second
 
-// patternID identifies a pattern to which clients subscribe: a URI, a parent such as event://github, or a wildcard such as
-// event://github/*. key is [match.Pattern.Key].
+// patternID identifies a pattern to which clients subscribe. key is [match.Pattern.Key].
 type patternID struct{ workspace, key string }
 
 // match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the number of
@@ -495,8 +492,7 @@ type reads struct {
 	items   map[store.Key]*store.Item
 }
 
-// want adds keys to the next read. If a key is not valid, want adds no keys and returns an error, because the store would
-// refuse the whole read, and so all groups would fail.
+// want adds keys to the next read, or none and an error if a key is not valid, because it would fail the whole read.
 func (r *reads) want(keys ...store.Key) error {
 	for _, k := range keys {
 		if err := k.Check(); err != nil {
