@@ -38,8 +38,7 @@ import (
 )
 
 const (
-	// keep is how long a demand lasts after its last renewal. A client that returns within this time has missed no events. Clients
-	// poll more often than that.
+	// keep is how long a demand lasts after its last renewal. Clients poll more often.
 	keep = 10 * time.Minute
 	// RenewEvery is how often the demand of an open stream is renewed.
 	RenewEvery = keep / 4
@@ -56,11 +55,9 @@ const (
 // Registry records demands. It is safe for concurrent use.
 type Registry struct {
 	DB store.DB
-	// Start limits how long a client waits until the relay has subscribed. If the relay takes longer, the client still gets the
-	// events, but may miss the first ones. 0 means 3 s.
+	// Start limits how long a client waits until the relay has subscribed. After it, the first events may be missing. 0 means 3 s.
 	Start time.Duration
-	// Key returns a key of the deployment, with which the tokens of callers are encrypted. It may be nil in processes that
-	// handle no such tokens.
+	// Key returns the key with which callers' tokens are encrypted. It may be nil in processes that handle no such tokens.
 	Key func(ctx context.Context) ([]byte, error)
 
 	renewed bounded.Map[renewal, time.Time] // when this process last renewed a demand
@@ -97,8 +94,7 @@ func hash(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// partition returns the partition with the demands for events of a backend. The sort key of a demand has the hashes of the
-// principal and the URI.
+// partition returns the partition of a backend's demands, whose sort keys have the hashes of principal and URI.
 func partition(workspace, backend string) string { return "ev#" + workspace + "#" + backend }
 
 func wantKey(workspace, principal, uri string) store.Key {
@@ -271,8 +267,7 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
-// demands that were not renewed in time. If a URI has webhook subscriptions, it renews the demand instead.
+// ListWanted returns the wanted URIs of a backend and the hashes of their principals. It deletes demands that were not renewed.
 func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
@@ -347,14 +342,12 @@ func cursorItem(workspace, uri, cursor string) store.Item {
 	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
-// seenFor is how long [Registry.WasSeen] knows an event. The events queue alone is not sufficient, because it drops repetitions only
-// within five minutes.
+// seenFor is how long [Registry.WasSeen] knows an event. The events queue drops repetitions only within five minutes.
 const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
 
-// WasSeen reports whether an event or gap was published within the last 24 hours ([seenFor]). The parameter id is the id with which
-// [Registry.MarkSeen] was called.
+// WasSeen reports whether [Registry.MarkSeen] was called with the id within the last 24 hours ([seenFor]).
 func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool, error) {
 	it, err := store.One(ctx, r.DB, seenKey(workspace, uri, id), "look up an event of a backend")
 	return it != nil, err
@@ -387,8 +380,7 @@ type Hooks struct {
 	Key func(ctx context.Context) ([]byte, error)
 }
 
-// HookPath is the path at which webhooks of backends arrive, before the token. It is not the path of a source, because names of
-// sources do not begin with a tilde.
+// HookPath is the path, before the token, at which webhooks of backends arrive. Names of sources do not begin with a tilde.
 const HookPath = "/sources/~backends/"
 
 // Hook is a webhook subscription at a backend.
@@ -404,12 +396,10 @@ type Hook struct {
 	Secrets []string `json:"-"`
 }
 
-// maxDays is the maximum number of valid secrets: the newest, the previous one, and one from a refresh that got no response,
-// because the backend may or may not use it.
+// maxDays is the maximum number of secrets: the newest, the previous one, and one whose refresh got no response.
 const maxDays = 3
 
-// hookID returns our id of the webhook subscription for a URI, one for each URI of a workspace. The token begins with it, and it is
-// part of the key in the store.
+// hookID returns our id of the webhook subscription for a URI, with which the token begins.
 func hookID(workspace, uri string) string { return hash(workspace + "\n" + uri) }
 
 func hookKey(id string) store.Key {
@@ -499,8 +489,7 @@ func (h *Hooks) write(ctx context.Context, id string, to Hook) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Put(it)), "record a webhook subscription at a backend")
 }
 
-// Secret returns the secret with which to register or refresh the subscription for a URI. [Hooks.Find] then returns this secret,
-// too. Only the relay that holds the backend's lease may call Secret.
+// Secret returns the secret for subscribing to a URI, from then on also in [Hooks.Find]. Only the lease's holder may call it.
 func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, error) {
 	id, today := hookID(workspace, uri), time.Now().Unix()/(24*60*60)
 	hook, err := h.read(ctx, id)
@@ -541,24 +530,21 @@ func (h *Hooks) Remove(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Delete(hookKey(hookID(workspace, uri)))), "remove a webhook subscription at a backend")
 }
 
-// Restart is a request to the relay to subscribe again at a backend, because the backend has ended the subscription or given up
-// deliveries.
+// Restart asks the relay to subscribe again, because the backend has ended the subscription or given up deliveries.
 type Restart struct {
 	URI string `json:"uri"`
 	// Cursor is where the backend should continue. It is empty if the backend named none.
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// restartKey returns the key of a restart. Its sort key begins with "!" so that one query finds all restarts, because the sort
-// keys of states begin with a letter, a digit, - or _.
+// restartKey returns a sort key with "!", before those of states, so that one query finds all restarts.
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort
 	return key
 }
 
-// RequestRestart asks the relay to subscribe again. If there already is a request for the URI, RequestRestart keeps that one,
-// because its cursor is earlier.
+// RequestRestart asks the relay to subscribe again. It keeps an existing request, because its cursor is earlier.
 func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart Restart) error {
 	if len(restart.Cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(restart.Cursor), maxCursor)
@@ -572,8 +558,7 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
-// [Registry.FinishRestart].
+// ListRestarts returns the restarts requested for a backend, each until [Registry.FinishRestart].
 func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	q := store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\""}
 	err = store.EachOf(ctx, r.DB, q, "read whether to subscribe again at a backend", func(it *store.Item) error {
