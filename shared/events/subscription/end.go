@@ -20,8 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. If the URI is unknown, malformed or another principal's, it returns the same NotFound
-// error, so that a caller cannot find out other principals' URIs.
+// Deregister ends a subscription of the caller. It returns the same NotFound error for another principal's and an unknown URI.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.authorize(ctx, p); err != nil {
 		return err
@@ -244,8 +243,7 @@ func (s *Subscription) expiryOps() []store.Op {
 // sweepKey is the key of the item in which [Sweeper.Sweep] stores the minute up to which it has handled the expiry entries.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
-// expiryKept is how long an expiry entry is kept after the subscription has expired. A sweep that did not run for some days then still
-// finds the subscription.
+// expiryKept is how long an expiry entry is kept for a sweep that did not run for some days.
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweeper removes expired subscriptions.
@@ -253,8 +251,7 @@ type Sweeper struct {
 	Service *Service
 	// DeadLetter dead-letters an expiry entry if it, or the record of its subscription, cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is how old the saved progress of [Sweeper.Sweep] may become before the next call saves it again; 0 saves it after each
-	// call.
+	// SaveEvery is the age at which [Sweeper.Sweep] saves its progress again; 0 means after each call.
 	SaveEvery time.Duration
 	Switches  *switches.Set
 }
@@ -286,8 +283,7 @@ func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 	return removed, err
 }
 
-// sweepOne removes the subscription of an expiry entry if it has expired. If the entry or the subscription cannot be decoded, sweepOne
-// dead-letters the entry.
+// sweepOne removes the subscription of an expiry entry if it has expired, or dead-letters what it cannot decode.
 func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {

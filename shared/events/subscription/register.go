@@ -28,8 +28,7 @@ import (
 type RegisterRequest struct {
 	URIs   []string
 	Target string
-	// IdempotencyKey is optional and has at most [maxIdempotencyKey] bytes. Repeating a request with the same key
-	// within a day returns the same subscription with a fresh secret.
+	// IdempotencyKey is optional. Within a day, the same key returns the same subscription with a fresh secret.
 	IdempotencyKey string
 }
 
@@ -152,8 +151,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration sends a challenge to the target if the operator's settings require that. SEP-1803 itself does not require it
-// (SRF-07).
+// verifyRegistration sends a challenge if the operator's settings require that. SEP-1803 does not (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
 		return nil
@@ -185,8 +183,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns the names that a sealed secret of the subscription is bound to, so that the secret cannot be used for another
-// subscription.
+// Binding returns the names to which the subscription's sealed secret is bound.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }
@@ -235,8 +232,7 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the subscription's events whose log positions are greater than the parameter after. truncated is true if it leaves out
-	// some of them.
+	// Replay enqueues the events after the log position after. truncated is true if it leaves out some of them.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
 	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error
@@ -261,11 +257,9 @@ type Options struct {
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	VerifiedTargets []string
-	// Verifications returns how many challenges a principal may have sent within a minute. Nil means [quota.DefaultVerifications] for
-	// all.
+	// Verifications returns a principal's challenges per minute. Nil means [quota.DefaultVerifications] for all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
-	// Rate limits how often a principal registers or subscribes. A refresh of a subscription counts too, because it costs as much as a
-	// new one. Ending a subscription is not limited. Nil means no limit.
+	// Rate limits registrations, subscriptions and refreshes, which cost as much, per principal. Nil means no limit.
 	Rate *quota.Rate
 }
 
@@ -277,8 +271,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second and principal. A burst may have as many registrations as ten seconds allow, e.g. 20
-// at two per second, but always at least one.
+// NewRate returns a limit on registrations per second and principal. A burst may have those of ten seconds, at least one.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
@@ -289,14 +282,11 @@ type Registrar struct {
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark finds the log position up to which all deliveries are settled. A refresh advances the subscription's cursor to it. If
-	// Watermark is nil, the cursor stays at the position at which the subscription began.
+	// Watermark finds the position to which a refresh advances the subscription's cursor. If nil, the cursor never moves.
 	Watermark Watermark
-	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. Switches may
-	// be nil.
+	// Switches tells to pause a new subscription whose id an operator had paused before. It may be nil.
 	Switches *switches.Set
-	// Demand asks the relay, which receives the events of MCP servers behind the gateway (backends), to receive the events of a URI too.
-	// Nil means that there are no backends.
+	// Demand asks the relay to receive a backend's events of a URI too. Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
@@ -349,8 +339,7 @@ func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason for terminating a subscription if its event type, which is given by its name, has changed incompatibly.
-// The parameter feature is the part of the event type that has changed, as [catalog.FindBreakingFeature] returns it.
+// SchemaChanged is the reason if an event type (name) has changed incompatibly. feature is from [catalog.FindBreakingFeature].
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
@@ -361,14 +350,12 @@ func NeedsPrincipal() error {
 	return fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
 }
 
-// TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
-// name is the name of the type. If the client subscribed to all types below a parent URI, it is the parent URI.
+// TypeRemoved is the reason if the event type, or all types below a parent URI, were removed. name is the type or parent.
 func TypeRemoved(name string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", name).With(map[string]any{"kind": "event"})
 }
 
-// NoWebhooks returns the reason for terminating a subscription if its event type is no longer delivered by webhook. It is also the error
-// for a new subscription to such an event type.
+// NoWebhooks is the reason, also for refusing a new subscription, if the event type is not delivered by webhook.
 func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
@@ -382,8 +369,7 @@ type Service struct {
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// PrincipalTopic and SubscriptionTopic return the topics of the event log on which the Service notifies open streams of
-	// changes. Nil means no notices.
+	// PrincipalTopic and SubscriptionTopic return the topics of the event log for open streams. Nil means no notices.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }

@@ -40,8 +40,7 @@ func stateKey(workspace string, state State, id string) store.Key {
 
 // OriginOf returns scheme, host and port of a URL. If the URL cannot be parsed, it returns the URL.
 func OriginOf(target string) string {
-	// Do not parse simple URLs like https://example.com/hook, because nearly all targets are simple, and each attempt needs
-	// the origin several times.
+	// Do not parse simple URLs like https://example.com/hook, because each attempt needs the origin several times.
 	if scheme, rest, ok := strings.Cut(target, "://"); ok && (scheme == "https" || scheme == "http") {
 		host, path, _ := strings.Cut(rest, "/")
 		name, port, _ := strings.Cut(host, ":")
@@ -68,8 +67,7 @@ func isPlain(text, others string) bool {
 
 func isDigits(text string) bool { return strings.Trim(text, "0123456789") == "" }
 
-// SameOrigin returns an origin as [OriginOf] spells it: with a host in lower case and without a default port, e.g. "https://example.com"
-// for "https://Example.com:443". It returns any other text unchanged.
+// SameOrigin returns "https://example.com" for "https://Example.com:443", like [OriginOf], and any other text unchanged.
 func SameOrigin(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
@@ -314,8 +312,7 @@ func (s *Subscription) Covers(uri string) bool {
 // removed them. The erasure of a principal's data must find both. So there is an e# entry for each subscription of the principal, which
 // names the partitions of the index entries. It is written together with them, and kept for [EndedKept] after the subscription has ended.
 
-// EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
-// days of retries, and seven days as a dead letter.
+// EndedKept exceeds the 42 days of a delivery: 30 paused by a switch, five of retries, and seven as a dead letter.
 const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
@@ -341,8 +338,7 @@ func (l *Lists) Each(ctx context.Context, workspace, principal string, visit fun
 	})
 }
 
-// EachEnded visits the ids of a principal's ended subscriptions. It also visits those that have not ended, or that were never written
-// because of an error.
+// EachEnded visits the ids of a principal's ended subscriptions, and some that have not ended or never existed.
 func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
 	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })
@@ -383,8 +379,7 @@ func DataPartitions(workspace, principal string) map[string]store.Key {
 	return held
 }
 
-// CountSubscribers returns how many subscribers an event with this URI has. The result may be too high, but never too low. For example,
-// it counts a subscriber twice if two of its patterns match.
+// CountSubscribers returns how many subscribers an event with this URI has at most. Some may be counted twice.
 func (s *Service) CountSubscribers(ctx context.Context, workspace, uri string) (n int, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {

@@ -22,19 +22,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store reads and writes the records of subscriptions. With each record it writes the counters and the items by which [Lists] and fanout
-// find the subscription.
+// Store reads and writes subscriptions, with the counters and items by which [Lists] and fanout find them.
 type Store struct {
 	DB store.DB
 	// QuotaOf returns how many subscriptions a principal may have. Nil means [tally.DefaultLimit] for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, before the request that ended it is answered. From then on the
-	// stand-alone dispatcher starts no attempt for the subscription. Ended may be nil.
+	// Ended is called when a subscription has ended or was disabled, so that no further attempt starts. It may be nil.
 	Ended func(id string)
-	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. Started
-	// may be nil.
+	// Started is called before a subscription is written, so that attempts start again for its id. It may be nil.
 	Started func(id string)
 	Now     func() time.Time
 	// Log receives failures; nil is [slog.Default].
@@ -89,8 +86,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// The store may have written the subscription despite the error. Lowering the counters would then hide the subscription
-		// from fanout.
+		// The store may have written the subscription. Lowering the counters would then hide it from fanout.
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -104,8 +100,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	return true, err
 }
 
-// update writes a changed subscription and the extra operations in one transaction. It returns ErrConflict if the record has changed
-// since it was read.
+// update writes a changed subscription and extra in one transaction, or returns ErrConflict if the record has changed.
 func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	ops := sub.moveStateEntry(false, time.Time{})
 	ops = append(append(ops, sub.recordOps()...), extra...)
@@ -161,8 +156,7 @@ func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []
 	}
 }
 
-// remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
-// so that the owner can see why the subscription ended.
+// remove deletes a subscription's items and runs extra in one transaction. If keep is true, its owner sees the record for a week.
 func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
 	now := s.now()
@@ -219,8 +213,7 @@ func (s *Store) load(ctx context.Context, workspace, principal, id string) (*Sub
 	return decodeRecord(it)
 }
 
-// change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
-// another process wrote the record in between, change loads it and calls apply again.
+// change calls apply, which changes and writes the loaded subscription or gets nil, again after each conflict.
 func (s *Store) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for range maxConflicts {
 		sub, err := s.load(ctx, workspace, principal, id)
@@ -349,8 +342,7 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes of the patterns that webhook subscriptions have (webhooks), and the shapes of the patterns that streams or
-// polls read at the given time (inBand). item is the shapes item of the scope, and may be nil.
+// InUse returns the shapes of webhook subscriptions, and of streams and polls at the given time (inBand). item may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -395,8 +387,7 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// Let the pattern's header item expire if it counts no subscribers. If another subscription has raised the count in the meantime, this
-		// write conflicts, and the header item stays.
+		// Let the pattern's header item expire if it counts no subscribers. If the count has been raised, this conflicts.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerLasts)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {

@@ -31,8 +31,7 @@ type SubscribeRequest struct {
 	Cursor    string        // where delivery starts; empty is now
 	MaxAge    time.Duration // of replayed events; 0 means no limit
 	TTL       TTL
-	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
-	// challenge.
+	// Plain is set if the client wants only events and the challenge, and no control envelopes.
 	Plain bool
 	// Profile is the version of the MCP Events extension that deliveries follow (see [spec.Profile]).
 	Profile spec.Profile
@@ -51,8 +50,7 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether this
-	// request has resumed it after a suspension. Status summarizes its deliveries so far.
+	// Refreshed reports whether the subscription existed before. Only then are the others set; Resumed means after a suspension.
 	Refreshed, Resumed bool
 	Status             Status
 }
@@ -64,8 +62,7 @@ type beginning struct {
 	oldest    int64 // the log has all events of the pattern from this position (as in [eventlog.Entry.Key]) on
 }
 
-// Subscribe creates or refreshes a webhook subscription of the MCP Events extension. Requests with the same principal, URL,
-// event type and canonical arguments are for the same subscription.
+// Subscribe creates an MCP Events subscription, or refreshes that of the same principal, URL, type and canonical arguments.
 func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
 	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
@@ -153,8 +150,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// If the subscription moved to another pattern, page tasks that are queued or paused for the old pattern skip the subscription.
-		// So tell the client that it may have missed events.
+		// Page tasks for the subscription's old pattern skip it, so tell the client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -171,8 +167,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	return out, err
 }
 
-// checkRequest checks a request without reading the store. It returns the pattern and filters of the selected events, and the
-// signing key that the secret contains.
+// checkRequest checks a request without the store. It returns the selection and the secret's signing key.
 func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r SubscribeRequest) (selection match.Selection, key []byte, err error) {
 	entry := cat.ByName(r.Name)
 	if entry == nil {
@@ -279,8 +274,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = SecondsOf(g.now())
 	}
-	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a
-	// move to another pattern, deliveries start at the client's cursor if it sent one.
+	// The server ignores the client's cursor except after a suspension or a move to another pattern.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed, want.OwedGiven = have.Owed, have.OwedGiven
@@ -306,8 +300,7 @@ func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
-// replay enqueues the events that the subscriber is owed, and then records that none are owed. If the process dies in between, the next
-// refresh repeats the replay.
+// replay enqueues the events that the subscriber is owed. If the process dies, the next refresh repeats that.
 func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
 	if err := g.Replay.Reactivate(ctx, sub); err != nil {
@@ -373,8 +366,7 @@ func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// fingerprint returns a short hash of a secret. The hash is stored next to the sealed secret. A refresh compares the hashes, because the
-// function that handles events/subscribe cannot open the sealed secret.
+// fingerprint returns a hash of a secret, with which a refresh can compare it without opening the sealed secret.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
 	return h[:8]

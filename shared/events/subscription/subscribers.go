@@ -27,8 +27,7 @@ type Found struct {
 	Broken []Range
 }
 
-// ReadSubscribers returns the subscribers of a pattern within a range. It makes one strongly consistent read of at most limit items, and
-// reports items that cannot be decoded in [Found.Broken].
+// ReadSubscribers returns the subscribers of a pattern within a range, with one strongly consistent read of at most limit items.
 func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
 	after := r.From
 	if after == "" {
@@ -156,8 +155,7 @@ func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.entryVersion()}
 }
 
-// entryVersion returns the version of the subscription's list entries. It changes when a person enables the subscription, so that the
-// process that disabled it cannot delete the new entries.
+// entryVersion changes when a person enables the subscription, so that the process that disabled it keeps the new entries.
 func (s *Subscription) entryVersion() int64 { return max(s.Created.UnixMicro(), int64(s.Enabled)) }
 
 // ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,
@@ -197,8 +195,7 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 }
 
-// recordGrant records the principal's rights and the current contracts of the event types in the subscription, for later rechecks (see
-// [ReadContract]).
+// recordGrant records the principal's rights and the event types' contracts, for rechecks (see [ReadContract]).
 func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -211,8 +208,7 @@ func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	}
 }
 
-// Lists finds subscriptions by principal, workspace or event type, for owners, operators, rechecks and erasures. It also stores the
-// progress of rechecks.
+// Lists finds subscriptions by principal, workspace or event type, and stores the progress of rechecks.
 type Lists struct {
 	DB  store.DB
 	Now func() time.Time
@@ -255,12 +251,10 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 // the subscriptions were last rechecked. Initially this is the catalog at the time of the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled is the fingerprint of the catalog of the last complete recheck, and Terms is that catalog's
-	// [catalog.Catalog.HashTerms].
+	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last completely rechecked catalog.
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog, against which the subscriptions must be rechecked. Since is when a process
-	// first saw it.
+	// Seen is the fingerprint of a newer catalog for the next recheck, and Since when it was first seen.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.

@@ -90,8 +90,7 @@ func (m Micros) Time() time.Time {
 // Target is the endpoint of a subscription, with the secrets that sign its webhooks.
 type Target struct {
 	URL string `json:"url"`
-	// Type is the secret's type. Secret and Previous are sealed. After a rotation, the previous secret signs as well until
-	// PreviousUntil.
+	// Secret and Previous are sealed and of the type Type. The previous secret signs as well until PreviousUntil.
 	Type          SecretType `json:"st"`
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
@@ -120,8 +119,7 @@ type Subscription struct {
 	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
-	// challenge.
+	// Plain is set if the client wants only events and the challenge, and no control envelopes.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
 	Profile spec.Profile `json:"pf,omitempty"`
@@ -158,8 +156,7 @@ func (s *Subscription) owe(c eventlog.Cursor) {
 	s.Owed, s.OwedGiven = max(c.At, 1), c.Given // 0 means no replay
 }
 
-// Subscriber is the copy of a subscription that is stored under one of its patterns. It holds everything a delivery needs.
-// Members with the same name as in [Subscription] have the same meaning.
+// Subscriber is the copy of a subscription under one of its patterns, for deliveries. See [Subscription] for its members.
 type Subscriber struct {
 	V         int            `json:"v"`
 	ID        string         `json:"id"`
@@ -171,16 +168,14 @@ type Subscriber struct {
 	Cursor    string         `json:"cur,omitempty"`
 	Redact    []string       `json:"red,omitempty"`
 	Profile   spec.Profile   `json:"pf,omitempty"`
-	// Entry is the event type of the pattern, or empty for a pattern that covers all resources below a parent. Contract is the
-	// type's contract id.
+	// Entry is the event type of the pattern, or empty for all resources below a parent. Contract is its contract id.
 	Entry     string  `json:"e,omitempty"`
 	Contract  string  `json:"ct,omitempty"`
 	Grant     Grant   `json:"g,omitzero"`
 	Suspended Micros  `json:"susp,omitempty"`
 	Resumed   Seconds `json:"resd,omitempty"`
 	Paused    Micros  `json:"pau,omitempty"`
-	// Skip has the keys of the subscription's other patterns that overlap with this one. An event that matches both is delivered under the
-	// other pattern only, so that it is not sent twice.
+	// Skip has the keys of the subscription's other patterns under which an event that matches both is delivered.
 	Skip []string `json:"skip,omitempty"`
 }
 
@@ -214,8 +209,7 @@ type Range struct {
 	To   string `json:"to,omitempty"`
 }
 
-// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
-// the same number of subscribers.
+// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly.
 func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
 // RangeOf returns the range that contains only the subscription with the given id.
@@ -284,8 +278,7 @@ func (s *Subscription) Subscriber() Subscriber {
 // Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// advancedCursor returns the subscription's cursor, moved forward to the position up to which all deliveries are known to be
-// finished.
+// advancedCursor returns the subscription's cursor, moved to the position up to which all deliveries are finished.
 func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) string {
 	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
@@ -347,8 +340,7 @@ func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c ev
 	return true, nil
 }
 
-// Status summarizes the deliveries of a subscription. Dispatch writes it on a failure, on the first success after a failure, and
-// otherwise at most once per minute, or less often under high load.
+// Status summarizes a subscription's deliveries. Dispatch writes it when they begin to fail or succeed, else about once a minute.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
 	// LastError is the category of the last failure, e.g. "timeout". It never contains text from the endpoint.
@@ -356,8 +348,7 @@ type Status struct {
 	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
 	LastCode    int       `json:"code,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
-	// Failures is how many attempts have failed since FailedSince. The true number may be higher, because concurrent writes can lose
-	// counts.
+	// Failures is how many attempts failed since FailedSince, at least: concurrent writes can lose counts.
 	Failures int `json:"n,omitempty"`
 	// ThrottledUntil is the end of the latest pause that the endpoint requested with Retry-After.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
@@ -406,8 +397,7 @@ type View struct {
 	Status    Status
 }
 
-// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. next is empty on the
-// last page.
+// List returns the caller's next subscriptions by id after the given one. next is empty on the last page.
 func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,

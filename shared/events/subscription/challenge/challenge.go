@@ -30,8 +30,7 @@ const (
 	maxPending = 20
 	// maxFailed is how many challenges of a principal may fail at one host within a failureWindow.
 	maxFailed = 20
-	// maxFailedByAll is how many challenges of all principals together may fail at a host within a failureWindow. After that, a
-	// principal with at least one failure there has to wait for the next window.
+	// maxFailedByAll is how many challenges may fail at a host per failureWindow until a principal with a failure there must wait.
 	maxFailedByAll = 100
 	failureWindow  = 5 * time.Minute
 	// verifiedFor is how long a verified endpoint needs no further challenge.
@@ -46,15 +45,13 @@ type Verifier struct {
 	Send func(ctx context.Context, url, subscriptionID string, key []byte) error
 	// Trusted are URL prefixes that the operator vouches for. Their endpoints need no challenge.
 	Trusted []string
-	// PerMinute returns how many challenges a principal may have sent within a minute. Nil means
-	// [quota.DefaultVerifications] for all.
+	// PerMinute returns a principal's challenges per minute. Nil means [quota.DefaultVerifications] for all.
 	PerMinute func(ctx context.Context, workspace, principal string) int64
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
 }
 
-// Verify checks that the endpoint wants deliveries for this principal. It sends a challenge unless the principal has verified the
-// endpoint within the last day or the operator vouches for it (EVX-12).
+// Verify challenges the endpoint, unless it was verified for the principal within a day or the operator vouches for it (EVX-12).
 func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscriptionID string, key []byte) error {
 	if slices.ContainsFunc(v.Trusted, func(prefix string) bool { return strings.HasPrefix(endpoint, prefix) }) {
 		return nil
@@ -97,8 +94,7 @@ func RecordKey(workspace, principal, endpoint string) store.Key {
 	return k
 }
 
-// Partitions returns the partition of a principal's verifications and the partition of the counters of its challenges, by the
-// kind of data.
+// Partitions returns the partitions of a principal's verifications and counters of challenges, by the kind of data.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
@@ -158,8 +154,7 @@ func countOf(it *store.Item, name string) int64 {
 	return it.Counts[name]
 }
 
-// checkFailures refuses the challenge if the principal has failed too often at the host. If all principals together have failed
-// too often there, one failure of the principal suffices. own and byAll are the items that count these failures.
+// checkFailures refuses the challenge if the principal or, with one failure of its own, all have failed too often at the host.
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:
@@ -178,8 +173,7 @@ func (c challenge) untilNext(window time.Duration) int {
 	return int(seconds - c.at.Unix()%seconds)
 }
 
-// begin counts a challenge that is about to be sent. If the principal has reached its limit per minute, or its limit of pending
-// challenges at the host, begin returns an error and does not count the challenge.
+// begin counts a challenge that is about to be sent, or returns an error at the principal's limits.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}

@@ -32,8 +32,7 @@ type Review struct {
 	verdicts bounded.Map[[2]string, string] // by the ids of an old and a new contract: the feature that the new contract breaks, or ""
 }
 
-// part is one pattern of a subscription, with the name of its event type and the id of the contract: the properties of the type that
-// the subscription relies on, such as its schema.
+// part is one pattern of a subscription, with its event type and the id of the contract.
 type part struct{ key, entry, contract string }
 
 // Right decides which events a subscriber may receive. The zero value permits none.
@@ -48,8 +47,7 @@ type Right struct {
 // All returns the right to receive all events.
 func All() Right { return Right{all: true} }
 
-// CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the
-// subscription must end, and any other error if the check itself failed.
+// CheckSubscriber checks one pattern of a subscription. A [*subscription.Terminated] means that it must end.
 func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber) (Right, error) {
 	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, refresh.Cached)
 	if err != nil {
@@ -102,8 +100,7 @@ func (r *Review) rightOf(ctx context.Context, workspace, principal string, g sub
 	return right, nil
 }
 
-// checkPattern returns a [*subscription.Terminated] if the subscription must end because of this pattern, for example because
-// the event type was removed.
+// checkPattern returns a [*subscription.Terminated] if the subscription must end because of this pattern.
 func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
 		return right.checkBelow(uri)
@@ -149,8 +146,7 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// Ignore an access rule's claim if the rule compares it with a variable that the parent URI leaves open, because some value of the
-		// variable may match.
+		// Ignore a claim for a variable that the parent URI leaves open, because some value of it may match.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
@@ -193,8 +189,7 @@ func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// findBreakingFeature returns the part of an event type that has changed incompatibly with a contract (see
-// [catalog.FindBreakingFeature]), or "". If the contract is not in the store, it returns "" too.
+// findBreakingFeature returns how an event type breaks a contract (see [catalog.FindBreakingFeature]), or "".
 func (r *Review) findBreakingFeature(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {

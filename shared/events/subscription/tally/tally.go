@@ -46,8 +46,7 @@ type Counts struct {
 
 func (c Counts) log() *slog.Logger { return cmp.Or(c.Log, slog.Default()) }
 
-// AddOp returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a
-// conflict.
+// AddOp returns the operation that adds n to a principal's count. It conflicts if the limit is reached.
 func (c Counts) AddOp(ctx context.Context, workspace, principal string, n int64) store.Op {
 	var limits map[string]int64
 	if n > 0 {
@@ -206,8 +205,7 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// commonPart returns the difference that two recounts have in common: the smaller one of a and b if both have the same sign, and otherwise
-// 0. For example, if one recount found a sum too high by 5 and the next by 3, only 3 are certainly wrong.
+// commonPart returns the difference that two recounts have in common: the smaller one, or 0 if the signs differ.
 func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
