@@ -29,8 +29,7 @@ func resumedKey(workspace string, n Name) store.Key {
 
 const requeueTime = time.Minute // over which one run of Requeue spreads the messages
 
-// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another one
-// continues after this time.
+// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch.
 const claimedFor = 2 * time.Minute
 
 // Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
@@ -51,8 +50,7 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf requeues the messages of one switch like [Set.Requeue]. It does nothing while the switch is paused, or while another worker
-// requeues its messages.
+// RequeueOf requeues the messages of one switch like [Set.Requeue], unless it is paused or another worker requeues them.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
@@ -82,8 +80,7 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the exclusive right to requeue the messages of a resumed switch, and returns the version of the claimed item. It
-// returns nil if the switch has not been resumed, or if another worker has that right.
+// claim gives this worker the right to requeue a resumed switch's messages, and returns the claimed item's version, or nil.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
 	if err != nil || it == nil {
@@ -105,8 +102,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues the messages of a switch, up to the 6,000 that one run may send ([RequeueRate] per second for
-// [requeueTime]).
+// requeueAll requeues up to 6,000 messages of a switch ([RequeueRate] per second for [requeueTime]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(requeueTime/time.Second)
 	for shard := range shards {
@@ -168,8 +164,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete requeued messages")
 }
 
-// sendEach sends messages one by one. It dead-letters messages that the queue refuses, so that they do not block the
-// others.
+// sendEach sends messages one by one, and dead-letters those that the queue refuses.
 func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoing, items []store.Item) error {
 	for i, m := range out {
 		err := s.Queue.Send(ctx, name, m)
@@ -243,8 +238,7 @@ func (s *Set) NotesOf(ctx context.Context, workspace string, origins ...string) 
 	return notes, nil
 }
 
-// ListNotes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
-// from, or "" at the end.
+// ListNotes returns notes sorted by origin after the given one. Next is the origin to continue from, or "" at the end.
 func (s *Set) ListNotes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
 	return listItems(ctx, s.DB, noteKey(workspace, "").Partition, after, limit, decodeNote)
 }

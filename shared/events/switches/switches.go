@@ -42,8 +42,7 @@ const (
 	Kept = 30 * 24 * time.Hour
 	// RequeueRate is how many messages per second are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long after a resume Requeue still looks for messages, because other processes may pause some until they notice the
-	// resume.
+	// linger is how long Requeue looks for messages after a resume, which other processes notice later.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -60,8 +59,7 @@ type Name string
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// EventSwitch, OriginSwitch and SubscriptionSwitch return the name of the switch for an event type, an endpoint's origin, and a
-// subscription.
+// EventSwitch is the switch for an event type, OriginSwitch for an endpoint's origin, and SubscriptionSwitch for a subscription.
 func EventSwitch(name string) Name      { return Name("event/" + name) }
 func OriginSwitch(origin string) Name   { return Name("origin/" + origin) }
 func SubscriptionSwitch(id string) Name { return Name(subscriptionOf + id) }
@@ -119,8 +117,7 @@ const StatePaused = "paused"
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Alone is true if no other process attempts deliveries. Then messages can be requeued immediately, without waiting until
-	// other processes see the resume.
+	// Alone is true if no other process attempts deliveries. Then messages can be requeued immediately.
 	Alone bool
 	Now   func() time.Time
 	// Log receives failures; nil is [slog.Default].
@@ -136,8 +133,7 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the key of a switch, and the key of the item that exists from a resume until the messages of the switch have been
-// requeued.
+// Keys returns the keys of a switch and of the record of its resume.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
@@ -152,8 +148,7 @@ func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error
 	return &sw, err
 }
 
-// List returns the switches of a workspace, sorted by name and starting after the given name. Next is the name to
-// continue from, or "" at the end.
+// List returns switches sorted by name after the given one. Next is the name to continue from, or "" at the end.
 func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
 	return listItems(ctx, s.DB, key(workspace, All).Partition, after, limit, decode)
 }
@@ -228,8 +223,7 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
-// Pause stores a switch, which pauses its deliveries. If the switch exists already, Pause replaces it, for example to change
-// the reason.
+// Pause stores a switch, or replaces it, for example to change the reason.
 func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	err := s.DB.Write(ctx, s.PauseOps(workspace, sw)...)
 	s.forget(workspace)
@@ -239,13 +233,11 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 // ResumeOps returns the writes of [Set.Resume], for callers that write more in the same transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// The second operation stores a record of this resume, with a version of its own. So a worker that still requeues the messages of an
-	// earlier resume cannot delete the record, because it expects another version.
+	// A new version of the record keeps a worker that still requeues for an earlier resume from deleting it.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
-// Resume deletes a switch, so that its deliveries continue. It returns false if the switch did not exist. [Set.Requeue] then
-// requeues the messages that waited for it.
+// Resume deletes a switch, or returns false. [Set.Requeue] then requeues the messages that waited for it.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -317,8 +309,7 @@ type Message struct {
 	Sort string
 }
 
-// SortKey returns the sort key for a message that began to wait at the time given as since. Callers that may pause a message twice pass
-// the same time and id both times, so that the second item replaces the first.
+// SortKey returns the key of a message that waits since a time. The same arguments replace the first item.
 func SortKey(since time.Time, id string) string {
 	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
@@ -363,8 +354,7 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which can stand for several
-// events and many subscribers.
+// Waiting counts the messages, deliveries or whole page tasks, that wait for a switch.
 type Waiting struct {
 	Messages int `json:"messages"`
 	// More is true if there are too many messages to count all of them.
