@@ -241,8 +241,7 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is the minimum time for which a [Gate] remembers an ended subscription. It is much longer than a worker needs for a page. So
-// when the gate forgets the subscription, no worker still has a page whose subscribers it read before the subscription ended.
+// gateFor is how long a [Gate] remembers an ended subscription: longer than any worker has a page with it.
 const gateFor = 15 * time.Minute
 
 // Close closes the gate for a subscription, so that no attempt to it starts any more.

@@ -69,8 +69,7 @@ type Options struct {
 	Timeout, EventsTimeout time.Duration
 	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long a page waits for the answer to a first attempt before the delivery moves to the slow lane (see package lane). 0
-	// means that the page waits until the attempt ends.
+	// Patience is how long a page waits for a first attempt before it moves to the slow lane. 0 means until its end.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
@@ -87,8 +86,7 @@ type Options struct {
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
-	// Bytes limits the memory for the bodies of concurrent attempts (64 MiB): half is for the fast lane, a quarter for the slow lane, and a
-	// quarter for attempts that hang.
+	// Bytes limits the bodies of concurrent attempts (64 MiB): half fast lane, a quarter slow lane, a quarter hanging.
 	Bytes int64
 	// Records says which attempts are recorded in the delivery log.
 	Records records.Keep
@@ -108,8 +106,7 @@ type Config struct {
 	Catalog       catalog.Source // has the event types, from which the "type" in webhooks comes
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may continue.
-	// The Terminator must be set.
+	// Terminator ends subscriptions that may not continue, which its Review finds. It must be set.
 	Terminator *lifecycle.Terminator
 	// Gaps has the event log and the sealer from which gap notices are made, i.e. messages that tell a client that it missed events. For
 	// subscriptions with the profile [spec.Final], the sealer also makes the webhook-id of each event. Gaps must be set.
@@ -148,8 +145,7 @@ type Dispatcher struct {
 
 const maxPerEndpoint = 64 // concurrent first attempts to one endpoint, or a quarter of [Options.Concurrency] if that is lower
 
-// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served, so that a redelivered page
-// does not repeat their webhooks.
+// maxHandled is the number of failed pages of which a dispatcher remembers the subscribers that it has served.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.

@@ -291,8 +291,7 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot of the fast lane (see package lane) if the endpoint has as many attempts under way as
-	// allowed. hold is how long the page waits if other endpoints use up the slots.
+	// busyHold is how long a page waits for a slot of the fast lane if the endpoint uses its slots up, and hold if others do.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -333,8 +332,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps prepares the tasks into which the task t was split (parts), and returns them. Their Hops is one higher than t's, so that events
-// cannot move from task to task forever.
+// followUps prepares the parts of a split task. Hops counts up, so that events cannot move forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -415,14 +413,12 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 }
 
 const (
-	// maxHops is how often events may move from one page task to another because the endpoint is busy. After that, the events take the slow
-	// lane.
+	// maxHops is how often a busy endpoint's events may move to another page task before they take the slow lane.
 	maxHops = 64
 	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the slow lane. The
 	// delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
-	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take
-	// about four hours, and each of them may repeat a webhook.
+	// maxPageRetries limits the repetitions, each maybe with a webhook, after failures of this program. All take about four hours.
 	maxPageRetries = 20
 )
 

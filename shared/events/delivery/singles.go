@@ -114,8 +114,7 @@ type taskOutcome struct {
 	ops   []store.Op
 }
 
-// unrecorded holds the outcomes of attempts that could not be written to the store. It has at most as many outcomes as there can be
-// concurrent attempts, because no attempt starts while it holds any.
+// unrecorded holds the outcomes that could not be written. No attempt starts while it holds any, which limits them.
 type unrecorded struct {
 	mu        sync.Mutex
 	byMessage map[string]taskOutcome
@@ -197,11 +196,9 @@ const (
 	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not wait for a
 	// hundred messages to one endpoint that hangs.
 	maxWaitWrites = 4
-	// manyWaits is how often a delivery must have waited in the due table before it can be given up without further attempts. The delivery
-	// must also be older than the total time of its retry schedule.
+	// manyWaits is how often an overdue delivery must have waited in the due table before it is given up.
 	manyWaits = 6
-	// maxJudged limits how often attemptSingle reads and judges a delivery's subscription. attemptSingle does so again if the subscription
-	// may have ended since it was read.
+	// maxJudged limits how often attemptSingle judges a delivery again because its subscription may have ended.
 	maxJudged = 3
 )
 
@@ -329,8 +326,7 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// Send a termination notice only if the subscription is still gone. If the client has subscribed again, the client would take the
-	// notice to be about the new subscription.
+	// If the client has subscribed again, it would take the notice to be about the new subscription.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {
 		send, later, err = d.manager.PrepareGap(ctx, del, record)

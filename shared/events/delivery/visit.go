@@ -19,8 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the subscriber's
-// endpoint has free slots (see package lane).
+// visit is one subscriber's part of a page task. It makes first attempts as far as the endpoint has free slots.
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -73,8 +72,7 @@ type verdict struct {
 	due    time.Time      // for the action postpone: when to attempt the delivery
 }
 
-// judge decides whether a subscriber gets an event now. right says which events the subscriber's principal may receive. judge is the common
-// part of [visit.judge] and [single.judge].
+// judge is the common part of [visit.judge] and [single.judge]. right says which events the principal may receive.
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
 	ruling, err := judge.Judge{Switches: d.Switches}.Decide(ctx, right, sub, e)
 	if err != nil {
@@ -87,8 +85,7 @@ var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
-// carryOut carries out a verdict that is not an attempt, for both lanes, and returns the store operations that the caller still has to
-// write.
+// carryOut carries out a verdict that is not an attempt. The caller still has to write the returned operations.
 func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
 	switch how.action {
 	case forget:
@@ -123,8 +120,7 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	return v
 }
 
-// wants reports whether the subscriber wants event i of the page. It returns a panic in one of the subscriber's filters as an error, so
-// that the panic affects only this subscriber.
+// wants reports whether the subscriber wants event i of the page. An error is a panic in one of its filters.
 func (v *visit) wants(i int) (wants bool, err error) {
 	defer fault.Recovered(&err)
 	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil

@@ -1,5 +1,4 @@
-// Package deadletter lets operators, and the owners of subscriptions, list, retry and replay dead letters, which are deliveries that were
-// given up, and messages that no function could handle.
+// Package deadletter lists, retries and replays deliveries that were given up and messages that no function could handle.
 package deadletter
 
 import (
@@ -38,8 +37,7 @@ type Letter struct {
 	Event        string
 	URI, Name    string
 	Origin       string
-	// Reason is, for a delivery, the category of the last failure, or "expired" if there was no attempt. For a message, it is the reason
-	// why its queue gave the message up.
+	// Reason is the category of the last failure, "expired", or why a message's queue gave it up.
 	Reason   string
 	Dead     time.Time
 	First    time.Time
@@ -47,8 +45,7 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is the reason of a dead letter whose delivery was never attempted. Usually the event was no longer stored when its turn
-// came.
+// ReasonExpired is for a delivery that was never attempted, usually because its event was no longer stored.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
@@ -270,8 +267,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 // TestType is the "type" in the webhook of a test event.
 const TestType = "mcpevents.test"
 
-// Deliver delivers an event to a subscription again, with the same event id. It returns an error of kind Conflict if the event
-// is already being delivered to the subscription.
+// Deliver delivers an event again, with the same id, or returns an error of kind Conflict if it is being delivered.
 func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
 	return o.deliver(ctx, sub, e, false)
 }
@@ -288,8 +284,7 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// FindStoredEvent returns an event with its payload, which the store keeps while a delivery of the event may be retried. It
-// returns nil if the event is not stored.
+// FindStoredEvent returns an event that may be retried with its payload, or nil if it is not stored.
 func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	it, err := store.One(ctx, o.Deliveries.DB, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()), "read a stored event")
 	if err != nil || it == nil {
@@ -320,8 +315,7 @@ type StoredData struct {
 	Keys []store.Key
 	// At is when the data was created, or zero if that is unknown.
 	At time.Time
-	// For a delivery, Body is the key of its stored event, and URI is the event's URI. Own is true if no other subscription
-	// uses the stored event, because it is a test event.
+	// Body is the key of a delivery's stored event, URI the event's, and Own true for a test event, which no other one uses.
 	Body store.Key
 	URI  string
 	Own  bool
@@ -387,8 +381,7 @@ func (o *Operations) VisitStoredData(ctx context.Context, workspace, id string, 
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased is the maximum number of erased subscriptions in one item of the store. erasedID is the size of a
-	// subscription's id in bytes.
+	// maxErased limits the erased subscriptions in one item, and erasedID is the size of an id in bytes.
 	maxErased = 10_000
 	erasedID  = 16
 )
@@ -399,8 +392,7 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater records the ids of erased subscriptions, so that [Operations.SweepErased] deletes the items that running attempts still write
-// for these subscriptions.
+// SweepLater records ids of erased subscriptions for [Operations.SweepErased], because running attempts still write items.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	var numbers []byte
 	for _, id := range ids {

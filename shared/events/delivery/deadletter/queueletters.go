@@ -42,8 +42,7 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// FileMessages stores messages as dead letters. It is the handler of the queue [queue.Dead], and of the queue to which SQS
-// moves messages after too many receives.
+// FileMessages stores messages as dead letters. It handles [queue.Dead] and what SQS received too often.
 func (o *Operations) FileMessages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.fileMessage(ctx, m); err != nil {
@@ -163,8 +162,7 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id belongs to a
-// delivery's dead letter.
+// findOfQueue finds a queue's dead letter by its id, or returns nil.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)

@@ -22,8 +22,7 @@ type Replayer struct {
 }
 
 const (
-	// MaxReplay is the largest number of events in one replay for a subscribe request. A client that missed more events gets truncated:
-	// true.
+	// MaxReplay limits the events of a subscribe request's replay. Beyond, the client gets truncated: true.
 	MaxReplay = 5000
 	// replayTime limits how long a replay takes, because the client's request waits for it.
 	replayTime = time.Minute
@@ -86,8 +85,7 @@ func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error 
 	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Deliveries, tasks...), "enqueue a replay")
 }
 
-// Reactivate implements [subscription.Replayer]. It asks dispatch to schedule the deliveries that were suspended with the
-// subscription.
+// Reactivate implements [subscription.Replayer]. It asks dispatch to schedule the suspended deliveries.
 func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, r.Queue, s)
 }

@@ -111,8 +111,7 @@ const (
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position. For example, at 20
-	// letters per second, it saves the position after every 100 letters.
+	// ReplayStep is the time span of deliveries after which a replay saves its position.
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is the default of [ReplayOptions.Ahead].
 	ReplayAhead = time.Minute
@@ -122,8 +121,7 @@ const (
 	// filters reject nearly all events, a step could take longer than its caller waits. countTime limits [Replays.CountSelected].
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
-	// ReplayClaim is how long a worker may take for a step of a replay. If the worker dies, no worker continues the replay for up to this
-	// time.
+	// ReplayClaim is how long a worker may take for a step before another one continues the replay.
 	ReplayClaim = 2 * time.Minute
 	// replayWorkers is the maximum number of letters that a step of a replay retries concurrently.
 	replayWorkers = 8
@@ -341,8 +339,7 @@ func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken i
 	return taken, nil
 }
 
-// Begin runs a new replay for up to [beginTime] and returns the replay's state. Without it, the replay would not begin before the next
-// [Replays.Run].
+// Begin runs a new replay for up to [beginTime], without waiting for [Replays.Run].
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
@@ -436,8 +433,7 @@ func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, 
 	return nil
 }
 
-// Each calls visit for each replay of a workspace, with the keys of all items that the store has for the replay. It logs and skips a replay
-// that cannot be decoded.
+// Each visits the replays of a workspace with the keys of their items, except those that it cannot decode.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
 	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)

@@ -91,8 +91,7 @@ type subject struct {
 }
 
 const (
-	// settling is the time after which a change of a switch or a suspension has taken effect in all processes, and after which an event
-	// normally had its first attempt.
+	// settling is the time after which changes are known to all processes, and first attempts normally made.
 	settling = 5 * time.Minute
 	// An explanation reads at most recordPages pages, each with up to maxRecords records, from the delivery log.
 	maxRecords  = 200
@@ -299,8 +298,7 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	}
 	if !s.Lost && !del.Test {
-		// Do not check whether the subscription asks for the event. A person may have requested the delivery, and a stored delivery is attempted
-		// in any case.
+		// A delivery that a person requested or that is stored is attempted even if the subscription does not ask for the event.
 		ruling, err := x.judgeEvent(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err

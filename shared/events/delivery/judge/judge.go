@@ -49,8 +49,7 @@ type Ruling struct {
 // Judge decides whether subscribers receive events. If Switches is nil, it never decides [Paused].
 type Judge struct{ Switches *switches.Set }
 
-// Decide decides whether a subscriber receives an event now. right says which events the subscriber's principal may receive. The caller has
-// already checked the subscriber's filters.
+// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights.
 func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
 	may, err := right.MayReceive(ctx, e)
 	switch {
@@ -169,8 +168,7 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Why = o.compare()
 }
 
-// explainOther explains an event that the subscription does not ask for: another event type, another value of a variable in the URI, or
-// another URI.
+// explainOther explains an event of another type or URI than the subscription asks for.
 func (o *Outcome) explainOther(s *subject) {
 	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {

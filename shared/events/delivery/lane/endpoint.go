@@ -113,14 +113,11 @@ func (s *byteCounts) release(principal string, n int64) {
 const (
 	slowAfter = 3                // consecutive failures after which an endpoint is slow
 	slowFor   = 30 * time.Second // how long first attempts to a slow endpoint take the slow lane
-	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
-	// attempt, and doubles with each further attempt that hangs.
+	// maxHold limits how long first attempts take the slow lane: slowFor, doubled by each further attempt that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. The attempt waits only
-	// if the endpoint's last answer took less time than slotWait.
+	// slotWait is how long an attempt to an endpoint that answers faster waits for a slot of the slow lane.
 	slotWait = 500 * time.Millisecond
-	// probeTime is how long other first attempts take the slow lane while one first attempt, the probe, finds out whether the endpoint
-	// still is slow.
+	// probeTime is how long other first attempts take the slow lane while one probes whether the endpoint still is slow.
 	probeTime = 4 * time.Second
 
 	hangPause    = 10 * time.Second // how long an endpoint gets no attempts after a timeout; doubled by each further timeout
@@ -130,15 +127,13 @@ const (
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
 	maxSlowAtOnce = 32
-	// maxHanging limits the detached attempts (see [FastSlot.Detach]) to one endpoint, and maxOriginHanging the detached attempts to all
-	// endpoints of one origin.
+	// maxHanging limits the detached attempts (see [FastSlot.Detach]) per endpoint, and maxOriginHanging per origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
 	// maxOriginDoubtful limits the slow lane's concurrent attempts to an origin's doubtful endpoints, i.e. endpoints that may hang.
 	maxOriginDoubtful = 64
 
-	// originAfter is the number of failing endpoints at which their origin counts as failing. maxEndpoint is the number of endpoints whose
-	// state a process remembers.
+	// originAfter is the number of failing endpoints of a failing origin. maxEndpoint limits the endpoints in memory.
 	originAfter = 5
 	maxEndpoint = 20_000
 )
@@ -233,8 +228,7 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	}
 }
 
-// times has the moving average of the durations of successful attempts (mean), and the moving average of their deviations from it (spread).
-// The weights are the same as in RFC 6298.
+// times has the moving averages, weighted as in RFC 6298, of the durations of successes and of their deviations.
 type times struct{ mean, spread time.Duration }
 
 func (t *times) add(took time.Duration) {
@@ -336,8 +330,7 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 	e.slowUntil = periodic.Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
-// Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane. Paused
-// endpoints get no attempts for now, because they timed out or answered 429, 502, 503 or 504.
+// Failing counts the endpoints without first attempts in the fast lane: Slow ones use the slow lane, Paused ones wait.
 type Failing struct{ Slow, Paused int }
 
 // CountFailing counts the slow and the paused endpoints among the endpoints that this process knows.
@@ -378,8 +371,7 @@ func hangKey(endpoint string) store.Key {
 // minute, and then up to 20 s for the attempt. So the next attempt normally hangs, and renews the mark, before this time is over.
 const slowLaneProbes = 2 * time.Minute
 
-// Hang records that the endpoint hangs. The caller calls it when the slot's attempt has not been answered in time. From then
-// on, first attempts of all processes take the slow lane.
+// Hang makes first attempts of all processes take the slow lane, because the slot's attempt was not answered in time.
 func (s *FastSlot) Hang(ctx context.Context) {
 	if s.Usual > 0 { // otherwise FastSlot.Detach has recorded that the endpoint hangs
 		s.recordHang(ctx, s.hung, s.warned)
@@ -425,8 +417,7 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// HasWarning reports whether a process has found that the endpoint hangs. It reads the endpoint's mark from the store, so callers use it only
-// after an attempt has taken longer than usual.
+// HasWarning reads from the store whether a process has found that the endpoint hangs.
 func (s *FastSlot) HasWarning(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.call.Endpoint) != nil
 	return s.warned

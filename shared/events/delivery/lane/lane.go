@@ -96,8 +96,7 @@ type usage struct {
 	bytes int64
 }
 
-// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, it always is, so
-// that even a body larger than the limit can be sent.
+// fits reports whether one more attempt is within a limit. A single one always is.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -121,8 +120,7 @@ type Call struct {
 	Since     int64  // when the event was queued, in milliseconds since 1970
 }
 
-// bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. As no page holds the event then, the decoded
-// event and the webhook's body both count.
+// bytesHeld returns the memory of an attempt without a page: the decoded event and the webhook's body.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
@@ -131,8 +129,7 @@ type Verdict int
 const (
 	// Granted means that the attempt has its slot.
 	Granted Verdict = iota
-	// SlowLane means that the attempt must take the slow lane: its endpoint fails or is slow, or earlier deliveries wait for
-	// the endpoint's rate limit.
+	// SlowLane means that the endpoint fails, is slow, or has deliveries that wait for its rate limit.
 	SlowLane
 	// TooLate means that no slot was free in time, or that too many attempts wait already.
 	TooLate
@@ -258,8 +255,7 @@ type slot struct {
 	released bool
 }
 
-// Start reports whether the endpoint's rate limit allows the attempt now. It must be called right before the POST. url is the endpoint's
-// URL, which a slot of the slow lane does not have before.
+// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST.
 func (s *slot) Start(ctx context.Context, url string) bool {
 	if !s.lanes.rate.allow(ctx, s.call.Endpoint) {
 		return false
@@ -354,8 +350,7 @@ func (s *FastSlot) Detach() *DetachedSlot {
 type DetachedSlot struct {
 	slot
 	origin *originState
-	// HangsAfter is the time after which the attempt counts as hanging, and the caller calls [DetachedSlot.Hang]. Rest is the time that the
-	// attempt still has after that. Both are 0 if the attempt may continue until it ends.
+	// HangsAfter is when the attempt hangs (see [DetachedSlot.Hang]), and Rest the time after that. 0 means no limit.
 	HangsAfter, Rest time.Duration
 	hung, warned     bool // as in [FastSlot]
 }
@@ -371,16 +366,14 @@ func (s *DetachedSlot) release() {
 	s.origin.hanging.release(s.call.Principal)
 }
 
-// The types below hold the attempts that wait for a slot of the fast lane. Each pool has a ring of principals, and each
-// principal has a ring of endpoints. The first in a ring has the next turn, and then moves to the end.
+// Each pool has a ring of principals, and each of these a ring of endpoints, with the next turn first.
 
 const (
 	quickPool = iota
 	otherPool
 )
 
-// pool is one of two parts of the fast lane: one is for quick endpoints (see [quickAnswer]), the other is for all other
-// endpoints.
+// pool is one of two parts of the fast lane: for quick endpoints (see [quickAnswer]) and for all others.
 type pool struct {
 	limit, used usage
 	ring        []*ringEntry // the principals with attempts that could start; the first one has the next turn
@@ -392,8 +385,7 @@ type ringEntry struct {
 	ring      []*flow // one per endpoint; the first one has the next turn
 }
 
-// flow holds the waiting attempts of one principal to one endpoint. It is in its pool's ring unless the endpoint has as many attempts under
-// way as it may have.
+// flow holds a principal's waiting attempts to an endpoint. It is in the ring if the endpoint may have more.
 type flow struct {
 	e         *endpointState
 	principal string
@@ -582,8 +574,7 @@ const (
 	// is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
-	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step, deliveries
-	// wait for up to this much longer.
+	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns.
 	turnStepBack = 60
 )
 
@@ -659,8 +650,7 @@ func (r *endpointRates) count(ctx context.Context, id, sort string, second time.
 	return r.db.Write(ctx, op)
 }
 
-// reserve finds a turn for a delivery, i.e. a later second in which the endpoint's rate limit has capacity, and returns the time until
-// then.
+// reserve returns the time until a second in which the endpoint's rate limit has capacity left.
 func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0

@@ -29,8 +29,7 @@ func (s *SlowSlot) release() {
 	}
 }
 
-// slowBytesCounter returns the counter for the bytes of the slow lane's attempts. Attempts to endpoints that may hang (doubtful) share
-// one counter with detached attempts.
+// slowBytesCounter returns the counter of the slow lane's bytes. Endpoints that may hang share it with detached attempts.
 func (l *Lanes) slowBytesCounter(doubtful bool) *byteCounts {
 	if doubtful {
 		return &l.hangingBytes

@@ -182,13 +182,11 @@ func hasAccessRule(e *catalog.Entry) bool {
 const (
 	// gapEvery is the minimum time between two gap notices to the same subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a gap notice is retried, even after its retry schedule is over. A subscription whose attempts all fail for that
-	// long is disabled.
+	// gapFor is how long a gap notice is retried. Then the subscription is disabled.
 	gapFor = DisableAfter
 	// gapRetry is the longest time between two retries of a gap notice after its retry schedule.
 	gapRetry = time.Hour
-	// suspensionGap is the key of a suspension's notice among the subscription's deliveries. It differs from the keys of all events,
-	// because these are hashes.
+	// suspensionGap is the key of a suspension's notice. Events have hashes as keys.
 	suspensionGap = "~gap"
 )
 

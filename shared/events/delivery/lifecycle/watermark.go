@@ -47,8 +47,7 @@ const (
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the number of stored deliveries after which SettledPosition stops reading. If a subscription has more, its position is
-	// unknown.
+	// maxOpen is the number of stored deliveries above which a subscription's position is unknown.
 	maxOpen = 1000
 )
 

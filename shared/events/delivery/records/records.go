@@ -1,5 +1,4 @@
-// Package records is the delivery log: it writes a record of each attempt to send a webhook, and lists the records for operators and
-// owners. Package state has the deliveries that are not finished, and package eventlog the events themselves.
+// Package records writes a record of each attempt to send a webhook (the delivery log), and lists the records.
 package records
 
 import (
@@ -52,8 +51,7 @@ type Record struct {
 	// Dead is set if the delivery became a dead letter after this attempt.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
-	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). Only the subscription's own list has it,
-	// and only with --keep-responses.
+	// Response is the beginning of a failed attempt's response (--keep-responses), only in the subscription's own list (SRF-05).
 	Response string `json:"resp,omitempty"`
 	// Omitted is the number of records that this process left out of the shared lists right before this one, because of [Log.Limit].
 	Omitted int64 `json:"om,omitempty"`
@@ -117,8 +115,7 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is for how many seconds a process saves up its unused limit. For example, after 10 seconds without attempts, it may write 10 ×
-	// indexRate records immediately.
+	// burst is for how many seconds a process saves up its unused limit.
 	burst = 10
 )
 

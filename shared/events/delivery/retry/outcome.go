@@ -176,8 +176,7 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and sends the subscriber a gap notice. It is for an event that the endpoint
-// has not refused, so the subscriber may not know that it has missed the event.
+// Abandon gives up a delivery like [Outcomes.DeadLetter], and sends a gap notice, because the endpoint has not refused the event.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -222,8 +221,7 @@ const (
 	maxStatuses  = 100_000
 )
 
-// afterSuccess returns a subscription's status after a successful attempt, and reports whether to write the status. After a successful
-// retry, it always reports true.
+// afterSuccess returns a subscription's status after a success, and whether to write it, as always after a retry.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,11 +294,9 @@ const (
 	rateMinimum = 100 // a subscription with fewer attempts in rateWindow is not suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until the
-	// number of successes has doubled.
+	// rateUnwritten is the number of successes that a process writes first. Then it waits until they have doubled.
 	rateUnwritten = 4
-	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
-	// sooner.
+	// rateAsk is how long a process waits to add up a subscription's attempts again, unless it makes rateMinimum.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )

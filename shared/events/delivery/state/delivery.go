@@ -1,5 +1,4 @@
-// Package state stores the deliveries whose first attempt did not succeed. It keeps each delivery with its state and due entry,
-// changes the state step by step, and stores the events that the retries send.
+// Package state stores the deliveries whose first attempt did not succeed, step by step, and their events.
 package state
 
 import (
@@ -63,14 +62,11 @@ type Delivery struct {
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // the size of the event's data in bytes
 	Waits    int       `json:"w,omitempty"` // how often the delivery waited in the due table without an attempt
-	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
-	// after them.
+	// Base is the number of Attempts made before the event was requested again, when the schedule starts anew.
 	Base int `json:"base,omitempty"`
-	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so that
-	// each renewal changes the key.
+	// Renewals is how often the event was requested again. It changes the key of the due entry.
 	Renewals int `json:"rn,omitempty"`
-	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
-	// server gave the delivery up.
+	// Died is when the delivery was given up, as in its dead letter's keys, or zero for an earlier release.
 	Died time.Time `json:"died,omitzero"`
 	// Again is set if a person had the event delivered again. If this delivery is given up, the client gets no gap notice, because it
 	// usually got one when the earlier delivery was given up.
@@ -110,8 +106,7 @@ type Result struct {
 const (
 	// KeptFor is how long the store keeps dead letters and the records of attempts.
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is the time between a retry and its due entry. If the retry's message is lost, the due entry sends another message this much
-	// later.
+	// Backup is the time after which the due entry replaces a retry's lost message.
 	Backup = 2 * time.Minute
 	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new delivery. A message
 	// that arrives before that write would be dropped.
@@ -136,8 +131,7 @@ func publicationKey(eventKey string, published time.Time) string {
 // MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
 const MaxFound = store.MaxGet / 2
 
-// Backlog counts the deliveries to a subscription that are stored and still to be sent: retries, and deliveries that wait for a
-// switch or for the end of a suspension.
+// Backlog counts a subscription's deliveries that are still to be sent: retries and those that wait.
 type Backlog struct {
 	Count int
 	// More is true if there are too many deliveries and dead letters to count all of them.
@@ -290,8 +284,7 @@ type DueEntry struct {
 	Made int64       `json:"made,omitempty"` // when the entry was written, in milliseconds since 1970
 }
 
-// ErrNewer is the error for a delivery that a newer program stored. This program leaves such a delivery to the newer processes, for
-// example during a deployment.
+// ErrNewer is the error for a delivery that a newer program stored and will handle.
 var ErrNewer = errors.New("its version is newer than this program's")
 
 // Decode returns the delivery of an item. If a newer program stored it, the error is [ErrNewer].
@@ -373,8 +366,7 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the given version, with which the caller read it. Version 0 means that there
-// was no item.
+// UnchangedSince returns the condition that an item still has the version had; 0 means that there was none.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -409,8 +401,7 @@ func (del *Delivery) resume(now time.Time) {
 type control struct {
 	Body   json.RawMessage     `json:"b,omitempty"`
 	Target subscription.Target `json:"t"`
-	// Gap is the kind of gap that the message announces, or empty if the message is not a gap notice. The Manager in package lifecycle
-	// creates gap notices.
+	// Gap is the kind of a gap notice, which the Manager in package lifecycle creates, or empty.
 	Gap gap `json:"g,omitempty"`
 }
 
@@ -504,8 +495,7 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 type newBody struct {
 	item   store.Item
 	stored storedBody // describes the event in the store after a successful write
-	// release lets the other deliveries continue. If an error kept the event from being written, they fail with the same error.
-	// After a conflict they check again whether the event is stored.
+	// release lets the other deliveries continue, with the same error, or with another check after a conflict.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed

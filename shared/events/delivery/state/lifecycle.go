@@ -84,8 +84,7 @@ const (
 	taken result = iota
 	// ended means that the delivery ended before the worker's write: it was acknowledged or given up, or its subscription ended.
 	ended
-	// tryAgain means that another worker wrote the delivery first, but this worker may try its write again, based on the delivery's new
-	// state.
+	// tryAgain means that the worker may try its write again with the delivery that another worker wrote.
 	tryAgain
 	// written means that the write succeeded, so this worker continues the delivery.
 	written
@@ -416,8 +415,7 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (res
 	return taken, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
-// TakePlaceOf makes this new delivery replace a dead one when the new one is written. The new one gets the attempts of both, but its
-// schedule starts from the beginning.
+// TakePlaceOf makes this new delivery replace a dead one, with the attempts of both and a new schedule.
 func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	made := del.Attempts[del.Base:]
 	del.Base = len(dead.Attempts)

@@ -1,5 +1,4 @@
-// Package task defines the messages in the queues between fanout and dispatch: page tasks for a range of subscribers, and single
-// tasks for one attempt in the slow lane.
+// Package task defines the page tasks and the single tasks in the queues between fanout and dispatch.
 package task
 
 import (
@@ -21,8 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is the format version of new messages. [Decode] also accepts messages of the previous version, which an older release may have
-// queued.
+// Version is the format of new messages. [Decode] also accepts the previous one.
 const Version = 1
 
 // Page is a task for package delivery: send events for the first time to the subscribers of a pattern whose ids are in a range.
@@ -36,11 +34,9 @@ type Page struct {
 	Events []event.Event `json:"ev,omitempty"`
 	// Hops is how many page tasks have passed these events on to another page task without an attempt.
 	Hops int `json:"h,omitempty"`
-	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in that
-	// first task.
+	// Since is when the first task with these events was queued, in milliseconds since 1970. It is missing there.
 	Since int64 `json:"at,omitempty"`
-	// Reactivation, if set, makes this a task without events: it resumes the deliveries that waited while a subscription was
-	// suspended. Range then contains only that subscription.
+	// Reactivation makes this a task without events, which resumes the suspended deliveries of the only subscription in Range.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
 	// Paused is set if the task waited for a switch. It is the sort key of the task's mark, an item that keeps the subscribers' cursors from
@@ -71,8 +67,7 @@ type Single struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
-	// Key identifies the delivery among the subscription's deliveries. It is normally the event's [event.Event.Key]. If it is empty, as for
-	// most control messages, Event identifies the delivery.
+	// Key is normally the event's [event.Event.Key]. If it is empty, Event identifies the delivery.
 	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
@@ -150,12 +145,10 @@ func DecodePage(m queue.Message) (Page, error) {
 	return Decode(m.Body, func(t Page) int { return t.V })
 }
 
-// IsNewer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
-// message. It stays in its queue and is redelivered until a newer program handles it.
+// IsNewer reports whether a newer program wrote a message. It must stay in its queue until such a program handles it.
 func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
-// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. With the queue's pauses, so many
-// receives take six days.
+// RenewAfter is how often a newer message is received, in six days, before [Renew] replaces it by a copy.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue dead-letters it
@@ -178,8 +171,7 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	return true
 }
 
-// Sizes of page tasks. Dispatch splits a task with many subscribers, and splits the parts again if necessary, so that the tasks
-// form a tree.
+// Dispatch splits page tasks with many subscribers, and their parts again, like a tree.
 const (
 	// PageTarget is the average number of subscribers in a task, if the pattern's subscribers need more than one task.
 	PageTarget = 20
@@ -247,8 +239,7 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 	return tasks
 }
 
-// EndpointID returns the id of an endpoint, a hash of its URL without the query. It is also the group of the endpoint's messages in
-// the slow queue, because a group must not contain some characters of URLs.
+// EndpointID returns a hash of an endpoint's URL without the query. It is also the group in the slow queue.
 func EndpointID(target string) string {
 	if i := strings.IndexAny(target, "?#"); i >= 0 {
 		target = target[:i]
@@ -271,8 +262,7 @@ func IsPermanent(err error) bool {
 	return false
 }
 
-// DecodeEvent decodes a message of the events queue. If a newer program wrote the message, the error is not [IsPermanent], so that the
-// message stays in the queue.
+// DecodeEvent decodes a message of the events queue. For a newer one, the error is not [IsPermanent].
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
 	if e, ok := m.Value.(event.Event); ok {
 		return e, nil
