@@ -45,12 +45,11 @@ const maxPrincipal = 512
 
 // View describes a context provider to a principal, who can consent to it.
 type View struct {
-	Name        string `json:"name"`
-	Title       string `json:"title,omitempty"`
-	Description string `json:"description,omitempty"`
-	Receives    []Kind `json:"receives"`
-	// Consent is the principal's latest decision, or nil before the first decision.
-	Consent *Consent `json:"consent"`
+	Name        string   `json:"name"`
+	Title       string   `json:"title,omitempty"`
+	Description string   `json:"description,omitempty"`
+	Receives    []Kind   `json:"receives"`
+	Consent     *Consent `json:"consent"` // the latest decision; nil before the first one
 	// Consented is false if the provider's destination or Receives has changed since the consent.
 	Consented bool `json:"consented"`
 }
@@ -232,8 +231,7 @@ type consentItem struct {
 	V         int    `json:"v"`
 	Principal string `json:"pr"`
 	Provider  string `json:"p"`
-	// To is a hash of the provider's destination.
-	To string `json:"to"`
+	To        string `json:"to"` // a hash of the provider's destination
 	Consent
 }
 

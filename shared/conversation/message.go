@@ -257,11 +257,9 @@ const maxMemories = 100
 
 // Context is the merged context for a message, a ConversationContextResult.
 type Context struct {
-	// Text contains each provider's text under a heading that the server adds; see [merge].
-	Text     string
+	Text     string   // each provider's text under a heading; see [merge]
 	Memories []Memory // sorted by relevance
-	// Cut is true if a part of the context was too large and left out.
-	Cut bool
+	Cut      bool     // a part was too large and left out
 }
 
 // Memory is a piece of information that a provider has stored, for example a fact about the user.

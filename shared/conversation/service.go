@@ -55,21 +55,18 @@ type Options struct {
 	DB     store.DB
 	// Key has 32 bytes. Two keys are derived from it: one for the pseudonyms by which providers know principals, and one
 	// that encrypts contexts in the event log, from which clients' streams read them.
-	Key []byte
-	// Backends may be nil if there are no backends.
-	Backends Backends
+	Key      []byte
+	Backends Backends // may be nil
 	// Catalogs and Publisher are needed to publish messages as events.
 	Catalogs  catalog.Source
 	Publisher Publisher
 	// AllowAnonymous lets the single principal of --auth none consent on behalf of all callers, for development.
 	AllowAnonymous bool
-	// HTTP is the client for providers at URLs. Nil means [newHTTP].
-	HTTP *http.Client
+	HTTP           *http.Client // for providers at URLs; nil means [newHTTP]
 	// Prepares starts a session with a backend in the background if the backend missed the budget, so that it can answer
 	// the next message in time. It is useless on Lambda, which freezes the process after the response.
 	Prepares bool
-	// Rate is the quota of messages of each principal. Nil means no quota.
-	Rate *quota.Rate
+	Rate     *quota.Rate // of each principal's messages; nil means no quota
 	// Secrets looks up the secret that a setting refers to. Nil means the environment.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger

@@ -41,8 +41,7 @@ const (
 	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
 	// two use different connections, and a busy backend that sees the cancellation first ignores it.
 	requestLead = time.Second
-	// notifyTime limits how long a notification to a backend may take.
-	notifyTime = 5 * time.Second
+	notifyTime  = 5 * time.Second // for a notification to a backend
 )
 
 var (

@@ -43,7 +43,6 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
-// isRefusal reports whether a backend rejected a message with an error or a 4xx status.
 func isRefusal(err error) bool {
 	return upstream.StatusOf(err)/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }

@@ -76,7 +76,6 @@ func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backend
 // tidyTime limits the cleanup of the store at the end of a call. Items that are left over expire.
 const tidyTime = 2 * time.Second
 
-// drop deletes elicitations that can no longer be answered, and answers that have been read.
 func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	if len(keys) == 0 {
 		return

@@ -47,33 +47,27 @@ type Secrets = backends.Secrets
 
 // Options configure a [Gateway].
 type Options struct {
-	// Backends lists the backends. It is ignored if there is a Source.
-	Backends []api.Backend
+	Backends []api.Backend // ignored if there is a Source
 	// Source returns the current backends before each use; nil means that they never change.
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves a secret in a backend's settings for each request to the backend; nil reads environment variables.
-	Secrets Secrets
-	DB      store.DB
-	// HTTP is the client for requests to backends; nil means [upstream.NewHTTP].
-	HTTP *http.Client
-	// Commands keeps track of the backends that run as commands. It is nil if this process runs none.
-	Commands backends.Commands
+	Secrets  Secrets
+	DB       store.DB
+	HTTP     *http.Client      // nil means [upstream.NewHTTP]
+	Commands backends.Commands // nil if this process runs none
 	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It may be nil.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
 	// Key is the 32-byte secret for sealing the state that clients carry between requests. All instances of a deployment have the same
 	// key. Nil means a random key, which suffices in a process that serves no clients.
-	Key []byte
-	// ListTTL limits how long the gateway reuses a backend's list; 0 means 5 s.
-	ListTTL time.Duration
-	// AskTimeout limits the gateway's own requests to a backend, e.g. for a list; 0 means 10 s.
-	AskTimeout time.Duration
+	Key        []byte
+	ListTTL    time.Duration // how long the gateway reuses a backend's list; 0 means 5 s
+	AskTimeout time.Duration // for the gateway's own requests to a backend; 0 means 10 s
 	// StreamLinger is how long a session's GET stream stays open after the last call; see [sessionstream.Streams.Linger].
 	StreamLinger time.Duration
-	// CallTimeout limits a call; 0 means 15 minutes.
-	CallTimeout time.Duration
-	Log         *slog.Logger
+	CallTimeout  time.Duration // 0 means 15 minutes
+	Log          *slog.Logger
 	// LogDelay is how long a call's log line may wait to be written together with others; 0 writes each line immediately. [Gateway.Flush]
 	// writes the waiting lines early.
 	LogDelay time.Duration

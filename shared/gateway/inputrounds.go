@@ -77,7 +77,6 @@ func (b *inputRoundsBridge) params() json.RawMessage {
 	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))
 }
 
-// describeClient returns the description of a client with a session for requests of 2026-07-28.
 func describeClient(c api.Client, to *upstream.Client) translate.Client {
 	out := translate.Client{Info: c.Info, Capabilities: translate.WithoutTasks(c.Capabilities), Level: c.Level}
 	if len(out.Info) == 0 {
@@ -108,7 +107,6 @@ func (b *inputRoundsBridge) supplyInput(ctx context.Context, params json.RawMess
 	return params, nil
 }
 
-// input is one question of a round.
 type input struct {
 	key, method string
 	id          string // of the request to the client
@@ -225,7 +223,6 @@ func (b *inputRoundsBridge) buildResponses(inputs []*input) (json.RawMessage, er
 	return append(out, '}'), nil
 }
 
-// endWithError ends the call with the error that the client sent as its answer to a question.
 func (b *inputRoundsBridge) endWithError(failure json.RawMessage) error {
 	if failure == nil {
 		return fault.New(fault.Invalid, "the client's answer has no result and no error")

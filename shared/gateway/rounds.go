@@ -54,8 +54,7 @@ type answered struct {
 // Limits on the elicitations of one call.
 const (
 	maxElicitations = 100
-	// gather is how long the gateway waits for further elicitations after the first one of a round.
-	gather = 30 * time.Millisecond
+	gather          = 30 * time.Millisecond // for further elicitations after the first one of a round
 )
 
 // needsURLMethod is recorded as the method of a question that the gateway made from error -32042. The backend gets no answer to such a
@@ -187,7 +186,6 @@ func (b *roundsBridge) recordQuestion(method, digest string) string {
 	return key
 }
 
-// sendRequired ends the round with an input_required result.
 func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	b.x.outcome = outcomeInput
 	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)

@@ -212,7 +212,6 @@ func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Back
 	return time.Now().Add(levelPause).UnixMilli()
 }
 
-// setLevel sets the log level in a stored session, and records whether a retry is needed.
 func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Backend, s *backendSession) {
 	was := s.LevelDue
 	if s.LevelDue = ss.tryLevel(ctx, c, b, *s); s.LevelDue == was {
@@ -323,8 +322,7 @@ const (
 	maxSessionsInUse = 64
 	// usedEvery is the minimum time between two writes that record the use of a session, so that not every call writes to the store.
 	usedEvery = 10 * time.Minute
-	// endTime limits how long a new session waits while the gateway ends old ones.
-	endTime = 2 * time.Second
+	endTime   = 2 * time.Second // for ending old sessions before a new one begins
 )
 
 // listKey returns the key of the session in the list of its principal's sessions with a backend.

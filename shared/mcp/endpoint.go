@@ -70,12 +70,10 @@ type Options struct {
 	// AnonymousWebhooks lets the principal of --auth none use events/subscribe and events/unsubscribe, for development.
 	AnonymousWebhooks bool
 
-	// Gateway calls the backends. It is nil without backends.
-	Gateway Gateway
+	Gateway Gateway // nil without backends
 	// Dialect makes the handler of requests to /mcp/{workspace}, for example [NamedEvents]. It is optional.
-	Dialect func(*Endpoint) Dialect
-	// Conversation handles the messages of conversations. It is optional.
-	Conversation streams.Conversation
+	Dialect      func(*Endpoint) Dialect
+	Conversation streams.Conversation // may be nil
 
 	// EventTools makes tools that serve events to clients that know only tools, e.g. the tools of package logsource. It needs Feeds.
 	EventTools func(*streams.Streams) events.Tools
@@ -88,38 +86,30 @@ type Options struct {
 	EventsRevisions map[string]spec.Profile
 
 	// Guard refuses requests that a browser sends for a web page of another site.
-	Guard auth.Guard
-	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728) in a 401, or empty.
-	ResourceMetadata string
+	Guard            auth.Guard
+	ResourceMetadata string // the URL of the protected resource metadata (RFC 9728) in a 401, or empty
 
-	// PageSize is the number of entries on a page of a list. 0 means 100.
-	PageSize int
+	PageSize int // entries on a page of a list; 0 means 100
 	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before it.
 	MaxAge time.Duration
 	// AnswerStreamAfter is how long an answer may wait for backends (a list) or for an event (wait_for_event) before it becomes
 	// a stream. 0 means immediately.
 	AnswerStreamAfter time.Duration
-	// Heartbeat is how long a stream may be quiet before the endpoint sends a heartbeat.
-	Heartbeat time.Duration
-	// WriteTimeout ends a stream whose client has not read for this long. 0 means 30 s.
-	WriteTimeout time.Duration
-	// Leases limit the open streams of each principal and of all instances together. Nil means no limit.
-	Leases streams.Leases
+	Heartbeat         time.Duration  // how long a stream may be quiet before the endpoint sends a heartbeat
+	WriteTimeout      time.Duration  // for a client that does not read its stream; 0 means 30 s
+	Leases            streams.Leases // of open streams; nil means no limit
 	// Left is called when the client of a call to a backend has disconnected and the call continues, so that the server can
 	// reuse the client's connection slot. It is optional.
-	Left func(*http.Request)
-	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
-	Calls *quota.Concurrency
+	Left  func(*http.Request)
+	Calls *quota.Concurrency // concurrent calls of a principal to backends; nil means no limit
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of these
 	// URIs may have wildcards or be parents, for which a stream reads several partitions of the event log; 0 means 20.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration
 
-	// Metrics counts polls, ended streams and requests that exceed a limit. It may be nil.
-	Metrics *metric.Set
-	// Logger logs failures and the reasons for which streams end. Nil means [slog.Default].
-	Logger *slog.Logger
+	Metrics *metric.Set  // may be nil
+	Logger  *slog.Logger // nil means [slog.Default]
 }
 
 func (o Options) withDefaults() Options {

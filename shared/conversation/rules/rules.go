@@ -17,13 +17,10 @@ const PrincipalHeader = "X-Mcp-Principal"
 // Conversation says which messages of conversations clients are asked to send, and to which providers they go.
 type Conversation struct {
 	UserMessages, AssistantResponses bool
-	// Budget limits how long one message waits for the contexts of all providers; 500 ms by default.
-	Budget time.Duration
-	// MaxContext is the largest size of the merged context in bytes; 32 KiB by default.
-	MaxContext int
-	// Providers are the context providers, the most important one first.
-	Providers []Provider
-	Events    Events
+	Budget                           time.Duration // for the contexts of all providers for one message; 500 ms by default
+	MaxContext                       int           // bytes; 32 KiB by default
+	Providers                        []Provider    // the most important one first
+	Events                           Events
 }
 
 // Enabled reports whether clients are asked to send any messages.

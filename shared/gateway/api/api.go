@@ -16,9 +16,8 @@ import (
 // Client describes the MCP client that sends a request, and the principal for which the client acts.
 type Client struct {
 	Principal auth.Principal
-	// Session identifies the client's session. It is empty in revision 2026-07-28, which has no sessions.
-	Session string
-	Version spec.Version
+	Session   string // empty in revision 2026-07-28, which has no sessions
+	Version   spec.Version
 	// Capabilities and Info are the client's capabilities and its name and version, in the JSON that the client sent.
 	Capabilities, Info json.RawMessage
 	// Level is the lowest severity of log messages that the session asked for, or empty if it asked for none.
@@ -37,8 +36,7 @@ type Capabilities struct {
 	Events, EventsChanged bool
 	// UserMessages and AssistantResponses are true if the backend wants these messages of conversations.
 	UserMessages, AssistantResponses bool
-	// Tasks is true if the backend declares the tasks extension, which exists since 2026-07-28.
-	Tasks bool
+	Tasks                            bool // the backend declares the tasks extension (2026-07-28)
 	// Instructions tell a model how to use the backend. For several backends, they say which part is about which backend.
 	Instructions string
 	// Extensions has the settings of the extensions that the backend declares, by identifier, but not of those of the gateway itself.
@@ -72,8 +70,7 @@ type Call struct {
 	Name, Member string
 	Method       string
 	ID, Params   json.RawMessage
-	// Header has the headers that repeat parts of the request in 2026-07-28, e.g. Mcp-Name.
-	Header http.Header
+	Header       http.Header // repeats parts of the request in 2026-07-28, e.g. Mcp-Name
 	// ResponseOnly is set if the client does not accept an event stream, so that a backend cannot ask it anything within the call.
 	ResponseOnly bool
 	// Send sends a message to the client. response is true for the last message. Send fails if the client has disconnected.

@@ -22,23 +22,20 @@ type Backend struct {
 	// Command is the program to run for the backend, or nil if the backend has an endpoint.
 	Command *Command
 	// Prefix goes before the names of the backend's tools and prompts, e.g. "gh_". It may be empty.
-	Prefix string
-	// Workspace owns the backend; by default the workspace "default".
-	Workspace string
+	Prefix    string
+	Workspace string // by default the workspace "default"
 	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
 	Scopes []string
 	// Tools, Prompts and Resources say which ones callers may use, by URIs and the backend's own names. The rules for resources are
 	// also matched against the text of resource templates, such as file:///{path}.
 	Tools, Prompts, Resources rules.Rules
 	// Extensions says which of the backend's extensions callers may use, by identifier.
-	Extensions rules.Rules
-	// ProtocolVersion is a revision of MCP, or [AutoVersion].
-	ProtocolVersion string
+	Extensions      rules.Rules
+	ProtocolVersion string // a revision of MCP, or [AutoVersion]
 	// Headers are sent with each request. If the backend acts for callers (see [Backend.ActsForCallers]), requests of a caller
 	// never carry a configured Authorization header.
 	Headers map[string]secret.Value
-	// OAuth gets tokens with the client credentials grant. It may be nil.
-	OAuth *OAuth
+	OAuth   *OAuth // may be nil
 	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the token
 	// can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the token, too.
 	ForwardToken bool
@@ -99,8 +96,7 @@ type Command struct {
 	Args []string
 	// Env is the environment. Of the server's own environment, the command inherits only PATH and HOME.
 	Env map[string]secret.Value
-	// Dir is the working directory; empty means the server's.
-	Dir string
+	Dir string // the working directory; empty means the server's
 	// MemoryMiB limits the memory of each process of the command (RLIMIT_DATA); 0 means [DefaultMemoryMiB].
 	MemoryMiB int
 	// Idle is how long a process may be unused before the server stops it; 0 means [DefaultIdle].

@@ -92,12 +92,9 @@ type List struct {
 	Entries []Entry
 	// Conflicts has the names of entries that were left out because another backend has the same name or owns the name's prefix.
 	Conflicts []string
-	// TTL is how long a client may keep the list. It is the minimum over all backends.
-	TTL time.Duration
-	// Shared is true if the list is the same for all callers.
-	Shared bool
-	// Parts has the position of each backend's entries, in the order of Entries.
-	Parts []Part
+	TTL       time.Duration // the minimum over all backends
+	Shared    bool          // the list is the same for all callers
+	Parts     []Part        // in the order of Entries
 }
 
 // Part says where a backend's entries are in a combined list: in Entries[First:End].

@@ -139,12 +139,11 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 
 // Reasons for dropping an entry of a backend's list. The set is small and fixed because the reason is a dimension of the metric.
 const (
-	dropNameless = "an entry of a list without a name"
-	dropDeep     = "an entry of a list that is nested too deeply"
-	dropControls = "an entry of a list with control characters in its name"
-	dropHeader   = "a tool with an invalid x-mcp-header"
-	// dropInstructions concerns the whole backend, not an entry of a list.
-	dropInstructions = "instructions that are too long"
+	dropNameless     = "an entry of a list without a name"
+	dropDeep         = "an entry of a list that is nested too deeply"
+	dropControls     = "an entry of a list with control characters in its name"
+	dropHeader       = "a tool with an invalid x-mcp-header"
+	dropInstructions = "instructions that are too long" // about the whole backend
 )
 
 // CountDrop counts a message of the backend, or an entry of one of its lists, that the gateway did not pass on to clients.

@@ -47,8 +47,7 @@ const (
 	maxToken     = 16 << 10
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
-	// unstatedLife is how long the gateway uses a token without an expires_in.
-	unstatedLife = time.Minute
+	unstatedLife = time.Minute // of a token without an expires_in
 	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused a caller,
 	// issued an unusable token or took longer than failedFor, the pause is refusedFor and applies to that caller only. If the
 	// server failed faster, it is probably down, so the pause is failedFor and applies to all callers.
@@ -273,11 +272,9 @@ func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) 
 const (
 	assertionType = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 	// assertionJWT is the typ that the draft requires, so that an assertion cannot pass as a JWT with another purpose.
-	assertionJWT = "client-authentication+jwt"
-	// assertionLife is how long an assertion is valid. The gateway signs one for each token request.
-	assertionLife = time.Minute
-	// minRSA is the smallest size of an RSA key in bits (RFC 7518, section 3.3).
-	minRSA = 2048
+	assertionJWT  = "client-authentication+jwt"
+	assertionLife = time.Minute // the gateway signs one for each token request
+	minRSA        = 2048        // bits (RFC 7518, section 3.3)
 )
 
 func (b *Backend) addAssertion(ctx context.Context, params url.Values) error {

@@ -457,7 +457,6 @@ func matcher(template string) func(uri string) bool {
 	return func(uri string) bool { return len(uri) <= maxMatched && matches(parts, uri) }
 }
 
-// part is a piece of a template: a literal or an expression.
 type part struct {
 	literal    string
 	expression bool

@@ -25,15 +25,13 @@ type Options struct {
 	// Source returns the current backends before each use. Without a Source, the backends change only by [Set.Replace].
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves the secrets in backends' settings. The set calls it for each request to a backend.
-	Secrets Secrets
-	DB      store.DB
-	HTTP    *http.Client
-	// Commands tells which commands run. It is nil if this process does not run commands.
-	Commands Commands
+	Secrets  Secrets
+	DB       store.DB
+	HTTP     *http.Client
+	Commands Commands // nil if this process does not run commands
 	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It is nil if the server has no events.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
-	// Server is the MCP Implementation object with which the gateway identifies itself to backends.
-	Server json.RawMessage
+	Server       json.RawMessage // the MCP Implementation object of the gateway
 	// ListTTL limits how long the gateway uses a backend's list. AskTimeout limits each of the gateway's own requests to a backend.
 	ListTTL, AskTimeout time.Duration
 	Log                 *slog.Logger

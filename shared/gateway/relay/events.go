@@ -40,8 +40,7 @@ type Events struct {
 	Configured func(ctx context.Context) ([]api.Backend, error)
 	// Changed is called after the relay has stored changed event types.
 	Changed func(ctx context.Context) error
-	// Agent is the name and version of the relay, e.g. "mcp-events/1.2". Backends see it.
-	Agent string
+	Agent   string // the name and version that backends see, e.g. "mcp-events/1.2"
 }
 
 // reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
@@ -122,8 +121,7 @@ type receiver struct {
 }
 
 const (
-	// maxReceptions limits the subscriptions at one backend, each of which may hold a connection.
-	maxReceptions = 500
+	maxReceptions = 500 // subscriptions at one backend, each of which may hold a connection
 	// maxTypePages and maxTypes limit the pages of a backend's list, and the size of its event types in bytes. maxListed limits the size of
 	// all listed types, because checking a type that cannot be used takes time, too.
 	maxTypePages = 20

@@ -111,8 +111,7 @@ const (
 	wantedEvery = time.Second
 	// checkEvery is how often the relay pings the backend, because a proxy may keep a stream open after the backend has died.
 	checkEvery = time.Minute
-	// maxChecks is the number of failed checks in a row after which the relay closes the connection.
-	maxChecks = 3
+	maxChecks  = 3 // failed checks in a row after which the relay closes the connection
 )
 
 func (f *following) run(ctx context.Context) error {

@@ -16,7 +16,6 @@ import (
 // Lambda function, records when it will end. In the last part of that time a successor first connects and then takes over the item. The
 // holder notices that within [watchEvery] and stops. Both listen for a moment, so that no notification is lost.
 
-// holding is the value of the item that represents a lease.
 type holding struct {
 	Owner     string `json:"o"`
 	Until     int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never

@@ -24,8 +24,7 @@ const (
 	// maxListens is the number of further listens at which the relay replaces them by a single one, in order to limit the number of
 	// connections. An update during the replacement may arrive twice, but is not lost.
 	maxListens = 8
-	// maxSplit is the maximum number of further listens if the backend refuses to replace them by a single one.
-	maxSplit = 32
+	maxSplit   = 32 // further listens, if the backend refuses to replace them by a single one
 )
 
 // listens has the open listen requests of a connection, except for the first one.

@@ -15,7 +15,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// reception is a subscription to the events of one URI at the backend.
 type reception struct {
 	cancel context.CancelFunc
 	done   chan struct{}

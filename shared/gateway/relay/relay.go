@@ -89,8 +89,7 @@ type Relay struct {
 	// relays take over the backends.
 	Until    time.Time
 	Handover time.Duration
-	// Events makes the relay receive the backends' events. It may be nil.
-	Events *Events
+	Events   *Events // may be nil
 }
 
 func (r *Relay) pauses() (least, most time.Duration) {
@@ -101,7 +100,6 @@ func (r *Relay) bounded() bool { return !r.Until.IsZero() }
 
 func (r *Relay) lease() time.Duration { return cmp.Or(r.Lease, 30*time.Second) }
 
-// readBackendsEvery is how often the relay reads the set of backends.
 const readBackendsEvery = time.Second
 
 // follower is the relay's state for one backend, with or without the lease.

@@ -16,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// stream is a response stream that a goroutine reads.
 type stream struct {
 	*upstream.Exchange
 	uris map[string]bool // the resources of a listen

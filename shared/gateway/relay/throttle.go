@@ -97,8 +97,7 @@ func (f *following) catchUp(ctx context.Context, end bool) {
 // Besides events, a backend may send gaps, positions, errors and malformed messages, and each of them costs something: the relay publishes
 // a gap, stores the cursor of a position, and logs an error.
 const (
-	// gapCost is how many events a gap counts as, because each webhook subscriber gets a notice of it.
-	gapCost = 10
+	gapCost = 10 // events that a gap counts as, because each webhook subscriber gets a notice of it
 	// lineRate and lineBurst limit the lines per second of all streams of a backend. A message has two lines or more.
 	lineRate, lineBurst = 8 * eventRate, 8 * eventBurst
 	// logRate and logBurst limit the log lines per second that package client writes about a backend's events.
@@ -121,7 +120,6 @@ func (s limitedStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// limitedLog drops log lines beyond a rate.
 type limitedLog struct {
 	slog.Handler
 	limit *rate.Limiter

@@ -26,8 +26,7 @@ const (
 	// than maxLine bytes.
 	maxMessage = 8 << 20
 	maxLine    = 4 * maxMessage
-	// maxQueued limits, in bytes, the messages of a process that wait to be read.
-	maxQueued = 2 * maxMessage
+	maxQueued  = 2 * maxMessage // bytes of messages that wait to be read
 	// maxQuestions limits the unanswered questions of a process. Together they have up to maxQueued bytes.
 	maxQuestions = 1000
 	// maxEarly limits the questions that a process may send while no call is running, and earlyTime how long they wait for one. Up to maxEarly
@@ -42,11 +41,9 @@ const (
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
 	// The gateway hides each line of a secret in the output that it logs, but not if the line has fewer than minSecret bytes, because such
 	// a short text may occur by chance.
-	minSecret = 4
-	// drainTime limits how long the output of a process is read after its end.
-	drainTime = 200 * time.Millisecond
-	// hangUpTime is how long the relay has to close its streams before an idle process ends.
-	hangUpTime = 2 * time.Second
+	minSecret  = 4
+	drainTime  = 200 * time.Millisecond // for reading the output of a process after its end
+	hangUpTime = 2 * time.Second        // for the relay to close its streams before an idle process ends
 )
 
 // process is one run of a command. Its states are:

@@ -215,7 +215,6 @@ func (p *process) questionBytes() (sum int) {
 	return sum
 }
 
-// expire refuses a question for which no call began in time, or that the client has not answered in time.
 func (p *process) expire(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -296,7 +295,6 @@ func (p *process) find(id json.RawMessage) *exchange {
 	return nil
 }
 
-// newestCall returns the running call that began last, or nil.
 func (p *process) newestCall() (newest *exchange) {
 	for _, x := range p.exchanges {
 		if !gatewayMethods[x.method] && (newest == nil || x.number > newest.number) {

@@ -42,8 +42,7 @@ type Transport struct {
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves the values of a command's environment when a process starts.
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Server is the MCP Implementation object that the gateway sends to commands, for example as clientInfo.
-	Server json.RawMessage
+	Server  json.RawMessage // the MCP Implementation object of the gateway
 	// Dropped is called for each message of a backend that the transport drops because it is unusable, e.g. not JSON. It may be nil.
 	Dropped func(ctx context.Context, b api.Backend, reason string)
 	Log     *slog.Logger

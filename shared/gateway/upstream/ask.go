@@ -160,8 +160,7 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 type Declared struct {
 	Version            spec.Version
 	Capabilities, Info json.RawMessage // if nil, there are no capabilities, and Info is [Client.Server]
-	// Holder is the principal to whom the session belongs, or empty for a session of the gateway itself.
-	Holder string
+	Holder             string          // the session's principal, or empty for the gateway itself
 	// AnswersLate is set if the client can answer a question after the end of the call that carried it.
 	AnswersLate bool
 }

@@ -65,7 +65,6 @@ type requestProgress struct {
 	first int64         // the connection's byte count when the request began
 }
 
-// countingConn is a connection that counts the bytes written to it.
 type countingConn struct {
 	net.Conn
 	n atomic.Int64

@@ -33,8 +33,7 @@ func (e *StatusError) Error() string {
 
 // Exchange is a backend's answer to a request: a sequence of messages that ends with the response.
 type Exchange struct {
-	// Session is the session id in the answer. Only the answer to initialize has one.
-	Session string
+	Session string // only in the answer to initialize
 	Status  int
 	// EventID is the id of the latest SSE event of the answer. Retry is how long the backend last asked the client to wait
 	// before a reconnection. Events is the number of SSE events.

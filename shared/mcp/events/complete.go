@@ -16,9 +16,8 @@ import (
 
 const (
 	refResource    = "ref/resource"
-	maxCompletions = 100 // values in one answer (completion/complete)
-	// maxSeen limits the URIs of past events in which completions look for values.
-	maxSeen = 1000
+	maxCompletions = 100  // values in one answer (completion/complete)
+	maxSeen        = 1000 // URIs of past events in which completions look for values
 )
 
 type completion struct {

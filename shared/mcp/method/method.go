@@ -26,8 +26,7 @@ type Result struct {
 	// Members is the JSON of the result's members without the braces. AppendResult concatenates the pieces, for example
 	// `"protocolVersion":"2025-11-25",` and `"capabilities":{}`.
 	Members [][]byte
-	// Meta is the JSON, without braces, of the members that the method adds to _meta.
-	Meta []byte
+	Meta    []byte // JSON of further members of _meta, without the braces
 	// Cache is the caching hint that revision 2026-07-28 requires for some results, e.g. for lists. It is nil for other results.
 	Cache *Caching
 }

@@ -35,12 +35,10 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	// answerBytes limits the total memory, in bytes, of the answers that clients have not read yet.
-	answerBytes = 128 << 20
+	answerBytes = 128 << 20 // of all answers that clients have not read yet
 	// Answers of up to smallAnswer bytes do not count toward answerBytes and get no write deadline of their own.
 	smallAnswer = 16 << 10
-	// answerTime is how long a client may take to read an answer that is larger than smallAnswer.
-	answerTime = time.Minute
+	answerTime  = time.Minute // for a client to read an answer larger than smallAnswer
 )
 
 // hold is [Replies.HoldBytes] for a result and its encoded form.

@@ -85,8 +85,7 @@ type URI struct {
 }
 
 const (
-	// TTL is how long an unused session lives.
-	TTL = 24 * time.Hour
+	TTL = 24 * time.Hour // of an unused session
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
 	// usedEvery is the shortest time between two writes in which a process records that a session is in use.

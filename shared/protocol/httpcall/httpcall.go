@@ -47,8 +47,7 @@ type Server struct {
 	Key string
 	// Agent is the program as NAME/VERSION, for User-Agent and for the clientInfo of MCP.
 	Agent string
-	// HTTP sends the requests. nil means [http.DefaultClient]. Its Timeout does not apply to streams.
-	HTTP *http.Client
+	HTTP  *http.Client // nil means [http.DefaultClient]; its Timeout does not apply to streams
 }
 
 // Endpoint returns the URL of an endpoint. It appends the path, e.g. /mcp, unless the server's URL already has a path. It fails

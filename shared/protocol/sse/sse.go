@@ -20,12 +20,10 @@ const ContentType = "text/event-stream"
 
 // Event is one event, or a comment.
 type Event struct {
-	// Name is the event's type. If it is empty, readers assume "message".
-	Name string
+	Name string // readers assume "message" if it is empty
 	// ID becomes the reader's last event id. If it is empty, the reader keeps the previous one.
-	ID string
-	// Data is the event's text. If it is nil, the field is left out.
-	Data []byte
+	ID   string
+	Data []byte // left out if it is nil
 	// Retry is how long the reader should wait before it reconnects. If it is zero, the reader keeps the previous time.
 	Retry time.Duration
 	// Comment is ignored by readers and keeps the connection alive. If it is not empty, the other fields are not sent.
