@@ -122,11 +122,21 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 // that does not read does not delay the shutdown.
 const endTime = time.Second
 
-// writer begins a stream on the response. When the endpoint closes, the write timeout becomes endTime.
-func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
+// writer begins a stream on the response. When the endpoint closes, the write timeout becomes endTime. The caller calls done before
+// the handler returns, because net/http may panic if the deadline of a response is set later.
+func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func()) {
 	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
-	return out, context.AfterFunc(a.ending, func() { out.Hurry(endTime) })
+	hurried := make(chan struct{})
+	stop := context.AfterFunc(a.ending, func() {
+		out.Hurry(endTime)
+		close(hurried)
+	})
+	return out, func() {
+		if !stop() {
+			<-hurried
+		}
+	}
 }
 
 // cleanUp runs f, which removes the records of an ended stream from the store. [Admission.Close] waits for f. During a

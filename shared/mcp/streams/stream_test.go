@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -146,4 +147,29 @@ func TestEndReasons(t *testing.T) {
 	} {
 		expect.Equal(t, name, endReason(tc.r, tc.why), tc.want)
 	}
+}
+
+// slowDeadline is a response whose deadline takes long to set.
+type slowDeadline struct {
+	*httptest.ResponseRecorder
+	began chan struct{}
+	set   atomic.Bool
+}
+
+func (w *slowDeadline) SetWriteDeadline(time.Time) error {
+	close(w.began)
+	time.Sleep(50 * time.Millisecond)
+	w.set.Store(true)
+	return nil
+}
+
+// With HTTP/2, setting the deadline of a response whose handler has returned can end the process with a panic.
+func TestAStreamThatEndsDuringAShutdownWaitsForItsDeadline(t *testing.T) {
+	ending, end := context.WithCancel(t.Context())
+	w := &slowDeadline{ResponseRecorder: httptest.NewRecorder(), began: make(chan struct{})}
+	_, done := (&Admission{ending: ending}).writer(w)
+	end()
+	<-w.began
+	done()
+	expect.True(t, "the deadline is set before the handler returns", w.set.Load())
 }

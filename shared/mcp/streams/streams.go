@@ -95,9 +95,9 @@ func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context
 func (s *Stream) start(response http.ResponseWriter, c *method.Call) {
 	s.subscriptionID = bytes.Clone(c.Msg.ID)
 	c.Msg, c.Meta, c.Body = jsonrpc.Message{ID: s.subscriptionID}, nil, nil
-	var done func() bool
+	var done func()
 	s.out, done = s.Streams.Admission.writer(response)
-	s.ends = append(s.ends, func() { done() })
+	s.ends = append(s.ends, done)
 }
 
 // Open opens the feed from which the stream reads.
