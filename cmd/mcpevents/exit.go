@@ -8,8 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/alecthomas/kong"
 
@@ -109,14 +111,30 @@ func report(w io.Writer, err error) int {
 		fmt.Fprintf(w, "mcpevents: interrupted%s\n", cause)
 		return exitInterrupted
 	}
-	fmt.Fprintf(w, "mcpevents: %v%s\n", err, remedy(err))
+	var text strings.Builder
+	fmt.Fprintf(&text, "mcpevents: %v%s\n", err, remedy(err))
 	if data := fault.DataOf(err); data != nil {
-		fault.PrintData(w, data, err.Error())
+		fault.PrintData(&text, data, err.Error())
 	}
+	_, _ = io.WriteString(w, escapeControls(text.String()))
 	if isOutputError(err) {
 		return exitUnavailable
 	}
 	return exitCodes[fault.KindOf(err)]
+}
+
+// escapeControls escapes the control characters of an error except tabs and line breaks, because text from a server could otherwise change
+// the terminal, for example its title, or hide a part of the error.
+func escapeControls(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 // isOutputError reports whether a command could not write to standard output, for example because the disk is full.

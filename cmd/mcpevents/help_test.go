@@ -239,6 +239,14 @@ func TestHealthOfAServerThatDoesNotAnswer(t *testing.T) {
 	fails(t, "health --timeout 50ms --server "+s.URL, exitUnavailable, s.URL+"/healthz did not answer within 50ms\n")
 }
 
+func TestErrorsOfServersCannotChangeTheTerminal(t *testing.T) {
+	var out bytes.Buffer
+	err := &fault.Error{Kind: fault.Invalid, Message: "two\nlines \x1b]0;title\x07\u009b31m\u202e ü", Data: map[string]string{"a": "\u009bm"}}
+	expect.Equal(t, "the exit code", report(&out, err), exitRefused)
+	want := "mcpevents: two\nlines \\x1b]0;title\\a\\u009b31m\\u202e ü\n  {\"a\":\"\\u009bm\"}\n"
+	expect.Equal(t, "the error", out.String(), want)
+}
+
 // hanging is a server whose shutdown takes longer than allowed.
 type hanging struct{}
 
