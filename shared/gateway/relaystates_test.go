@@ -667,3 +667,22 @@ func TestBoundedTime(t *testing.T) {
 		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 	})
 }
+
+// GWN-07: given a backend that was away for so long that the relay seldom tries to connect, when it is back and a client subscribes to a
+// resource, then the relay connects soon.
+func TestSubscriptionEndsThePauseOfTheRelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g, _ := follow(t, withResources("x://a"), inProduction)
+		s.intercept(func(w http.ResponseWriter, _ *http.Request, _ got) bool {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		})
+		s.hangUp()
+		time.Sleep(10 * time.Minute)
+		s.intercept(nil)
+		before := time.Now()
+		subscribe(t, g, wants("x://a", "s1"))
+		expect.Eventually(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 1 })
+		expect.AtMost(t, "the time until it is subscribed", time.Since(before), 3*time.Second)
+	})
+}

@@ -84,8 +84,25 @@ func (c *connection) keep() {
 		if !c.opened.IsZero() && time.Since(c.opened) > wait {
 			wait = least // the stream was open for a while, so the next pause is short again
 		}
-		periodic.Sleep(c.lease.ctx, spread(wait, most))
+		c.pause(spread(wait, most))
 		wait = min(2*wait, most)
+	}
+}
+
+// pause waits before the next attempt to connect. A client that subscribes to a resource ends the pause, because the backend probably
+// responds again, but not before the shortest pause is over.
+func (c *connection) pause(wait time.Duration) {
+	least, _ := c.relay.pauses()
+	least = min(least, wait)
+	if periodic.Sleep(c.lease.ctx, least) != nil {
+		return
+	}
+	rest := time.NewTimer(wait - least)
+	defer rest.Stop()
+	select {
+	case <-rest.C:
+	case <-c.backend.Changed():
+	case <-c.lease.ctx.Done():
 	}
 }
 
