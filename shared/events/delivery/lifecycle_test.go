@@ -104,6 +104,9 @@ func (l *lives) reads(stage string, attempt int) (worker, error) {
 		w.del = state.New(&sub, &l.event, l.now)
 	case state.Pending, state.Paused:
 		w.del, _, err = d.deliveries.LoadCurrent(l.t.Context(), task.Single{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
+		if w.del != nil && w.del.State == state.Suspended {
+			w.del = nil // SuspendDelivery continues it
+		}
 	case state.Suspended:
 		items, getErr := d.DB.Get(l.t.Context(), state.Key("default", sub.ID, l.event.Key()))
 		if err = getErr; err == nil && items[0] != nil {

@@ -272,6 +272,9 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 	if s.del = del; del.Control != nil {
 		return s.judgeNotice(ctx)
 	}
+	if del.State == state.Suspended {
+		return verdict{action: suspend}, nil
+	}
 	s.read = time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
 	switch {
@@ -359,7 +362,7 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	}
 	now := d.now()
 	age := now.Sub(del.First)
-	if del.Control == nil && del.Waits >= manyWaits && age > d.outcomes.Schedules.ScheduleFor(del.Origin).Total() {
+	if del.Control == nil && del.State == state.Pending && del.Waits >= manyWaits && age > d.outcomes.Schedules.ScheduleFor(del.Origin).Total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}

@@ -240,6 +240,62 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 	})
 }
 
+// TestARefreshBeforeAWorkerDies: EVX-14, a subscription is refreshed before one step of the worker that suspends a delivery, and the worker
+// dies at this step or a later one. The event is delivered.
+func TestARefreshBeforeAWorkerDies(t *testing.T) {
+	const steps = 12 // more than a worker makes
+	for _, lane := range []queue.Name{queue.Slow, queue.Deliveries} {
+		for _, late := range []bool{false, true} {
+			for refreshed := 1; refreshed <= steps; refreshed++ {
+				for death := refreshed; death <= steps; death++ {
+					r, id := subscriber(t)
+					r.script = fails
+					if r.publish("evt_1"); lane == queue.Slow {
+						r.work()
+						expect.OK(t, expect.ErrOf(r.unhurt().Run(t.Context())))
+					} else {
+						fanout, _, _ := r.process()
+						r.hand(queue.Events, fanout.Handle)
+					}
+					r.suspend(id)
+					r.script = succeeds
+					_, worker, _ := r.process()
+					step := 0
+					r.before = func(context.Context) {
+						if step++; step == refreshed {
+							before, batches := r.before, r.queues
+							r.before, r.queues = nil, map[queue.Name][]queue.Message{}
+							r.subscribe()
+							_, other, _ := r.process()
+							r.hand(queue.Deliveries, other.HandlePages)
+							r.before, r.queues, r.budget, r.late = before, batches, death-refreshed+1, late
+						}
+					}
+					batch := r.queues[lane]
+					r.queues[lane] = nil
+					if lane == queue.Slow {
+						_, _ = worker.HandleSingles(t.Context(), batch)
+					} else {
+						_, _ = worker.HandlePages(t.Context(), batch)
+					}
+					if r.before = nil; step < refreshed {
+						break
+					}
+					if r.dead {
+						r.queues[lane] = append(batch, r.queues[lane]...)
+					}
+					r.dead, r.budget = false, 0
+					r.run()
+					st := r.deliveryState(id, "evt_1")
+					if lane == queue.Slow && st != "none" || posted(r)["evt_1"] == 0 { // a page that is received again sends the event itself
+						t.Errorf("%s: refreshed before step %d, death at step %d (late %v): the delivery is left %s, %v", lane, refreshed, death, late, st, posted(r))
+					}
+				}
+			}
+		}
+	}
+}
+
 const operationalType = `
   - name: mcpevents.subscription_disabled
     uri: event://mcpevents/subscription-disabled

@@ -72,9 +72,11 @@ func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 // SuspendDelivery puts a delivery into the backlog. If the subscription has become active meanwhile, it reactivates the delivery. e is the
 // event of a new delivery, and nil for a delivery that is stored already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
-	written, err := m.Deliveries.Suspend(ctx, del, e)
-	if err != nil || !written {
-		return err // another worker continues the delivery, or the delivery has ended
+	if del.State != state.Suspended { // otherwise the worker that suspended the delivery failed before it read the subscription
+		written, err := m.Deliveries.Suspend(ctx, del, e)
+		if err != nil || !written {
+			return err // another worker continues the delivery, or the delivery has ended
+		}
 	}
 	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {

@@ -439,7 +439,7 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 }
 
 // LoadCurrent returns the delivery that a task is for, and the items with the keys in others. The delivery is nil if the task is stale,
-// i.e. if its attempt is not the delivery's next one.
+// i.e. if its attempt is not the delivery's next one. The delivery may be suspended, if the worker that suspended it failed afterwards.
 func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)
@@ -450,7 +450,7 @@ func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...
 		return nil, nil, nil // delivered, ended with its subscription, or not written yet
 	}
 	del, err := Decode(items[0])
-	if err != nil || del.State != Pending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
+	if err != nil || del.State != Pending && del.State != Suspended || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
 		return nil, nil, err
 	}
 	del.resume(ds.Now())
