@@ -421,14 +421,13 @@ func (statement) Done(error)                  {}
 type pageCount struct{ pages int64 }
 
 func (p *pageCount) Apply(tx *engine.Tx) error {
-	s, err := tx.Stmt("PRAGMA page_count")
-	if err != nil {
+	s := tx.Stmt("PRAGMA page_count")
+	defer s.Reset()
+	if _, err := s.Step(); err != nil {
 		return err
 	}
-	defer s.Reset()
-	_, err = s.Step()
 	p.pages = s.ColumnInt(0)
-	return err
+	return nil
 }
 func (*pageCount) Done(error) {}
 

@@ -155,11 +155,7 @@ type endingDelays struct {
 func (e *endingDelays) Apply(tx *engine.Tx) error {
 	e.msgs = nil
 	for _, due := range [][2]int64{{0, tx.Now.UnixMilli()}, {tx.Now.Add(maxUntilDue).UnixMilli(), math.MaxInt64}} {
-		s, err := tx.Stmt(e.queue.sql.due)
-		if err != nil {
-			return err
-		}
-		msgs, err := readMessages(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(e.room-len(e.msgs))), fetchBytes)
+		msgs, err := readMessages(tx.Stmt(e.queue.sql.due).Int(1, due[0]).Int(2, due[1]).Int(3, int64(e.room-len(e.msgs))), fetchBytes)
 		if err != nil {
 			return err
 		}
@@ -167,20 +163,13 @@ func (e *endingDelays) Apply(tx *engine.Tx) error {
 	}
 	for _, m := range e.msgs {
 		m.place = placeDelayed
-		s, err := tx.Stmt(e.queue.sql.endDelay)
-		if err != nil {
-			return err
-		}
-		if err := s.Int(1, m.id).Exec(); err != nil {
+		if err := tx.Stmt(e.queue.sql.endDelay).Int(1, m.id).Exec(); err != nil {
 			return err
 		}
 	}
-	s, err := tx.Stmt(e.queue.sql.nextDue)
-	if err != nil {
-		return err
-	}
+	s := tx.Stmt(e.queue.sql.nextDue)
 	defer s.Reset()
-	if _, err = s.Step(); err != nil {
+	if _, err := s.Step(); err != nil {
 		return err
 	}
 	e.nextDue = s.ColumnInt(0) // 0 if no row is delayed
@@ -414,10 +403,7 @@ func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
 			if to.Body != nil {
 				continue
 			}
-			s, err := c.Stmt(mq.sql.body)
-			if err != nil {
-				return err
-			}
+			s := c.Stmt(mq.sql.body)
 			row, err := s.Int(1, m.id).Step()
 			if row {
 				to.Body = s.ColumnBlob(0)

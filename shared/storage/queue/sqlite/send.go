@@ -97,10 +97,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			due = (tx.Now.Add(m.Delay).UnixMicro() + 999) / 1000
 		}
 		id := mq.lastID.Add(1)
-		stmt, err := tx.Stmt(mq.sql.insert)
-		if err != nil {
-			return err
-		}
+		stmt := tx.Stmt(mq.sql.insert)
 		group := groupOf(m)
 		if err := stmt.Int(1, id).Text(2, group).Int(3, due).Int(4, sent).Blob(5, m.Body).Exec(); err != nil {
 			return err
@@ -187,10 +184,7 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
 		return err
 	}
-	s, err := tx.Stmt("SELECT id, digests FROM " + d.table + " WHERE id > ? ORDER BY id")
-	if err != nil {
-		return err
-	}
+	s := tx.Stmt("SELECT id, digests FROM " + d.table + " WHERE id > ? ORDER BY id")
 	defer s.Reset()
 	s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro())
 	for {
@@ -312,11 +306,7 @@ func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 		digests = append(digests, id[:]...)
 	}
 	d.lastRow = max(d.lastRow+1, tx.Now.UnixMicro())
-	s, err := tx.Stmt(d.insert)
-	if err != nil {
-		return err
-	}
-	return s.Int(1, d.lastRow).Blob(2, digests).Exec()
+	return tx.Stmt(d.insert).Int(1, d.lastRow).Blob(2, digests).Exec()
 }
 
 func (d *dedup) add(ids []digest, at time.Time) {
@@ -359,10 +349,7 @@ type forgetting struct {
 }
 
 func (f *forgetting) Apply(tx *engine.Tx) error {
-	s, err := tx.Stmt("DELETE FROM " + f.d.table + " WHERE id IN (SELECT id FROM " + f.d.table + " WHERE id < ? OR id > ? LIMIT ?)")
-	if err != nil {
-		return err
-	}
+	s := tx.Stmt("DELETE FROM " + f.d.table + " WHERE id IN (SELECT id FROM " + f.d.table + " WHERE id < ? OR id > ? LIMIT ?)")
 	f.last = tx.Now.Add(dedupStepBack).UnixMicro()
 	if err := s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro()).Int(2, f.last).Int(3, dedupStep).Exec(); err != nil {
 		return err
@@ -525,17 +512,12 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 		if accepted {
 			continue
 		}
-		stmt, err := tx.Stmt(mq.sql.insert)
-		if err != nil {
-			return err
-		}
+		stmt := tx.Stmt(mq.sql.insert)
 		if err := stmt.Int(1, m.id).Text(2, m.group).Int(3, 0).Int(4, m.sent).Blob(5, body).Exec(); err != nil {
 			return err
 		}
 		if received > 1 {
-			if stmt, err = tx.Stmt(mq.sql.fail); err != nil {
-				return err
-			}
+			stmt = tx.Stmt(mq.sql.fail)
 			if err := stmt.Int(1, int64(received)).Int(2, m.id).Exec(); err != nil {
 				return err
 			}

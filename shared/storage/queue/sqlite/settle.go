@@ -181,11 +181,7 @@ func (s *settling) Apply(tx *engine.Tx) error {
 		return err
 	}
 	for _, f := range s.taken.receives {
-		stmt, err := tx.Stmt(mq.sql.fail)
-		if err != nil {
-			return err
-		}
-		if err := stmt.Int(1, int64(f.received)).Int(2, f.id).Exec(); err != nil {
+		if err := tx.Stmt(mq.sql.fail).Int(1, int64(f.received)).Int(2, f.id).Exec(); err != nil {
 			return err
 		}
 	}
@@ -205,10 +201,7 @@ func (s *settling) delete(tx *engine.Tx) error {
 		if n > 1 {
 			sql = s.queue.sql.removeRange
 		}
-		stmt, err := tx.Stmt(sql)
-		if err != nil {
-			return err
-		}
+		stmt := tx.Stmt(sql)
 		stmt.Int(1, ids[0])
 		if n > 1 {
 			stmt.Int(2, ids[n-1])
@@ -225,10 +218,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	s.dead = s.dead[:0]
 	dead := s.queue.q.queues[queue.Dead]
 	for _, m := range s.taken.dead {
-		stmt, err := tx.Stmt(s.queue.sql.body)
-		if err != nil {
-			return err
-		}
+		stmt := tx.Stmt(s.queue.sql.body)
 		found, err := stmt.Int(1, m.id).Step()
 		if err != nil {
 			return err
@@ -243,16 +233,12 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: group, Owner: owner},
 			Received: m.received, Sent: microseconds(m.sent),
 		}, queue.ReasonReceives, nil, tx.Now)
-		if stmt, err = tx.Stmt(dead.sql.insert); err != nil {
-			return err
-		}
+		stmt = tx.Stmt(dead.sql.insert)
 		id := dead.lastID.Add(1)
 		if err := stmt.Int(1, id).Text(2, m.group).Int(3, 0).Int(4, m.sent).Blob(5, letter.Body).Exec(); err != nil {
 			return err
 		}
-		if stmt, err = tx.Stmt(s.queue.sql.remove); err != nil {
-			return err
-		}
+		stmt = tx.Stmt(s.queue.sql.remove)
 		if err := stmt.Int(1, m.id).Exec(); err != nil {
 			return err
 		}
@@ -316,10 +302,7 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 // findDelayed returns the ids of delayed rows whose body matches, among up to [discardRows] rows after the id after. last is the id of the
 // last row that it has read, and more says that there may be further rows.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
-	s, err := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
-	if err != nil {
-		return nil, after, false, err
-	}
+	s := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	defer s.Reset()
 	s.Int(1, after)
 	last = after
@@ -382,10 +365,7 @@ type discarding struct {
 
 func (d *discarding) Apply(tx *engine.Tx) error {
 	d.n = 0
-	s, err := tx.Stmt(fmt.Sprintf("DELETE FROM %s WHERE id = ? AND due > 0", d.queue.sql.table))
-	if err != nil {
-		return err
-	}
+	s := tx.Stmt(fmt.Sprintf("DELETE FROM %s WHERE id = ? AND due > 0", d.queue.sql.table))
 	for _, id := range d.ids {
 		if err := s.Int(1, id).Exec(); err != nil {
 			return err

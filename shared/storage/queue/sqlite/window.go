@@ -231,23 +231,12 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 // Rows that an operator has deleted with SQL are left out.
 func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	if f.spill == nil {
-		s, err := c.Stmt(sql.after)
-		if err != nil {
-			return nil, err
-		}
-		return readMessages(s.Int(1, f.from-1).Int(2, int64(f.rows)), f.bytes)
+		return readMessages(c.Stmt(sql.after).Int(1, f.from-1).Int(2, int64(f.rows)), f.bytes)
 	}
 	if len(f.late) == 0 {
-		s, err := c.Stmt(sql.ofGroup)
-		if err != nil {
-			return nil, err
-		}
-		return readMessages(s.Int(1, f.from).Int(2, f.to).Text(3, f.spill.group).Int(4, int64(f.rows)), f.bytes)
+		return readMessages(c.Stmt(sql.ofGroup).Int(1, f.from).Int(2, f.to).Text(3, f.spill.group).Int(4, int64(f.rows)), f.bytes)
 	}
-	s, err := c.Stmt(sql.row)
-	if err != nil {
-		return nil, err
-	}
+	s := c.Stmt(sql.row)
 	var all []*message
 	for _, id := range f.late {
 		msgs, err := readMessages(s.Int(1, id), math.MaxInt)

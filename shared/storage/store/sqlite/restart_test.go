@@ -206,10 +206,7 @@ func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 func check(t *testing.T, db *DB) {
 	t.Helper()
 	err := db.engine.Read(context.Background(), func(c *engine.Conn) error {
-		s, err := c.Stmt("PRAGMA integrity_check")
-		if err != nil {
-			return err
-		}
+		s := c.Stmt("PRAGMA integrity_check")
 		defer s.Reset()
 		if row, err := s.Step(); err != nil || !row || s.ColumnText(0) != "ok" {
 			return fmt.Errorf("integrity_check: %q, %w", s.ColumnText(0), err)

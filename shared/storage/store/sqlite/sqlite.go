@@ -209,10 +209,7 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 }
 
 func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
-	s, err := c.Stmt(tables[key.Table].get)
-	if err != nil {
-		return nil, err
-	}
+	s := c.Stmt(tables[key.Table].get)
 	defer s.Reset()
 	row, err := s.Text(1, key.Partition).Text(2, key.Sort).Step()
 	if err != nil || !row {
@@ -259,10 +256,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 		if q.Reverse {
 			sql = tables[q.Table].desc
 		}
-		s, err := c.Stmt(sql)
-		if err != nil {
-			return err
-		}
+		s := c.Stmt(sql)
 		defer s.Reset()
 		s.Text(1, q.Partition).Text(2, q.After).Text(3, upper(q)).Int(4, int64(q.Limit)+1)
 		size := 0
@@ -309,10 +303,7 @@ func upper(q store.Query) string {
 // Count is not part of [store.DB].
 func (db *DB) Count(ctx context.Context, table store.Table, from, before string) (n int64, err error) {
 	err = db.engine.Read(ctx, func(c *engine.Conn) error {
-		s, err := c.Stmt(tables[table].count)
-		if err != nil {
-			return err
-		}
+		s := c.Stmt(tables[table].count)
 		defer s.Reset()
 		if _, err := s.Text(1, from).Text(2, before).Step(); err != nil {
 			return err
@@ -328,10 +319,7 @@ func (db *DB) Count(ctx context.Context, table store.Table, from, before string)
 func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error) {
 	err = db.engine.Snapshot(ctx, func(c *engine.Conn) error {
 		for _, table := range store.Tables() {
-			s, err := c.Stmt("SELECT 1 FROM " + string(table) + " WHERE instr(val, ?) LIMIT 1")
-			if err != nil {
-				return err
-			}
+			s := c.Stmt("SELECT 1 FROM " + string(table) + " WHERE instr(val, ?) LIMIT 1")
 			row, err := s.Blob(1, text).Step()
 			s.Reset()
 			if err != nil {

@@ -202,10 +202,7 @@ func (w *write) Done(err error) {
 
 func readState(c *engine.Conn, key store.Key, now int64, counting bool) (state, error) {
 	var found state
-	s, err := c.Stmt(tables[key.Table].state)
-	if err != nil {
-		return found, err
-	}
+	s := c.Stmt(tables[key.Table].state)
 	defer s.Reset()
 	row, err := s.Text(1, key.Partition).Text(2, key.Sort).Step()
 	if err != nil || !row {
@@ -252,11 +249,7 @@ func (w *write) apply(tx *engine.Tx, i int) error {
 		}
 		return put(tx.Conn, op.Item.Key, sort, &op.Item)
 	case store.OpDelete:
-		s, err := tx.Stmt(tables[op.Item.Table].delete)
-		if err != nil {
-			return err
-		}
-		return s.Text(1, op.Item.Partition).Text(2, op.Item.Sort).Exec()
+		return tx.Stmt(tables[op.Item.Table].delete).Text(1, op.Item.Partition).Text(2, op.Item.Sort).Exec()
 	case store.OpAdd, store.OpRaise:
 		return count(tx.Conn, op, &w.found[i])
 	}
@@ -264,11 +257,7 @@ func (w *write) apply(tx *engine.Tx, i int) error {
 }
 
 func put(c *engine.Conn, key store.Key, sort string, item *store.Item) error {
-	s, err := c.Stmt(tables[key.Table].put)
-	if err != nil {
-		return err
-	}
-	return s.Text(1, key.Partition).Text(2, sort).Int(3, item.Version).Int(4, seconds(item)).
+	return c.Stmt(tables[key.Table].put).Text(1, key.Partition).Text(2, sort).Int(3, item.Version).Int(4, seconds(item)).
 		Text(5, encodeCounts(item.Counts)).Blob(6, item.Value).Exec()
 }
 
@@ -301,11 +290,7 @@ func count(c *engine.Conn, op *store.Op, found *state) error {
 	if !op.Item.Expires.IsZero() {
 		expires = seconds(&op.Item)
 	}
-	s, err := c.Stmt(tables[op.Item.Table].counts)
-	if err != nil {
-		return err
-	}
-	return s.Int(1, expires).Text(2, encodeCounts(counts)).Text(3, op.Item.Partition).Text(4, op.Item.Sort).Exec()
+	return c.Stmt(tables[op.Item.Table].counts).Int(1, expires).Text(2, encodeCounts(counts)).Text(3, op.Item.Partition).Text(4, op.Item.Sort).Exec()
 }
 
 // encodeCounts encodes counts as "name=1,other=-2". Names cannot contain the two separators.
@@ -421,10 +406,7 @@ func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 }
 
 func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
-	stmt, err := tx.Stmt("UPDATE stamps SET last=?")
-	if err != nil {
-		return err
-	}
+	stmt := tx.Stmt("UPDATE stamps SET last=?")
 	s.written = limit
 	return stmt.Int(1, limit).Exec()
 }
@@ -491,11 +473,7 @@ type sweepJob struct {
 }
 
 func (j *sweepJob) Apply(tx *engine.Tx) error {
-	s, err := tx.Stmt(j.sql)
-	if err != nil {
-		return err
-	}
-	if err := s.Int(1, tx.Now.Unix()).Int(2, sweepStep).Exec(); err != nil {
+	if err := tx.Stmt(j.sql).Int(1, tx.Now.Unix()).Int(2, sweepStep).Exec(); err != nil {
 		return err
 	}
 	j.removed = tx.Changes()

@@ -59,27 +59,24 @@ func (c *Conn) Exec(sql string) error {
 	return nil
 }
 
-// Stmt returns the connection's statement for sql, which it prepares at the first use. The caller must reset it, with
-// [Stmt.Exec] or [Stmt.Reset], before the statement is used again.
-func (c *Conn) Stmt(sql string) (*Stmt, error) {
+// Stmt returns the connection's statement for sql, which it prepares at the first use. The next [Stmt.Step] or [Stmt.Exec] reports a
+// failure. The caller must reset the statement, with [Stmt.Exec] or [Stmt.Reset], before it is used again.
+func (c *Conn) Stmt(sql string) *Stmt {
 	if s, ok := c.stmts[sql]; ok {
-		return s, nil
+		return s
 	}
 	stmt, err := c.db.Prepare(sql)
 	if err != nil {
-		return nil, newError(sql, err)
+		return &Stmt{sql: sql, failed: newError(sql, err)}
 	}
 	s := &Stmt{stmt: stmt, sql: sql}
 	c.stmts[sql] = s
-	return s, nil
+	return s
 }
 
 // Int runs a statement and returns its integer, or 0 if it returns no row or NULL.
 func (c *Conn) Int(sql string) (int64, error) {
-	s, err := c.Stmt(sql)
-	if err != nil {
-		return 0, err
-	}
+	s := c.Stmt(sql)
 	defer s.Reset()
 	row, err := s.Step()
 	if err != nil || !row {
@@ -101,10 +98,7 @@ func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 // checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE. frames is the number of pages in the
 // log, and moved is how many are copied so far. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
-	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
-	if err != nil {
-		return 0, 0, err
-	}
+	s := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	defer s.Reset()
 	if _, err := s.Step(); isBusy(err) {
 		return 0, 0, nil // the log is being recovered
@@ -134,30 +128,40 @@ func (c *Conn) close() {
 // Stmt is a prepared statement of one connection. Bind all its parameters, numbered from 1, then either call [Stmt.Exec], or
 // [Stmt.Step] for each row and [Stmt.Reset]. The next Step reports a failed binding. Values stay bound after a reset.
 type Stmt struct {
-	stmt *sqlite.Stmt
-	sql  string
+	stmt   *sqlite.Stmt
+	sql    string
+	failed error // stmt could not be prepared
 }
 
 // Int binds an integer.
 func (s *Stmt) Int(i int, v int64) *Stmt {
-	s.stmt.BindInt64(i, v)
+	if s.failed == nil {
+		s.stmt.BindInt64(i, v)
+	}
 	return s
 }
 
 // Text binds a text.
 func (s *Stmt) Text(i int, v string) *Stmt {
-	s.stmt.BindText(i, v)
+	if s.failed == nil {
+		s.stmt.BindText(i, v)
+	}
 	return s
 }
 
 // Blob binds bytes; nil and empty are the empty blob.
 func (s *Stmt) Blob(i int, v []byte) *Stmt {
-	s.stmt.BindBytes(i, v)
+	if s.failed == nil {
+		s.stmt.BindBytes(i, v)
+	}
 	return s
 }
 
 // Step moves to the next row and reports whether there is one.
 func (s *Stmt) Step() (row bool, err error) {
+	if s.failed != nil {
+		return false, s.failed
+	}
 	row, err = s.stmt.Step()
 	if err != nil {
 		return false, newError(s.sql, err)
@@ -177,7 +181,9 @@ func (s *Stmt) Exec() error {
 
 // Reset ends the statement's execution, so that it can be used again.
 func (s *Stmt) Reset() {
-	_ = s.stmt.Reset()
+	if s.failed == nil {
+		_ = s.stmt.Reset()
+	}
 }
 
 // ColumnInt returns an integer of the current row. Columns are numbered from 0.
@@ -271,10 +277,7 @@ func checkIntact(c *Conn, path string, noLog bool) error {
 	if info.Size() > maxQuickCheck {
 		return nil
 	}
-	s, err := c.Stmt("PRAGMA quick_check(1)")
-	if err != nil {
-		return err
-	}
+	s := c.Stmt("PRAGMA quick_check(1)")
 	defer s.Reset()
 	if _, err := s.Step(); err != nil {
 		return err

@@ -54,11 +54,7 @@ func do(t *testing.T, e *Engine, j Job) {
 
 func insert(i int64, s string) job {
 	return job{apply: func(tx *Tx) error {
-		stmt, err := tx.Stmt("INSERT INTO n VALUES (?, ?)")
-		if err != nil {
-			return err
-		}
-		return stmt.Int(1, i).Text(2, s).Exec()
+		return tx.Stmt("INSERT INTO n VALUES (?, ?)").Int(1, i).Text(2, s).Exec()
 	}}
 }
 
@@ -245,7 +241,8 @@ func TestTheLogStartsOverUnderSteadyLoad(t *testing.T) {
 	})
 	text := strings.Repeat("x", 4000)
 	fill := job{apply: func(tx *Tx) error { // with more than 100 frames
-		stmt, err := tx.Stmt("INSERT OR REPLACE INTO n VALUES (?, ?)")
+		stmt := tx.Stmt("INSERT OR REPLACE INTO n VALUES (?, ?)")
+		var err error
 		for i := int64(0); i < 150 && err == nil; i++ {
 			err = stmt.Int(1, i).Text(2, text).Exec()
 		}
@@ -292,17 +289,10 @@ func TestValuesOfAllSizes(t *testing.T) {
 		text := strings.Repeat("ä", size/2) + strings.Repeat("\x00", size%2)
 		blob := []byte(text)
 		do(t, e, job{apply: func(tx *Tx) error {
-			s, err := tx.Stmt("INSERT INTO v VALUES (?, ?, ?)")
-			if err != nil {
-				return err
-			}
-			return s.Int(1, int64(i)).Text(2, text).Blob(3, blob).Exec()
+			return tx.Stmt("INSERT INTO v VALUES (?, ?, ?)").Int(1, int64(i)).Text(2, text).Blob(3, blob).Exec()
 		}})
 		err := e.Read(context.Background(), func(c *Conn) error {
-			s, err := c.Stmt("SELECT t, b FROM v WHERE i=?")
-			if err != nil {
-				return err
-			}
+			s := c.Stmt("SELECT t, b FROM v WHERE i=?")
 			defer s.Reset()
 			if row, err := s.Int(1, int64(i)).Step(); err != nil || !row {
 				return fmt.Errorf("row %d: %v, %w", i, row, err)

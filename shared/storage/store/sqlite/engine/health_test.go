@@ -114,10 +114,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 				func() {
 					defer func() { _ = recover() }()
 					_ = read(context.Background(), func(c *Conn) error {
-						s, err := c.Stmt("SELECT i FROM n")
-						if err != nil {
-							return err
-						}
+						s := c.Stmt("SELECT i FROM n")
 						if _, err := s.Step(); err != nil {
 							return err
 						}

@@ -361,11 +361,7 @@ func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 }
 
 func run(conn *Conn, sql string) error {
-	s, err := conn.Stmt(sql)
-	if err != nil {
-		return err
-	}
-	return s.Exec()
+	return conn.Stmt(sql).Exec()
 }
 
 func (e *Engine) finish(group []*entry, err error) {
