@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -282,11 +283,11 @@ func headerText(s string) (string, error) {
 
 // addCloudEvent checks and copies the attributes of ce. typed is false for an event without a body, which may have any content type.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
-	if ce.specversion != "1.0" {
+	if ce.specversion != "1.0" && !r.has(in.At+"/specversion") {
 		r.add(fault.Invalid, in.At+"/specversion", "must be 1.0")
 	}
 	for _, required := range []struct{ name, value string }{{"id", ce.id}, {"source", ce.source}, {"type", ce.kind}} {
-		if required.value == "" {
+		if required.value == "" && !r.has(in.At+"/"+required.name) {
 			r.add(fault.Invalid, in.At+"/"+required.name, "is missing; CloudEvents requires it")
 		}
 	}
@@ -310,6 +311,11 @@ func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 		r.add(fault.Invalid, in.At+"/"+uriExtension, "none of %s, source and subject is an event:// URI", uriExtension)
 		in.URI = catalog.Scheme
 	}
+}
+
+// has reports whether there is a fault at a pointer already.
+func (r *faultList) has(pointer string) bool {
+	return slices.ContainsFunc(r.Faults, func(f jsonpointer.Fault) bool { return f.Pointer == pointer })
 }
 
 func isEventURI(s string) bool {
