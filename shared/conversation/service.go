@@ -62,11 +62,11 @@ type Options struct {
 	Publisher Publisher
 	// AllowAnonymous lets the single principal of --auth none consent on behalf of all callers, for development.
 	AllowAnonymous bool
-	HTTP           *http.Client // for providers at URLs; nil means [newHTTP]
+	HTTP           *http.Client // the client for providers at URLs; nil means [newHTTP]
 	// Prepares starts a session with a backend in the background if the backend missed the budget, so that it can answer
 	// the next message in time. It is useless on Lambda, which freezes the process after the response.
 	Prepares bool
-	Rate     *quota.Rate // of each principal's messages; nil means no quota
+	Rate     *quota.Rate // limits each principal's messages; nil means no quota
 	// Secrets looks up the secret that a setting refers to. Nil means the environment.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
@@ -274,8 +274,8 @@ func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing
 // session. So the service starts a session in the background, after the response, and the next message uses it.
 
 const (
-	prepareTime  = 20 * time.Second // for one session
-	maxPreparing = 64               // at the same time
+	prepareTime  = 20 * time.Second // limits the start of one session
+	maxPreparing = 64               // sessions that start at the same time
 )
 
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.

@@ -254,7 +254,7 @@ func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, h
 
 const (
 	maxFruitless = 10          // times in a row that a call is resumed without receiving an event
-	resumePause  = time.Second // before resuming a call, if the backend sent no retry field
+	resumePause  = time.Second // the pause before resuming a call if the backend sent no retry field
 )
 
 // relay forwards the backend's messages to the client, up to and including the response. If the stream breaks, relay resumes it.

@@ -41,7 +41,7 @@ const (
 	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
 	// two use different connections, and a busy backend that sees the cancellation first ignores it.
 	requestLead = time.Second
-	notifyTime  = 5 * time.Second // for a notification to a backend
+	notifyTime  = 5 * time.Second // limits a notification to a backend
 )
 
 var (

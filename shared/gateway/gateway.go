@@ -63,7 +63,7 @@ type Options struct {
 	// key. Nil means a random key, which suffices in a process that serves no clients.
 	Key        []byte
 	ListTTL    time.Duration // how long the gateway reuses a backend's list; 0 means 5 s
-	AskTimeout time.Duration // for the gateway's own requests to a backend; 0 means 10 s
+	AskTimeout time.Duration // limits the gateway's own requests to a backend; 0 means 10 s
 	// StreamLinger is how long a session's GET stream stays open after the last call; see [sessionstream.Streams.Linger].
 	StreamLinger time.Duration
 	CallTimeout  time.Duration // 0 means 15 minutes

@@ -54,7 +54,7 @@ type answered struct {
 // Limits on the elicitations of one call.
 const (
 	maxElicitations = 100
-	gather          = 30 * time.Millisecond // for further elicitations after the first one of a round
+	gather          = 30 * time.Millisecond // how long the gateway waits for further elicitations after the first one of a round
 )
 
 // needsURLMethod is recorded as the method of a question that the gateway made from error -32042. The backend gets no answer to such a

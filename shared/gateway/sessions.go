@@ -322,7 +322,7 @@ const (
 	maxSessionsInUse = 64
 	// usedEvery is the minimum time between two writes that record the use of a session, so that not every call writes to the store.
 	usedEvery = 10 * time.Minute
-	endTime   = 2 * time.Second // for ending old sessions before a new one begins
+	endTime   = 2 * time.Second // limits ending old sessions before a new one begins
 )
 
 // listKey returns the key of the session in the list of its principal's sessions with a backend.

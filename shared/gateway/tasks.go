@@ -137,7 +137,7 @@ const (
 	ackTime = 2 * time.Second
 	// After a listen request breaks, the gateway waits for leastPause before the next one, and then longer each time, up to mostPause.
 	leastPause, mostPause = time.Second, 30 * time.Second
-	maxStates             = 16 // that wait for a slow client before the gateway stops reading from the backends
+	maxStates             = 16 // task states that wait for a slow client before the gateway stops reading from the backends
 )
 
 const (

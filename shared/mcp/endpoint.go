@@ -96,12 +96,12 @@ type Options struct {
 	// a stream. 0 means immediately.
 	AnswerStreamAfter time.Duration
 	Heartbeat         time.Duration  // how long a stream may be quiet before the endpoint sends a heartbeat
-	WriteTimeout      time.Duration  // for a client that does not read its stream; 0 means 30 s
-	Leases            streams.Leases // of open streams; nil means no limit
+	WriteTimeout      time.Duration  // ends a stream whose client has not read for this long; 0 means 30 s
+	Leases            streams.Leases // limit the open streams; nil means no limit
 	// Left is called when the client of a call to a backend has disconnected and the call continues, so that the server can
 	// reuse the client's connection slot. It is optional.
 	Left  func(*http.Request)
-	Calls *quota.Concurrency // concurrent calls of a principal to backends; nil means no limit
+	Calls *quota.Concurrency // limits the concurrent calls of a principal to backends; nil means no limit
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of these
 	// URIs may have wildcards or be parents, for which a stream reads several partitions of the event log; 0 means 20.
 	MaxStreamURIs, MaxStreamPatterns int

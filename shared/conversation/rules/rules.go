@@ -17,8 +17,8 @@ const PrincipalHeader = "X-Mcp-Principal"
 // Conversation says which messages of conversations clients are asked to send, and to which providers they go.
 type Conversation struct {
 	UserMessages, AssistantResponses bool
-	Budget                           time.Duration // for the contexts of all providers for one message; 500 ms by default
-	MaxContext                       int           // bytes; 32 KiB by default
+	Budget                           time.Duration // how long one message waits for the contexts of all providers; 500 ms by default
+	MaxContext                       int           // bytes of the merged context; 32 KiB by default
 	Providers                        []Provider    // the most important one first
 	Events                           Events
 }

@@ -47,7 +47,7 @@ const (
 	maxToken     = 16 << 10
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
-	unstatedLife = time.Minute // of a token without an expires_in
+	unstatedLife = time.Minute // how long the gateway uses a token without an expires_in
 	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused a caller,
 	// issued an unusable token or took longer than failedFor, the pause is refusedFor and applies to that caller only. If the
 	// server failed faster, it is probably down, so the pause is failedFor and applies to all callers.

@@ -31,7 +31,7 @@ const (
 type Entry struct {
 	api.Entry
 	View    *View                 // the view in whose list it is
-	scopes  []string              // that a caller needs to use the entry
+	scopes  []string              // a caller needs these scopes to use the entry
 	matches func(uri string) bool // of a resource template; otherwise nil
 }
 

@@ -55,8 +55,8 @@ const (
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
 	missTTL  = time.Second     // the age of a list from which the gateway concludes that a name does not exist
-	maxTTL   = 24 * time.Hour  // that a backend can set for its list
-	endTime  = 2 * time.Second // for a backend to end a session
+	maxTTL   = 24 * time.Hour  // the longest time to live that a backend can set for its list
+	endTime  = 2 * time.Second // limits the wait for a backend to end a session
 	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits one request.
 	maxAsks = 3
 )
@@ -231,7 +231,7 @@ type reportRate struct {
 
 const (
 	reportBurst = 50
-	reportTime  = 2 * time.Second // for the writes of one report
+	reportTime  = 2 * time.Second // limits the writes to the store for one report
 )
 
 // ReportListChange handles a notification within a call that lists have changed, given its method. It combines notifications beyond the

@@ -42,8 +42,8 @@ const (
 	// The gateway hides each line of a secret in the output that it logs, but not if the line has fewer than minSecret bytes, because such
 	// a short text may occur by chance.
 	minSecret  = 4
-	drainTime  = 200 * time.Millisecond // for reading the output of a process after its end
-	hangUpTime = 2 * time.Second        // for the relay to close its streams before an idle process ends
+	drainTime  = 200 * time.Millisecond // limits how long the output of a process is read after its end
+	hangUpTime = 2 * time.Second        // how long the relay has to close its streams before an idle process ends
 )
 
 // process is one run of a command. Its states are:

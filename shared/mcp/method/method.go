@@ -55,7 +55,7 @@ type Row struct {
 	SessionBased, Stateless bool
 	Family                  Family
 	Session                 bool   // the method needs a session
-	Scope                   string // that a caller needs, or empty
+	Scope                   string // the scope that a caller needs, or empty
 	// Offered reports whether the method currently exists for the caller. If it is nil, the method always exists.
 	Offered func(c *Call) bool
 	Handler Handler

@@ -35,10 +35,10 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	answerBytes = 128 << 20 // of all answers that clients have not read yet
+	answerBytes = 128 << 20 // bytes of all answers that clients have not read yet
 	// Answers of up to smallAnswer bytes do not count toward answerBytes and get no write deadline of their own.
 	smallAnswer = 16 << 10
-	answerTime  = time.Minute // for a client to read an answer larger than smallAnswer
+	answerTime  = time.Minute // how long a client may take to read an answer larger than smallAnswer
 )
 
 // hold is [Replies.HoldBytes] for a result and its encoded form.

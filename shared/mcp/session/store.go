@@ -41,7 +41,7 @@ import (
 // The name of the partition is a hash of the session's id, so that someone who reads the store cannot learn the id and use the session.
 type Store struct {
 	DB      store.DB
-	MaxURIs int // that a session may be subscribed to
+	MaxURIs int // the maximum number of URIs of a session
 	// Max returns the maximum number of sessions of a principal. Nil means no limit.
 	Max    func(ctx context.Context, p auth.Principal) int
 	Broken *metric.Undecodable // counts items that cannot be decoded
@@ -85,7 +85,7 @@ type URI struct {
 }
 
 const (
-	TTL = 24 * time.Hour // of an unused session
+	TTL = 24 * time.Hour // how long an unused session lives
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
 	// usedEvery is the shortest time between two writes in which a process records that a session is in use.

@@ -140,7 +140,7 @@ type Target struct {
 	// URI is the canonical form of the URI, and asked is the URI as the client sent it.
 	URI, asked string
 	Patterns   []match.Pattern
-	topic      string // of a webhook subscription's changes; empty unless the URI begins with subscription://
+	topic      string // the topic of a webhook subscription's changes; empty unless the URI begins with subscription://
 	// Backend is the name of the backend that serves the URI, or empty if this server does.
 	Backend string
 	// lost is true while the catalog has no event type for the URI, or the caller may not receive its events.
