@@ -37,7 +37,7 @@ type Filter struct {
 
 // newFilter reads the argument of a filter: a scalar, a list of scalars of which one must match, or a range if the type allows one.
 func newFilter(pointer string, ranges catalog.RangeType, raw json.RawMessage) (Filter, error) {
-	if isRange(raw) {
+	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
 		span, err := newSpan(ranges, raw)
 		return Filter{Pointer: pointer, Span: span}, err
 	}
@@ -291,11 +291,6 @@ type Bound struct {
 
 // rangeOps has the operators of a range, each with the results of [cmp.Compare] that satisfy it.
 var rangeOps = map[string][]int{"$gt": {1}, "$gte": {0, 1}, "$lt": {-1}, "$lte": {-1, 0}}
-
-func isRange(raw json.RawMessage) bool {
-	raw = bytes.TrimSpace(raw)
-	return len(raw) > 0 && raw[0] == '{'
-}
 
 func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
 	if ranges == catalog.NoRange {
