@@ -50,7 +50,7 @@ const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
 	l := Letter{
-		ID: letterID(del.Subscription, at, del.EventKey()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		ID: encodeLetterID(fmt.Sprintf("%s#%016d#%s", del.Subscription, at.UnixMicro(), del.EventKey())), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
 		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
 		First: del.First, Attempts: del.Attempts, Test: del.Test,
 	}
@@ -60,11 +60,7 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// letterID encodes where a letter is stored: the subscription's id, and the letter's sort key in the subscription's list of letters.
-func letterID(sub string, at time.Time, eventKey string) string {
-	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
-}
-
+// encodeLetterID encodes where a letter is stored: the subscription's id, and the letter's sort key in the subscription's list of letters.
 func encodeLetterID(place string) string { return opaque.Encode([]byte(place)) }
 
 func parseLetterID(id string) (sub, sort string, ok bool) {
@@ -137,7 +133,7 @@ func (ask LetterQuery) matches(l Letter) bool {
 }
 
 func readLetter(it *store.Item) (Letter, error) {
-	if isOfQueue(it) {
+	if _, rest, _ := strings.Cut(it.Sort, "#"); strings.HasPrefix(rest, ofQueue) {
 		return decodeQueueLetter(it)
 	}
 	del, at, err := DecodeLetter(it)

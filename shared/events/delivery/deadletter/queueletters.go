@@ -140,11 +140,6 @@ func memberText(object []byte, name string) (text string) {
 	return text
 }
 
-func isOfQueue(it *store.Item) bool {
-	_, rest, _ := strings.Cut(it.Sort, "#")
-	return strings.HasPrefix(rest, ofQueue)
-}
-
 func decodeQueueLetter(it *store.Item) (Letter, error) {
 	l, err := queue.ParseDeadLetter(it.Value)
 	if err != nil {

@@ -220,8 +220,9 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	if len(o.failed) < originAfter {
 		o.failed[e.id] = struct{}{}
 	}
-	if neverConnected(out) {
-		o.connect++
+	switch out.Category {
+	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
+		o.connect++ // the attempt never had a connection to the endpoint
 	}
 	if len(o.failed) >= originAfter || o.connect >= slowAfter {
 		o.slowUntil = now.Add(slowFor)
@@ -286,15 +287,6 @@ func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Durat
 // isBusyStatus reports whether a status asks the sender to slow down for all events (WHK-09).
 func isBusyStatus(status int) bool {
 	return status == 429 || status == 502 || status == 503 || status == 504
-}
-
-// neverConnected reports whether an attempt failed before it had a connection to the endpoint.
-func neverConnected(out webhook.Outcome) bool {
-	switch out.Category {
-	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
-		return true
-	}
-	return false
 }
 
 // isSlow reports whether first attempts to the endpoint take the slow lane.

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
@@ -149,7 +148,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	if entry, _, ok := cat.Match(DisabledURI); !ok || !hasAccessRule(entry) {
+	if entry, _, ok := cat.Match(DisabledURI); !ok || entry.Access == nil || len(entry.Access.Scopes)+len(entry.Access.Claims) == 0 {
 		return nil
 	}
 	data, _ := json.Marshal(struct { // strings and a time always encode
@@ -164,10 +163,6 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	return publish.InboxPublisher{Queue: m.Deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
 	})
-}
-
-func hasAccessRule(e *catalog.Entry) bool {
-	return e.Access != nil && len(e.Access.Scopes)+len(e.Access.Claims) > 0
 }
 
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor

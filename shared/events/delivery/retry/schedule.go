@@ -191,7 +191,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	had := it.Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
 		for range 60 {
-			n, err := r.moveMinute(ctx, from, now, func(e state.DueEntry) bool { return isFromFuture(e, now) })
+			n, err := r.moveMinute(ctx, from, now, func(e state.DueEntry) bool { return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance })
 			moved += n
 			if err != nil {
 				return moved, err
@@ -212,11 +212,6 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 		err = nil
 	}
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
-}
-
-// isFromFuture reports whether an entry was written while the clock was ahead.
-func isFromFuture(e state.DueEntry, now time.Time) bool {
-	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }
 
 // Schedule has the delay before each attempt of a delivery. The first delay is 0, because the first attempt does not wait.
