@@ -189,6 +189,19 @@ func TestAMiddlewareThatHidesFlushIsLogged(t *testing.T) {
 	expect.Equal(t, "the messages", strings.Count(log.String(), `msg="streams cannot be sent" writer=server_test.wrapped`), 1)
 }
 
+// A program ends the server before its HTTP server, which still receives requests then.
+func TestTheHandlerOfAClosedServerAnswers503(t *testing.T) {
+	var log bytes.Buffer
+	s := expect.Value(server.New(t.Context(), server.Options{Data: server.InMemory, Catalog: []byte(orders), Log: slog.New(slog.NewTextHandler(&log, nil))}))(t)
+	shutdown(t, s)
+	for _, path := range []string{"/healthz", "/readyz", "/admin/v1/subscriptions"} {
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1"+path, nil))
+		expect.Equal(t, path, w.Code, http.StatusServiceUnavailable)
+	}
+	expect.Equal(t, "the log", log.String(), "")
+}
+
 func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 	s := start(t, server.Options{})
 	paid := server.Event{URI: "event://orders/1/paid", Data: json.RawMessage(`{}`)}

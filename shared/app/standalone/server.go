@@ -235,9 +235,14 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 }
 
 // Handler returns the handler of all paths, including /admin and /console unless they have an address of their own. It logs an
-// error if responses cannot be flushed, because the clients of streams would then wait forever.
+// error if responses cannot be flushed, because the clients of streams would then wait forever. After the end of the server it answers
+// all requests with 503.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.drained.Load() { // otherwise each request would log an error of the closed database
+			http.Error(w, "the server is closed", http.StatusServiceUnavailable)
+			return
+		}
 		if !canFlush(w) {
 			s.unflushed.Do(func() { s.core.Log.Error("streams cannot be sent", "writer", fmt.Sprintf("%T", w)) })
 		}
