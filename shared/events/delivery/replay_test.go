@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -404,6 +405,30 @@ func TestAReplayThatChangesWhileItRuns(t *testing.T) {
 			}
 		}
 	}
+}
+
+// OPS-04: a replay counts the letters that it has retried, although it could not retry another one at once.
+func TestAReplayCountsLettersDespiteAnError(t *testing.T) {
+	r, _ := registered(t)
+	r.script = tooLarge
+	r.publish("evt_1", "evt_2", "evt_3")
+	r.run()
+	left := 2 // letters that can be retried
+	db := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
+		if strings.HasPrefix(ops[0].Item.Partition, "due#") {
+			if left--; left < 0 {
+				return errors.New("no answer")
+			}
+		}
+		return nil
+	}}
+	job := expect.Value(r.replays().Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20))(t)
+	expect.True(t, "an error of the replay", expect.ErrOf(r.replaysOf(r.operationsOn(db, mortal{r.db, r})).Run(t.Context())) != nil)
+	r.now = r.now.Add(deadletter.ReplayClaim + time.Second)
+	expect.OK(t, expect.ErrOf(r.replays().Run(t.Context())))
+	job = expect.Value(r.replays().Find(t.Context(), "default", job.ID))(t)
+	expect.Equal(t, "the state", job.State, deadletter.ReplayDone)
+	expect.Equal(t, "the retried letters", job.Replayed, 3)
 }
 
 // OPS-14: an event that is replayed, or that waited for a person or a subscriber, was not delayed by the server. Otherwise a client

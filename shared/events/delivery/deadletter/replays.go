@@ -388,8 +388,8 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 			return nil
 		})
 	}
-	if err := work.Wait(); err != nil {
-		return n, err
+	if err := work.Wait(); err != nil { // the next step begins again, and finds only the other letters
+		return n, errors.Join(err, rs.countMore(ctx, r, n, nil))
 	}
 	if next == "" {
 		r.State, r.Finished = ReplayDone, rs.deliveries.Now().UTC()
