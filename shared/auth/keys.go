@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
-	"net"
 	"net/http"
 	"net/netip"
 	"path"
@@ -236,20 +235,8 @@ func (s SecretPath) isSecure(r *http.Request) bool {
 }
 
 func (s SecretPath) trusts(remote string) bool {
-	host, _, err := net.SplitHostPort(remote)
-	if err != nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		return false
-	}
-	for _, p := range s.Proxies {
-		if p.Contains(ip.Unmap()) {
-			return true
-		}
-	}
-	return false
+	addr, err := netip.ParseAddrPort(remote)
+	return err == nil && slices.ContainsFunc(s.Proxies, func(p netip.Prefix) bool { return p.Contains(addr.Addr().Unmap()) })
 }
 
 // ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. It returns a malformed entry as bad.

@@ -105,8 +105,7 @@ func (s serviceEndpoints) GetServiceBaseEndpoint(_ context.Context, sdkID string
 }
 
 func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
 // KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may help. A request

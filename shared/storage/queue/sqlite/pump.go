@@ -231,11 +231,10 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	if opts.Visibility <= 0 {
 		opts.Visibility = 30 * time.Second
 	}
-	unregister, err := q.registerConsumer()
-	if err != nil {
+	if err := q.registerConsumer(); err != nil {
 		return err
 	}
-	defer unregister()
+	defer q.consumers.Done()
 	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(q.open, cancel)()

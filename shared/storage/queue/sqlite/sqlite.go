@@ -19,8 +19,6 @@ package sqlite
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +51,7 @@ type Queues struct {
 	running sync.WaitGroup
 
 	mu        sync.Mutex
-	consumers map[chan struct{}]bool // a channel per consumer, which is closed when the consumer has ended
+	consumers sync.WaitGroup
 }
 
 var (
@@ -71,7 +69,7 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.MaxBytes <= 0 {
 		opts.MaxBytes = 64 << 20
 	}
-	q := &Queues{engine: e, opts: opts, queues: map[queue.Name]*memoryQueue{}, consumers: map[chan struct{}]bool{}}
+	q := &Queues{engine: e, opts: opts, queues: map[queue.Name]*memoryQueue{}}
 	q.open, q.end = context.WithCancel(context.Background())
 	for _, name := range queue.Names() {
 		q.queues[name] = newMemoryQueue(q, name)
@@ -145,36 +143,28 @@ func (q *Queues) Close() error {
 	return fault.Wrap(engine.Kind(err), err, "close the queues")
 }
 
-func (q *Queues) registerConsumer() (unregister func(), err error) {
+func (q *Queues) registerConsumer() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.open.Err() != nil {
-		return nil, errClosed
+		return errClosed
 	}
-	done := make(chan struct{})
-	q.consumers[done] = true
-	return func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		close(done)
-		delete(q.consumers, done)
-	}, nil
+	q.consumers.Add(1)
+	return nil
 }
 
 var errClosed = fault.New(fault.Unavailable, "the queues were closed")
 
 func (q *Queues) waitForConsumers() error {
-	q.mu.Lock()
-	all := slices.Collect(maps.Keys(q.consumers))
-	q.mu.Unlock()
-	timeout := time.NewTimer(closeTime)
-	defer timeout.Stop()
-	for i, done := range all {
-		select {
-		case <-done:
-		case <-timeout.C:
-			return fault.New(fault.Unavailable, "%d consumers still run %v after their contexts ended", len(all)-i, closeTime)
-		}
+	ended := make(chan struct{})
+	go func() {
+		q.consumers.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(closeTime):
+		return fault.New(fault.Unavailable, "consumers still run %v after their contexts ended", closeTime)
 	}
-	return nil
 }
