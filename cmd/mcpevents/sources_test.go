@@ -39,7 +39,7 @@ func TestSourceCommands(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 	expect.Eventually(o, "the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
-	saved := writeFile(t, filepath.Join(t.TempDir(), "saved.txt"), "Content-Type: application/json\n\n"+good)
+	saved := writeFile(t, filepath.Join(t.TempDir(), "saved.txt"), "POST /sources/builds/another HTTP/1.1\nContent-Type: application/json\n\n"+good)
 	for line, want := range map[string]string{
 		"sources":             `(?m)^NAME +FROM +PATH +VERIFY +EVENTS +RECENT +LAST +OUTCOME +REASON\nbuilds +http +/sources/builds/\{key\} +none +ci\.build_finished +\{"accepted":1,"unfit":1,"unmatched":1\} +20.* unmatched *$`,
 		"sources show builds": `(?m)^ +id: /body/id$`,
