@@ -46,6 +46,10 @@ func TestCallDoesNotChangeItsParams(t *testing.T) {
 			if version, ok := sent.Params.Meta[spec.MetaVersion]; sent.Params.Name != "a" || sent.Params.Meta["progressToken"] != "p" || ok != c.isStateless() {
 				t.Errorf("the server got %+v with the version %v, want the name a and the progress token p", sent.Params, version)
 			}
+			for _, other := range []any{map[string]string{"progressToken": "q"}, json.RawMessage(`{"progressToken":"q"}`)} {
+				expect.OK(t, c.Call(t.Context(), spec.MethodToolsCall, map[string]any{"name": "a", "_meta": other}, nil))
+				expect.Equal(t, "the progress token", sent.Params.Meta["progressToken"], any("q"))
+			}
 			bare := map[string]any{}
 			expect.OK(t, c.Call(t.Context(), spec.MethodToolsList, bare, nil))
 			expect.Len(t, "the empty params after the call", bare, 0)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -377,9 +378,9 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 		params = map[string]any{}
 	}
 	if c.isStateless() {
-		meta, _ := params["_meta"].(map[string]any)
-		if meta = maps.Clone(meta); meta == nil {
-			meta = map[string]any{}
+		meta, err := cloneObject(params["_meta"])
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "encode the _meta of %s", method)
 		}
 		meta[spec.MetaVersion] = c.version
 		meta[spec.MetaClient] = c.clientInfo()
@@ -392,6 +393,21 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 		return nil, fault.Wrap(fault.Invalid, err, "encode the parameters of %s", method)
 	}
 	return b, nil
+}
+
+// cloneObject returns a copy of a value that encodes as a JSON object, for example a map[string]string. It returns an empty map for nil.
+func cloneObject(value any) (map[string]any, error) {
+	object := map[string]any{}
+	text, err := json.Marshal(value)
+	if err != nil || value == nil {
+		return object, err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()                               // keeps large integers exact
+	if err = d.Decode(&object); object == nil { // null
+		object = map[string]any{}
+	}
+	return object, err
 }
 
 // header returns the header of a request, which is in no session if session is empty.
