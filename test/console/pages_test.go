@@ -282,7 +282,7 @@ func TestSourcesPage(t *testing.T) {
 		evil := `<img src=x onerror=alert(1)>`
 		b.try(`Content-Type: application/json` + "\n\n" + `{"kind":"build","id":"src_try","n":7,"state":"passed","note":"` + evil + `"}`)
 		b.until(`document.querySelector(".trial")`)
-		for _, text := range []string{"would become an event", "src_try", "event://ci/build-finished", "not verified", evil} {
+		for _, text := range []string{"would become an event", "src_try", "event://ci/build-finished", "no request line", evil} {
 			b.shows(text)
 		}
 		b.fits("a trial")
