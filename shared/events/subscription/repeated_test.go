@@ -363,6 +363,24 @@ func TestAnEraseFindsWhatADeadProcessLeft(t *testing.T) {
 	}
 }
 
+// TestForgottenEntriesOfAnEarlierRelease: OPS-07, the index entries of a subscription have no version, so its end does not remove them.
+func TestForgottenEntriesOfAnEarlierRelease(t *testing.T) {
+	f := newFixture(t, Options{})
+	expect.OK(t, f.tryArguments(`{"owner":"a"}`, ""))
+	id := f.only()
+	entries := []string{"i#default", "k#default#entry:github.push", "t#default#https://chat.example"}
+	for _, part := range entries {
+		it := f.partition(part)[0]
+		it.Version = 0
+		expect.OK(t, f.db.Write(t.Context(), store.Put(it)))
+	}
+	expect.OK(t, f.endAll())
+	expect.OK(t, f.ForgetEnded(t.Context(), "default", alice.ID, id))
+	for _, part := range entries {
+		expect.Equal(t, "the entries in "+part, len(f.partition(part)), 0)
+	}
+}
+
 // TestForgottenWhileMadeAgain: OPS-07, a subscription that is made again during the erasure stays in the indexes.
 func TestForgottenWhileMadeAgain(t *testing.T) {
 	f := newFixture(t, Options{})

@@ -361,7 +361,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 		return err
 	}
 	for _, it := range append(entries, ended) {
-		if it == nil || it.Version != ended.Version {
+		if it == nil || it.Version > ended.Version { // earlier releases wrote entries without a version
 			continue
 		}
 		if err := l.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version))); err != nil && !errors.Is(err, store.ErrConflict) {
