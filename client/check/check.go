@@ -34,8 +34,11 @@ type Options struct {
 	Arguments json.RawMessage
 	// Publish makes the server emit an event of the type Event that matches Arguments. Without it, rules that need an event are not testable.
 	Publish func(ctx context.Context) error
-	// Listen is the address on which the webhook receiver listens, by default 127.0.0.1:0. Receiver is its URL for the server, if different.
-	Listen, Receiver string
+	// Listen is the address on which the webhook receiver listens, by default 127.0.0.1:0.
+	Listen string
+	// Receiver is the URL at which the server reaches the webhook receiver, for example the URL of a tunnel. By default, it has the address
+	// of the listener.
+	Receiver string
 	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 means 40 s.
 	Wait time.Duration
 	// Progress is called with the name of each step; it may be nil.

@@ -1,5 +1,6 @@
 // Command retry is the function for periodic jobs, which runs every minute. Besides the jobs of [webhooks.NewJobs], it continues replays,
-// publishes the messages in the inbox, stores dead letters for operators, and announces changes.
+// publishes the messages in the inbox, stores dead letters for operators, and tells clients when the operator's catalogs or configuration
+// have changed.
 package main
 
 import (

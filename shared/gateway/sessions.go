@@ -195,8 +195,8 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend
 // levelPause is the pause before calls retry to set a log level. It is long enough that a hanging backend delays only a few calls.
 const levelPause = 10 * time.Second
 
-// tryLevel sets the client's log level in a session with a backend. If the backend does not answer, it returns when to retry. It returns 0
-// if the backend refused, because a retry would not help.
+// tryLevel sets the client's log level in a session with a backend. If the backend does not answer, tryLevel returns when to retry, in
+// milliseconds since 1970. It returns 0 if the level is set, or if the backend refused, because a retry would not help.
 func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) (due int64) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()

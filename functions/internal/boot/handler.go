@@ -292,8 +292,8 @@ func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 }
 
 const (
-	// envFrontKey is the key that CloudFront sends in frontHeader with every request, instead of a client's header of this name. Without
-	// CloudFront it is empty.
+	// envFrontKey is the environment variable with the key that CloudFront sends in frontHeader with every request. If a client sends
+	// frontHeader, CloudFront replaces it. The variable is empty in a deployment without CloudFront.
 	envFrontKey = "MCPEVENTS_FRONT_KEY"
 	frontHeader = "X-Mcpevents-Front"
 )

@@ -106,7 +106,8 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 // resourceID never changes, so that CloudFormation never replaces the resource.
 const resourceID = "mcpevents-sealing-keys"
 
-// settingsProperty has the settings, with the names of the functions' environment variables.
+// settingsProperty is the resource property with the deployment's settings. Its keys are the names of the functions' environment variables,
+// for example MCPEVENTS_AUTH.
 const settingsProperty = "Settings"
 
 func checkSettings(properties map[string]any) error {
@@ -124,7 +125,6 @@ func checkSettings(properties map[string]any) error {
 }
 
 // fingerprint returns a hash of the properties. When it changes, CloudFormation publishes new versions of the functions.
-// functions.
 func fingerprint(properties map[string]any) string {
 	b, _ := json.Marshal(properties)
 	sum := sha256.Sum256(b)

@@ -1,9 +1,9 @@
 // Package catalog defines event types: the operator's list of them and the event types of backends, each with its URI or URI template, its
 // schemas, its delivery modes and its access rule.
 //
-// [Parse] reads the file strictly, [Catalog.Match] finds the event type of a URI, and [Stored] serves the stored catalog. The package
-// does not depend on HTTP, a cloud or subscriptions. Read shared/events/publish next, which checks events against the catalog, and
-// shared/events/subscription, which resolves clients' requests.
+// [Parse] reads the operator's file strictly, [Catalog.Match] finds the event type of a URI, and [Stored] serves the stored catalog. The
+// package does not depend on HTTP, a cloud or subscriptions. Read shared/events/publish next, which checks events against the catalog, and
+// shared/events/match, which finds the event types that a client's URI or arguments select.
 package catalog
 
 import (

@@ -409,7 +409,8 @@ func (o *object) has(names [][]byte) bool {
 	return false
 }
 
-// maxPointer limits a pointer in bytes, because the names in a payload may be long.
+// maxPointer is the maximum length, in bytes, of a JSON Pointer in an error. Longer pointers are cut, because the names in a payload may be
+// long.
 const maxPointer = 1024
 
 func pointerTo(open []object) string {

@@ -188,16 +188,17 @@ func (p *poll) join() {
 	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	// If readers need not look back in parts[0], its keys are exact, i.e. they grow in the order of commits. On SQLite, the keys of all
-	// partitions are then exact. On DynamoDB, parts[0] is then the only partition.
+	// It is enough to check parts[0]. LookBack is 0 on SQLite, where the keys of all partitions grow in the order of commits. It is also 0
+	// for a URI's own partition on DynamoDB, which is the only partition of its pattern.
 	p.exact = p.tails.Log.LookBack(parts[0]) == 0
 	for _, part := range parts {
 		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), start: p.start, pos: p.start, more: true})
 	}
 }
 
-// endCursor returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position. The cursor
-// is then at the last key of the pattern's own partition, or names the entries beyond the current position.
+// endCursor returns a cursor that skips all entries of the log. If keys are exact, the cursor is at the last entry. Otherwise entries may
+// have keys after [eventlog.Log.Position], for example because a writer's clock was set back. The cursor is then at that position, and
+// contains the hashes of the later entries.
 func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()

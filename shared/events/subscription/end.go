@@ -116,12 +116,14 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate calls judge with the current record of a subscription, and ends the subscription if judge returns a [*Terminated]. It returns the
-// subscription as it was before, except that a subscription of SEP-1803 already has the state Disabled. If judge returns nil or another error,
-// the subscription continues.
+// Terminate calls the function judge with the current record of a subscription. If judge returns a [*Terminated], Terminate ends the
+// subscription. If judge returns nil or another error, the subscription continues.
 //
 // Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. The transaction of the deletion also makes the
 // writes that extraOps returns for the subscription and the reason of the [*Terminated].
+//
+// The result is the ended subscription, for SEP-1803 with its new State and Reason. It is nil if Terminate ended none, for example because
+// the subscription had expired before.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, extraOps func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {

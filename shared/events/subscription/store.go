@@ -435,8 +435,9 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
 // needs no such record, because each URI has its own partition.
 //
-// When RecordInterest returns, the event log has every event that fanout handled before it knew of the interest. So a client that then
-// reads the log misses no events.
+// Fanout may have looked for interests just before this one was recorded, and then it does not copy the events of that batch to the pattern's
+// partitions. So RecordInterest waits until the log has these events in the partitions of their own URIs, where a client that then reads the
+// log finds them.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }

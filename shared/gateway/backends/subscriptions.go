@@ -92,8 +92,9 @@ func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 	}
 }
 
-// Subscribable finds the backend that serves a resource. ok reports whether the backend notifies of the resource's changes, and, as far as
-// the relay knows, has a notification stream. Subscribable returns an error if the principal lacks a scope for the resource.
+// Subscribable finds the backend that serves a resource. ok reports whether a client can subscribe to the resource: the backend offers
+// subscriptions, the relay has credentials for it, and the relay has not found that it has no notification stream. Subscribable returns an
+// error only if the principal lacks a scope for the resource.
 func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error) {
 	e, err := bs.findListed(ctx, p, bs.viewsFor(ctx, api.Client{Principal: p}), api.Resources, uri)
 	switch {

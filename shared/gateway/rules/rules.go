@@ -192,8 +192,8 @@ func unify(uri string) (plain string, ok bool) {
 	return uri, ok
 }
 
-// normalize returns the form in which a lenient server may read a unified URI: with scheme and host in lower case, and without empty and
-// dot segments.
+// normalize returns the form in which a lenient server may read a URI that [unify] has returned. In this form, scheme and host are in lower
+// case, and there are no empty and dot segments.
 func normalize(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		host, path, rooted := strings.Cut(rest, "/")
@@ -212,8 +212,8 @@ func normalize(uri string) string {
 	return clean(uri)
 }
 
-// flatten returns the form of a unified URI for a server that takes the host as the first segment of the path. To such a server,
-// notes://public/../private and notes:///private are notes://private.
+// flatten returns the form of a URI that [unify] has returned, for a server that takes the host as the first segment of the path. To such a
+// server, notes://public/../private and notes:///private are notes://private.
 func flatten(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		return strings.ToLower(scheme) + "://" + clean(rest)

@@ -130,8 +130,8 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// Sort keys are greater than After and at most Until. Empty means no limit. With Reverse, the first page begins at Until.
-	// For the next page, set Before to [Page.Last].
+	// Sort keys are greater than After and at most Until. Empty means no limit. To read the next page, set After to [Page.Last]. With Reverse,
+	// the first page begins at Until, and to read the next page, set Before to Page.Last.
 	After, Until string
 	// If Before is not empty, sort keys are less than Before.
 	Before string

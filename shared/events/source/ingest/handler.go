@@ -390,8 +390,9 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes the slot of a body that arrives slowly, and calls that
-// body's cut function. cut is nil for a request that has already read its body, which keeps its slot.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes away the slot of a body that arrives slowly, and calls
+// that body's function cut. If there is no such body, reserve returns an error. For a body that has already been read, cut is nil, and the
+// slot is never taken away. For example, a small body may become large when it is unpacked.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -183,7 +183,8 @@ func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publ
 	}, nil
 }
 
-// markOf returns a hash of the event's id and URI, the same for duplicates in the events queue. Senders cannot find collisions.
+// markOf returns a hash of the event's id and URI. Two events that the events queue treats as duplicates have the same hash. It is the
+// beginning of a SHA-256, so that senders cannot easily make two different events with the same hash.
 func markOf(in publish.Input) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q", in.ID, in.URI)
@@ -238,8 +239,9 @@ type identity struct {
 	signed string
 }
 
-// acceptedKeys returns the keys under which an accepted event is recorded: first the event's id, which a redelivery repeats even if it is
-// signed again, and last, for a signed request, the hash of the signed text, which a replay repeats.
+// acceptedKeys returns the keys under which an accepted event is recorded. The first is for the event's id, which a provider repeats when it
+// redelivers the event, even if it signs the request again. If the request is signed, the second is for the hash of the signed text, which
+// stays the same if an attacker replays the request under another id.
 func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }

@@ -64,7 +64,8 @@ type Record struct {
 	Name   string    `json:"n,omitempty"`
 	URI    string    `json:"uri,omitempty"`
 	ID     string    `json:"id,omitempty"`
-	// Omitted is the number of outcomes of this kind that were not written before this one.
+	// Omitted is how many outcomes of the same source and kind this process did not store since its previous record of them, because a limit
+	// was reached.
 	Omitted int64 `json:"om,omitempty"`
 }
 
@@ -233,7 +234,7 @@ type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
 	Kind              Kind
-	// Reason says why it was refused. It contains no secrets, but may contain names that the sender chose.
+	// Reason says why the request or document was refused. It contains no secrets, but may contain names that the sender chose.
 	Reason string
 	// Name, URI and ID describe the event, as far as they are known.
 	Name, URI, ID string

@@ -253,7 +253,7 @@ func (s *Shared) tidy(what string, op store.Op) {
 
 // Local gives leases to the streams of one process.
 type Local struct {
-	max Max
+	limit Max
 
 	mu   sync.Mutex
 	open map[string]*list.List // the functions superseded of the open streams, oldest first, by workspace and principal
@@ -262,9 +262,10 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that asks most for each principal's limit. It does not limit anonymous callers, whom it cannot tell apart.
-func NewLocal(most Max) *Local {
-	return &Local{max: most, open: map[string]*list.List{}}
+// NewLocal returns a Local that calls the function limit to get each principal's limit. It does not limit anonymous callers, because it
+// cannot tell them apart.
+func NewLocal(limit Max) *Local {
+	return &Local{limit: limit, open: map[string]*list.List{}}
 }
 
 // Take takes a lease for a stream. The caller must call release when the stream ends. If the principal has too many streams, Take ends
@@ -273,7 +274,7 @@ func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (
 	if p.Anonymous {
 		return func() {}, nil
 	}
-	key, most := p.Workspace+"#"+p.ID, l.max(ctx, p)
+	key, most := p.Workspace+"#"+p.ID, l.limit(ctx, p)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	open := l.open[key]

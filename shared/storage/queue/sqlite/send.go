@@ -151,7 +151,8 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup remembers the deduplication ids of the last five minutes, in memory and in the file, with one row for each send.
+// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. A row of the file has
+// all new ids of one job of the engine, which is a [sending] or a [forwarding].
 type dedup struct {
 	table   string
 	insert  string

@@ -143,7 +143,8 @@ func (w *window) addDue(m *message) {
 	w.pass(m)
 }
 
-// addEarly makes a message ready, even if the window has not come to its row yet.
+// addEarly makes a message ready that was forwarded, or whose delay has ended. If the window has not come to the message's row yet, addEarly
+// records the id, so that the window later skips the row.
 func (w *window) addEarly(m *message) {
 	if m.id > w.loaded {
 		w.early[m.id] = m.group
