@@ -234,7 +234,8 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// abandon tells the backend that the client no longer waits for the response. It does nothing if the backend never received the request.
+// abandon tells the backend that the client no longer waits for the response. It does nothing if there was a response, or if the backend
+// never received the request.
 func (x *exchange) abandon() {
 	if x.abandoned {
 		x.gateway.abandon(x.client, x.with, x.id)

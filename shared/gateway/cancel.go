@@ -35,8 +35,9 @@ const (
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
 	// cancelLife is how long the store keeps a cancellation mark, for which a running call looks every few seconds.
 	cancelLife = time.Minute
-	// markSkew is the tolerated difference between the clocks of instances: a cancellation mark also ends a call that began up to
-	// this much later.
+	// markSkew is the tolerated difference between the clocks of instances. A cancellation mark also ends a call that began up to this much
+	// later. So if a client cancels a call and uses the call's id again within a second, which the revisions forbid, the new call is
+	// cancelled, too.
 	markSkew = time.Second
 	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
 	// two use different connections, and a busy backend that sees the cancellation first ignores it.
@@ -97,7 +98,8 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 }
 
 // watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed while the client still
-// has to answer a question. A client without a session cancels a call by closing its connection, which ends ctx.
+// has to answer a question. end stops the watch and waits for its goroutine. A client without a session cancels a call by closing its
+// connection, which ends ctx.
 func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}
@@ -176,7 +178,8 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer a question. It looks only at as many as a single Get can read.
+// anyOpen reports whether the client still has to answer a question. It looks only at the last ones, as many as a single
+// Get can read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

@@ -233,8 +233,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 		ops = append(ops, store.Put(store.Item{Key: partKey(id, len(ops)), Value: part, Expires: expires}))
 	}
 	q.Parts = len(ops)
-	ops = append(ops, store.Put(store.Item{Key: elicitationKey(id), Value: jsonrpc.Encode(q), Version: 1, Expires: expires}, store.VersionIs(0)))
-	err := es.db.Write(ctx, ops...)
+	item := store.Item{Key: elicitationKey(id), Value: jsonrpc.Encode(q), Version: 1, Expires: expires}
+	err := es.db.Write(ctx, append(ops, store.Put(item, store.VersionIs(0)))...)
 	if errors.Is(err, store.ErrConflict) {
 		return nil // another answer was first, or the call is over
 	}

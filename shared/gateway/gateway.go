@@ -48,7 +48,8 @@ type Secrets = backends.Secrets
 // Options configure a [Gateway].
 type Options struct {
 	Backends []api.Backend // ignored if there is a Source
-	// Source returns the current backends before each use; nil means that they never change.
+	// Source returns the current backends; nil means that they never change. The gateway calls it before each use and does not modify the
+	// result.
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves a secret in a backend's settings for each request to the backend; nil reads environment variables.
 	Secrets  Secrets

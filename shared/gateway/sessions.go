@@ -299,7 +299,8 @@ func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend,
 	}
 }
 
-// forEachSession calls the function do for all sessions concurrently, so that a hanging backend does not delay the others.
+// forEachSession calls the function do for all sessions and waits. The calls run concurrently, so that a hanging backend does not delay
+// the others.
 func forEachSession(sessions map[*backends.Backend]backendSession, do func(*backends.Backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

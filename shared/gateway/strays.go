@@ -16,8 +16,8 @@ import (
 // For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
 // stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
 //
-// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call. That might be the wrong one, even
-// if it is the only call that is running, because a backend may still ask on behalf of a call whose client has gone.
+// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call. That might be the wrong one,
+// even if it is the only call that is running, because a backend may still ask on behalf of a call whose client has gone.
 
 // receiveStrays lets the call receive the stray messages of its session until leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {

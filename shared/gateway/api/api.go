@@ -93,7 +93,8 @@ type Place struct{ Workspace, Backend string }
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription is a subscription of a session or stream to a backend's resource.
+// Subscription is a subscription of a session or stream to a backend's resource. While a resource has at least one Subscription, the relay
+// is subscribed to the resource at the backend.
 type Subscription struct {
 	Place
 	URI string
@@ -108,7 +109,7 @@ type Subscription struct {
 // equal, or if the second one is below the first. For example, file:///dir covers file:///dir/a.txt, and x://1 covers x://1?page=2.
 //
 // According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to". Only
-// the server knows its sub-resources, so Covers goes by the URIs.
+// the server knows its sub-resources, so Covers assumes that they are the resources whose URIs are below the subscribed one.
 func Covers(subscribed, uri string) bool {
 	rest, ok := strings.CutPrefix(uri, subscribed)
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))

@@ -26,8 +26,8 @@ type Backend struct {
 	Workspace string // by default the workspace "default"
 	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
 	Scopes []string
-	// Tools, Prompts and Resources say which ones callers may use, by URIs and the backend's own names. The rules for resources are
-	// also matched against the text of resource templates, such as file:///{path}.
+	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's own
+	// names, without the prefix. The rules for resources are also matched against the text of resource templates, such as file:///{path}.
 	Tools, Prompts, Resources rules.Rules
 	// Extensions says which of the backend's extensions callers may use, by identifier.
 	Extensions      rules.Rules

@@ -108,8 +108,9 @@ type Part struct {
 // gone. Then there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns at most most entries after the cursor, and the cursor of the next page, which is empty on the last page. An empty
-// cursor means the beginning. The result ok is false if the cursor is malformed or its backend is not in the list.
+// Page returns a page of entries after the cursor, and the cursor of the next page, which is empty on the last page. The parameter most is
+// the maximum number of entries. An empty cursor means the beginning. The result ok is false if the cursor is malformed or its backend is
+// not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {

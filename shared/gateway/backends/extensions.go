@@ -41,7 +41,8 @@ var reserved = []string{
 	"subscriptions", "notifications", "events", "tasks", "conversation", "cancelled", "progress", "message", "initialized",
 }
 
-// parseExtensions returns the extensions that a backend declares, without [ownExtensions] and the ones beyond the limits above.
+// parseExtensions returns the extensions that a backend declares. It leaves out [ownExtensions], extensions with our own prefix, malformed
+// ones, and the ones beyond the limits above.
 func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 	var out map[string]json.RawMessage
 	for key, settings := range jsonrpc.Members(declared) {

@@ -76,7 +76,8 @@ func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo 
 	return info
 }
 
-// fetchWithSession fetches a list. It retries once with new capabilities, and thus a new session, if the backend has ended the session or
+// fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
+// revision the backend speaks. It retries once with new capabilities, and thus a new session, if the backend has ended the session or
 // seems to speak another revision now. Some backends do not report that a session has ended, but send an answer without a response.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {

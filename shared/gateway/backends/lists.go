@@ -282,8 +282,8 @@ func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	return nil
 }
 
-// mayServe reports whether the backend has resources and its rules let the principal use one with this URI. As in [Set.Permits], a rule that
-// denies a template also denies the URIs that match it.
+// mayServe reports whether the backend has resources and its rules let the principal use one with this URI. As in [Set.Permits], a rule
+// that denies a template also denies the URIs that match it.
 func (v *View) mayServe(p auth.Principal, info *ServerInfo, uri string) bool {
 	scopes, permitted := v.backend.rules[api.Resources].Permits(uri)
 	if !info.Resources || !permitted || !p.Has(scopes...) {
@@ -328,8 +328,8 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 	return ""
 }
 
-// mayHave returns the views whose backends may serve the name, so that a lookup waits only for their lists. For a tool or a prompt, these are
-// the backends with the longest prefix of the name, because [ownerByPrefix] assigns the name to them.
+// mayHave returns the views whose backends may serve the name, so that a lookup waits only for their lists. For a tool or a prompt, these
+// are the backends with the longest prefix of the name, because [ownerByPrefix] assigns the name to them.
 func mayHave(views []*View, kind api.Kind, name string) []*View {
 	if !kind.Prefixed() {
 		return views
@@ -405,9 +405,9 @@ func lookUp(p auth.Principal, kind api.Kind, name string, lists func(api.Kind) i
 	return refused()
 }
 
-// ownerByPrefix returns the backend to which the entry's name belongs, or nil if that is the entry's own. A name belongs to the backend with the
-// longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a tool gh_merge of a backend
-// without a prefix, because they would take it for a tool of the backend gh_.
+// ownerByPrefix returns the backend to which the entry's name belongs, or nil if that is the entry's own. A name belongs to the backend
+// with the longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a tool gh_merge of
+// a backend without a prefix, because they would take it for a tool of the backend gh_.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil

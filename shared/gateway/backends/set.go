@@ -22,7 +22,8 @@ import (
 
 // Options configure a [Set]. Source, Commands, EventsWanted, Metrics and Tracer may be nil; everything else is required.
 type Options struct {
-	// Source returns the current backends before each use. Without a Source, the backends change only by [Set.Replace].
+	// Source returns the current backends. The set calls it before each use and does not modify the result. Without a Source, the backends
+	// change only by [Set.Replace].
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves the secrets in backends' settings. The set calls it for each request to a backend.
 	Secrets  Secrets

@@ -134,7 +134,8 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 }
 
 // listOfAnyVersion fetches the list if the cached one is older than Options.ListTTL, but not because its version has changed: it
-// runs for each update of a resource, and would have to read the version from the store each time.
+// runs for each update of a resource, and would have to read the version from the store each time. It returns nil if the list was
+// never fetched and cannot be fetched now.
 func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	version := ""
@@ -143,6 +144,7 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
+	// An error does not matter, because list then returns the last list.
 	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }

@@ -301,7 +301,8 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones.
+// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones, or
+// nil.
 func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()

@@ -202,7 +202,8 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// chooseSubscriptions chooses at most room of the wanted subscriptions. The map wanted has the principals that want each one, by URI.
+// chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend. The parameter room is their maximum number,
+// and the map wanted has the principals that want each one, by URI.
 //
 // The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
 // shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.

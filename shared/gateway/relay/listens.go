@@ -51,8 +51,9 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	if len(uris) > 0 {
 		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
 	}
+	params := jsonrpc.Insert(c.MetaParams(f.version), "notifications", jsonrpc.Encode(filter))
 	r := upstream.Request{
-		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.MetaParams(f.version), "notifications", jsonrpc.Encode(filter))),
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, params),
 		Version: f.version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
 	}
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) { return c.Post(ctx, r) })

@@ -70,7 +70,8 @@ type Backend interface {
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 
-// Relay is one of the relays of a deployment. A lease in the store decides which of them holds a backend's stream.
+// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the event log. A lease
+// in the store decides which relay holds a backend's stream.
 type Relay struct {
 	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
 	Backends func(ctx context.Context) []Backend
@@ -83,7 +84,7 @@ type Relay struct {
 	Lease time.Duration
 	// Relist is how often the relay reads a backend's lists without having been notified of a change; 0 means 1 min.
 	Relist time.Duration
-	// MinPause and MaxPause limit the pause before another connection attempt. 0 means 1 s and 1 min.
+	// MinPause and MaxPause limit the pause before another connection attempt, which doubles with each failure. 0 means 1 s and 1 min.
 	MinPause, MaxPause time.Duration
 	// Until is when this process must have ended, or zero if its time is not limited. In the last Handover of that time, other
 	// relays take over the backends.

@@ -25,7 +25,8 @@ const (
 	updateUnit                = 1024
 )
 
-// notificationThrottle limits how fast the relay announces the notifications of a backend, across all the relay's connections to the backend.
+// notificationThrottle limits how fast the relay announces the notifications of a backend, across all the relay's connections to the
+// backend.
 type notificationThrottle struct {
 	changes          map[string]*rate.Limiter // by method; never modified
 	updates, unasked *rate.Limiter

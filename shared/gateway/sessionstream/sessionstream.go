@@ -6,8 +6,8 @@
 // does so, and waits for an answer even if no such stream is open.
 //
 // A backend knows only one GET stream per session, so all calls of a session share it. A message on it does not say which call it belongs
-// to. The newest call that accepts the message gets it. A question, a withdrawal or a log message that arrives when no call is running waits
-// for the next call.
+// to. The newest call that accepts the message gets it. A question, a withdrawal or a log message that arrives when no call is running
+// waits for the next call.
 package sessionstream
 
 import (
@@ -345,7 +345,8 @@ func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	}
 	c, _ := st.target()
 	c.Dropped(ctx, dropUnasked)
-	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no running call can answer " + m.Method}))
+	refusal := &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no running call can answer " + m.Method}
+	st.reply(ctx, jsonrpc.AppendError(nil, m.ID, refusal))
 }
 
 func (st *stream) deliver(m upstream.Message) bool {

@@ -229,7 +229,8 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered. It reports false if the client had already answered it in another call.
+// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the
+// client has already answered it in another call.
 func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -383,8 +383,8 @@ func WithoutTasks(capabilities json.RawMessage) json.RawMessage {
 	return jsonrpc.Replace(capabilities, "extensions", rest)
 }
 
-// WithoutClientTasks returns a client's capabilities without the tasks of 2025-11-25, whose methods the gateway does not relay. If a backend
-// learned of them, it could turn a question into a task, and ask the client for the answer with these methods.
+// WithoutClientTasks returns a client's capabilities without the tasks of 2025-11-25, whose methods the gateway does not relay. If a
+// backend learned of them, it could turn a question into a task, and ask the client for the answer with these methods.
 func WithoutClientTasks(capabilities json.RawMessage) json.RawMessage {
 	if jsonrpc.Member(capabilities, "tasks") == nil {
 		return capabilities
