@@ -98,7 +98,8 @@ func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls a backend and relays its answer. It stops counting the call before it flushes a JSON response, because a client
+// serve calls a backend and relays its answer. The call counts toward the limit of concurrent calls until it ends, even if the client
+// has disconnected. But serve stops counting the call before it flushes a JSON response, because a client
 // that has the response can immediately make its next call.
 func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
@@ -201,8 +202,8 @@ func (h *calls) handle(c *method.Call) error {
 	return nil
 }
 
-// notifyExtension forwards a notification of an extension, whose name has another slash after notifications/. It counts towards
-// the limit of concurrent calls, because a slow backend may take seconds to accept it.
+// notifyExtension forwards a notification of an extension, whose name has another slash after notifications/. The
+// notification counts toward the limit of concurrent calls, because a slow backend may take seconds to accept it.
 func (h *calls) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil

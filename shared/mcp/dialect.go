@@ -224,7 +224,7 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 // encrypted with a key that is derived from the session's id, and the store only has a hash of that id.
 
 // maxResponse is the size in bytes of the largest answer that is sent on the client's stream. In Base64, such an answer still
-// fits into an item of the store ([store.MaxItem]).
+// fits into an item of the store ([store.MaxItem]). A larger answer is the response to the client's POST.
 const maxResponse = 256 << 10
 
 // respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the POST.

@@ -56,6 +56,7 @@ type Options struct {
 	// Feeds reads events from the event log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
 	// Sessions stores the sessions of the session-based revisions, which need Feeds. Nil means that there are no sessions.
+	// Then initialize is unknown, and each request of these revisions is served without the state of earlier ones.
 	Sessions store.DB
 	// MaxSessions returns how many sessions a principal may have. Nil means no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
@@ -85,7 +86,8 @@ type Options struct {
 	// [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
-	// Guard refuses requests that a browser sends for a web page of another site.
+	// Guard refuses requests that a browser sends for a web page of another site. Such a page could otherwise call the server with the
+	// visitor's access.
 	Guard            auth.Guard
 	ResourceMetadata string // the URL of the protected resource metadata (RFC 9728) in a 401, or empty
 
@@ -203,7 +205,7 @@ func New(o Options) (*Endpoint, error) {
 // Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up
 // in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx has a
 // deadline, the endpoint ends the calls in sessions and the calls to backends [method.CallReserve] before it, or when half of the
-// time is left, even if Close has already returned.
+// time is left, even if Close has already returned. The clients of calls to backends then get an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

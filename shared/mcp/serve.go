@@ -145,7 +145,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
-// allowOrigin lets the web page that sent the request read the answer (CORS).
+// allowOrigin lets the web page that sent the request read the answer (CORS). [Options.Guard] has already accepted the page's origin.
 func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -401,7 +401,8 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkVersion checks that the version header and _meta name the same supported revision. A notification may lack one of them.
+// checkVersion checks that the version header and _meta name the same supported revision, and that _meta has the required members. A
+// notification may lack either the header or the members of _meta.
 func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	headers := c.Request.Header[spec.HeaderVersion]
 	raw := jsonrpc.Member(c.Meta, spec.MetaVersion)
@@ -478,7 +479,8 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel checks the log level in _meta, with which a client asks for log messages of the backends.
+// checkLogLevel checks the log level in _meta, with which a client asks for log messages of the backends. In 2026-07-28, this server sends
+// no log messages of its own, because that revision deprecates them.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

@@ -139,7 +139,8 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method.
+// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params are
+// ambiguous.
 func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
@@ -170,8 +171,9 @@ func (e *Endpoint) extensionRow() method.Row {
 	}
 }
 
-// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the extension. For
-// an unknown revision, profileOf returns an error and the configured profile, whose error codes the answer then uses.
+// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the extension,
+// which takes precedence over the configured profile. For an unknown revision, profileOf returns an error and the configured profile,
+// whose error codes the answer then uses.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
 	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.

@@ -16,7 +16,7 @@ import (
 
 const (
 	refResource    = "ref/resource"
-	maxCompletions = 100  // values in one answer (completion/complete)
+	maxCompletions = 100  // values that MCP allows in one answer
 	maxSeen        = 1000 // URIs of past events in which completions look for values
 )
 

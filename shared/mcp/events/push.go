@@ -139,7 +139,8 @@ func (p *pushFraming) fail(name string, rpc *jsonrpc.Error) error {
 	return p.stream.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// End sends no cursor, because the client has the cursor of the previous notification.
+// End notifies the client of the reason if the subscription has ended. It sends no cursor, because the client has the cursor of the
+// previous notification.
 func (p *pushFraming) End(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.stream.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLatest is the maximum number of events that resources/read returns.
+// maxLatest is the maximum number of events that resources/read returns. Together, their payloads have at most [eventlog.LatestBytes].
 const maxLatest = 20
 
 // Reads serves resources/read.

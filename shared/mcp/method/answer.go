@@ -294,7 +294,7 @@ func DetachRequest(r *http.Request, limit time.Duration) (detached *http.Request
 }
 
 // Detach gives the call a context that ends after the given time, at the request's deadline, or when the server cuts off calls,
-// but not when the client disconnects. It has no effect on a call that is detached already.
+// but not when the client disconnects. It has no effect on a call that is detached already. The caller must call stop after the call.
 func (c *Call) Detach(limit time.Duration) (stop func()) {
 	if c.life.detached {
 		return func() {}
@@ -327,7 +327,8 @@ func (c *Call) ConnectionContext() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. The caller must always call stop.
+// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. It has no effect on other calls,
+// whose contexts end anyway. The caller must always call stop at the end of the call.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }

@@ -34,8 +34,12 @@ const (
 
 // Codes has the error codes of the MCP Events extension for each profile, by the errors' names.
 var Codes = map[spec.Profile]map[string]int{
-	spec.Released: {"NotFound": -32011, "Forbidden": -32012, "ResourceExhausted": -32013, "Unsupported": -32014, "CallbackEndpointError": -32015},
-	spec.Final:    {"NotFound": -32023, "Forbidden": -32024, "ResourceExhausted": -32025, "Unsupported": -32026, "CallbackEndpointError": -32027},
+	spec.Released: {
+		"NotFound": -32011, "Forbidden": -32012, "ResourceExhausted": -32013, "Unsupported": -32014, "CallbackEndpointError": -32015,
+	},
+	spec.Final: {
+		"NotFound": -32023, "Forbidden": -32024, "ResourceExhausted": -32025, "Unsupported": -32026, "CallbackEndpointError": -32027,
+	},
 }
 
 // Family tells whether a method belongs to the MCP Events extension, whose errors have names and codes of their own.
@@ -78,7 +82,8 @@ func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// Translate returns the JSON-RPC error for an error of a handler. The profile is empty for a method outside of the MCP Events extension.
+// Translate returns the JSON-RPC error for an error of a handler, or err itself if it already is one. The profile is empty for a method
+// outside of the MCP Events extension.
 func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
@@ -170,7 +175,8 @@ func UnknownMethod(name string) *jsonrpc.Error {
 }
 
 // allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event
-// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
+// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling). If the caller has
+// all these scopes, allMissing returns err.
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {

@@ -176,7 +176,7 @@ func (c *Call) RequiredString(name string) (string, error) {
 	return value, nil
 }
 
-// maxDeclaration is the maximum size in bytes of the capabilities or the clientInfo that a client declares.
+// maxDeclaration is the maximum size in bytes of the capabilities or the clientInfo that a client declares. Larger ones are ignored.
 const maxDeclaration = 16 << 10
 
 // CopyDeclaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is

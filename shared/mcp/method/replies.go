@@ -61,7 +61,8 @@ func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 
 // AppendResult appends the JSON-RPC response with a method's result, in the form that the call's protocol revision requires.
 func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
-	b = append(append(b, `{"jsonrpc":"2.0","id":`...), c.Msg.ID...)
+	b = append(b, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, c.Msg.ID...)
 	b = append(b, `,"result":{`...)
 	start := len(b)
 	comma := func() {
@@ -79,20 +80,25 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 		b = append(b, piece...)
 	}
 	if c.Version.Stateless() && res.Cache != nil {
-		b = strconv.AppendInt(append(b, `,"ttlMs":`...), res.Cache.TTL, 10)
-		b = append(append(b, `,"cacheScope":"`...), res.Cache.Scope...)
+		b = append(b, `,"ttlMs":`...)
+		b = strconv.AppendInt(b, res.Cache.TTL, 10)
+		b = append(b, `,"cacheScope":"`...)
+		b = append(b, res.Cache.Scope...)
 		b = append(b, '"')
 	}
 	switch {
 	case c.Version.Stateless():
-		b = append(append(b, `,"_meta":{`...), r.server...)
+		b = append(b, `,"_meta":{`...)
+		b = append(b, r.server...)
 		if len(res.Meta) > 0 {
-			b = append(append(b, ','), res.Meta...)
+			b = append(b, ',')
+			b = append(b, res.Meta...)
 		}
 		b = append(b, '}')
 	case len(res.Meta) > 0:
 		comma()
-		b = append(append(b, `"_meta":{`...), res.Meta...)
+		b = append(b, `"_meta":{`...)
+		b = append(b, res.Meta...)
 		b = append(b, '}')
 	}
 	return append(b, `}}`...)
@@ -120,7 +126,8 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 }
 
 // SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and 400
-// for any other error. NotFound and Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
+// for any other error. It is for requests that failed before or after their method ran, and for notifications and responses. NotFound and
+// Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
 func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage, err error) {
 	status := http.StatusBadRequest
 	_, refused := errors.AsType[*jsonrpc.Error](err)

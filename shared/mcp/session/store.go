@@ -1,5 +1,6 @@
 // Package session stores the clients' MCP sessions, so that any instance of the server can serve a session. Only the
-// protocol revisions up to 2025-11-25 have sessions.
+// protocol revisions up to 2025-11-25 have sessions. Only [Store] reads and writes them, but package erase deletes the sessions of an
+// erased principal.
 package session
 
 import (
@@ -45,7 +46,8 @@ type Store struct {
 	// Max returns the maximum number of sessions of a principal. Nil means no limit.
 	Max    func(ctx context.Context, p auth.Principal) int
 	Broken *metric.Undecodable // counts items that cannot be decoded
-	// Prolong, unless it is nil, prolongs a session's subscription to a backend's URI until the given time.
+	// Prolong prolongs a session's subscription to a backend's URI until the given time. [Store.Load] calls it for each of these URIs when
+	// it prolongs the session. It may be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
 	decoded bounded.Map[string, *Session]  // decoded sessions by key, because each request needs its session
@@ -412,8 +414,8 @@ func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// RecordQuietEnd records the cursor at which a stream has ended that has sent no event id, so that the session's next stream
-// begins there (see [Store.TakeOver]).
+// RecordQuietEnd records the cursor at which a stream has ended that has sent no event id. Its client has no id from which to resume, so
+// the session's next stream begins at this cursor (see [Store.TakeOver]).
 func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, cursor string) error {
 	err := s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.NeedsUntil(),
@@ -481,7 +483,7 @@ func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session))
 		}
 		alter(now)
 		item := now.item
-		item.Value, _ = json.Marshal(now) // cannot fail for strings and booleans
+		item.Value, _ = json.Marshal(now) // cannot fail, because all its raw members are valid JSON
 		item.Version++
 		err = s.DB.Write(ctx, store.Put(item, store.VersionIs(now.item.Version)))
 		if err == nil {
@@ -532,8 +534,8 @@ func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawM
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// RecordStreamOpen records that the session's newest stream is open, at most until the given time. The lease identifies the
-// record for [Store.RecordStreamClosed].
+// RecordStreamOpen records that the session's newest stream is open. The record expires at the given time, by which the stream must have
+// ended. The lease identifies the record for [Store.RecordStreamClosed].
 func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))

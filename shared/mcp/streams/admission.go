@@ -16,8 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the number of open streams. Take returns an error if no further stream can be opened now. It calls superseded if a
-// newer stream later takes the place of this one. Package shared/events/stream/lease implements Leases.
+// Leases limit the number of open streams: of each principal, and of all principals and instances together. Take returns an error if no
+// further stream can be opened now. If a newer stream later takes the place of this one, Leases call superseded. The caller calls release
+// when the stream has ended. Package shared/events/stream/lease implements Leases.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }

@@ -58,8 +58,8 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 	return nil
 }
 
-// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". If retry is not 0, it tells the client
-// how long to wait before it reconnects.
+// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params must encode as a JSON object. If retry is
+// not 0, it tells the client how long to wait before it reconnects.
 func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.stream.ResumeAt()), Retry: retry,

@@ -188,7 +188,8 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	return out, nil
 }
 
-// watchTasks receives the states of tasks until the stream ends. It returns the ids of those that send notifications.
+// watchTasks begins to receive the states of the tasks that a listen names, until the stream ends. It returns the ids of the tasks whose
+// states the client will receive.
 func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !s.Streams.Backends.Any(ctx) {
 		return nil, nil

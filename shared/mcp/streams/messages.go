@@ -316,7 +316,8 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes to the stream's targets at their backends. The parameter holder identifies the stream.
+// subscribeBackends subscribes to the stream's targets at their backends. The parameter holder identifies the stream. The
+// subscriptions expire at the given time, and the function end ends them earlier.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {

@@ -326,7 +326,8 @@ func (s *Stream) CheckCredentials(ctx context.Context) error {
 }
 
 // Recheck authenticates an admitted caller again with the headers of its request, and returns the current principal. If the
-// authenticator is unavailable, it returns the previous principal, before, without an error.
+// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the previous principal, before,
+// without an error.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {
