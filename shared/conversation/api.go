@@ -8,7 +8,7 @@
 //
 // These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure
 // only has a [reason], which is one of our constants. A message is sent only to receivers for which the store has the
-// caller's consent at that moment.
+// caller's consent at that moment. The MCP methods are in shared/mcp.
 package conversation
 
 import (
@@ -50,7 +50,8 @@ type View struct {
 	Description string   `json:"description,omitempty"`
 	Receives    []Kind   `json:"receives"`
 	Consent     *Consent `json:"consent"` // the latest decision; nil before the first one
-	// Consented is false if the provider's destination or Receives has changed since the consent.
+	// Consented reports whether the latest decision is a consent that covers the provider's current destination and everything in
+	// Receives.
 	Consented bool `json:"consented"`
 }
 
@@ -86,7 +87,8 @@ func newView(v *provider, given map[string]consentItem) View {
 }
 
 // Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. The parameter by
-// is the id of the caller, who may be an operator. Consent to a provider that no longer exists can still be revoked.
+// is the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist, or the
+// principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -312,7 +314,9 @@ func (c consents) list(ctx context.Context, workspace, principal string) (map[st
 func (c consents) write(ctx context.Context, workspace string, item consentItem) error {
 	item.V = consentVersion
 	// Each decision gets a new version, so that Unname does not overwrite a later decision.
-	ops := []store.Op{store.Put(store.Item{Key: consentKey(workspace, item.Principal, item.Provider), Value: jsonrpc.Encode(item), Version: time.Now().UnixNano()})}
+	ops := []store.Op{store.Put(store.Item{
+		Key: consentKey(workspace, item.Principal, item.Provider), Value: jsonrpc.Encode(item), Version: time.Now().UnixNano(),
+	})}
 	if item.By != item.Principal {
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, item.By, item.Principal, item.Provider)}))
 	}

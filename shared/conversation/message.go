@@ -17,7 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The limits of a message, in bytes except for maxTurns.
+// The limits of a message, in bytes except for maxTurns. A message over a limit is an error of kind fault.TooLarge, with [fault.Limit] as
+// its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
@@ -57,7 +58,8 @@ type Turn struct {
 	Content string `json:"content"`
 }
 
-// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors do not quote the message.
+// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors, of kind fault.Invalid or
+// fault.TooLarge, do not quote the message.
 func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	m := &Message{Kind: kind}
 	if len(params) == 0 || params[0] != '{' {
@@ -217,7 +219,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 	}
 }
 
-// publish leaves out the history, because the messages in it were published before.
+// publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{internal}

@@ -38,6 +38,7 @@ type Source interface {
 
 // Backends calls the gateway's backends that are context providers. [gateway.Gateway] implements it.
 type Backends interface {
+	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
 	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
 	// Prepare starts a session with a backend, so that the next Converse is quick.
@@ -67,7 +68,7 @@ type Options struct {
 	// the next message in time. It is useless on Lambda, which freezes the process after the response.
 	Prepares bool
 	Rate     *quota.Rate // limits each principal's messages; nil means no quota
-	// Secrets looks up the secret that a setting refers to. Nil means the environment.
+	// Secrets looks up the secret that a setting refers to, for each message to a provider at a URL. Nil means the environment.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
 }
@@ -95,7 +96,7 @@ func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
-// New creates a service.
+// New creates a service. It does not call any provider.
 func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = newHTTP()
