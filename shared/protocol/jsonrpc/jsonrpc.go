@@ -229,8 +229,10 @@ func AppendRequest(dst []byte, id json.RawMessage, method string, params json.Ra
 
 // AppendResult appends a response whose result is the given JSON.
 func AppendResult(dst []byte, id, result json.RawMessage) []byte {
-	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
-	dst = append(append(dst, `,"result":`...), result...)
+	dst = append(dst, `{"jsonrpc":"2.0","id":`...)
+	dst = append(dst, id...)
+	dst = append(dst, `,"result":`...)
+	dst = append(dst, result...)
 	return append(dst, '}')
 }
 
@@ -238,18 +240,24 @@ func AppendResult(dst []byte, id, result json.RawMessage) []byte {
 func AppendError(dst []byte, id json.RawMessage, e *Error) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0"`...)
 	if len(id) > 0 {
-		dst = append(append(dst, `,"id":`...), id...)
+		dst = append(dst, `,"id":`...)
+		dst = append(dst, id...)
 	}
-	return append(AppendErrorObject(append(dst, `,"error":`...), e), '}')
+	dst = append(dst, `,"error":`...)
+	dst = AppendErrorObject(dst, e)
+	return append(dst, '}')
 }
 
 // AppendErrorObject appends only the error object of a response, without the members around it.
 func AppendErrorObject(dst []byte, e *Error) []byte {
-	dst = strconv.AppendInt(append(dst, `{"code":`...), int64(e.Code), 10)
-	dst = AppendString(append(dst, `,"message":`...), e.Message)
+	dst = append(dst, `{"code":`...)
+	dst = strconv.AppendInt(dst, int64(e.Code), 10)
+	dst = append(dst, `,"message":`...)
+	dst = AppendString(dst, e.Message)
 	if e.Data != nil {
 		if data, err := json.Marshal(e.Data); err == nil {
-			dst = append(append(dst, `,"data":`...), data...)
+			dst = append(dst, `,"data":`...)
+			dst = append(dst, data...)
 		}
 	}
 	return append(dst, '}')
@@ -257,14 +265,17 @@ func AppendErrorObject(dst []byte, e *Error) []byte {
 
 // AppendNotification appends a notification. params is a JSON object or nil.
 func AppendNotification(dst []byte, method string, params json.RawMessage) []byte {
-	dst = AppendString(append(dst, `{"jsonrpc":"2.0","method":`...), method)
+	dst = append(dst, `{"jsonrpc":"2.0","method":`...)
+	dst = AppendString(dst, method)
 	if params != nil {
-		dst = append(append(dst, `,"params":`...), params...)
+		dst = append(dst, `,"params":`...)
+		dst = append(dst, params...)
 	}
 	return append(dst, '}')
 }
 
-// Encode encodes a value as JSON without escaping <, > and &. The value must have a type that always encodes.
+// Encode encodes a value as JSON without escaping <, > and &. It panics if the value does not encode, so all [json.RawMessage] in the value
+// must be valid JSON or nil.
 func Encode(v any) json.RawMessage {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

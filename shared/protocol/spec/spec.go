@@ -157,7 +157,7 @@ var severities = []string{"debug", "info", "notice", "warning", "error", "critic
 // KnownSeverity reports whether a level of log messages exists.
 func KnownSeverity(level string) bool { return slices.Contains(severities, level) }
 
-// SevereAs reports whether level is at least as severe as least. An unknown level is the least severe.
+// SevereAs reports whether a level of log messages has at least the severity of another one. An unknown level is the least severe.
 func SevereAs(level, least string) bool {
 	return slices.Index(severities, level) >= slices.Index(severities, least)
 }
