@@ -60,7 +60,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend receives its callers' tokens, and so may have other event types for each. Types is then empty.
+	// PerCaller is set if the backend acts for its callers, i.e. it receives their tokens and may show different event types to
+	// each caller. Types is then empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -294,7 +295,8 @@ func (m *merger) logWarnings(ctx context.Context, workspace string, c *Catalog) 
 	}
 }
 
-// merged caches a catalog with the event types of backends.
+// merged caches a catalog with the event types of backends. It must be rebuilt when the base catalog, the stored types or the configuration
+// change.
 type merged struct {
 	base               *Catalog
 	stored, configured int64

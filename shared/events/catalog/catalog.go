@@ -123,7 +123,7 @@ func (c *Catalog) ByName(name string) *Entry {
 	return c.findPerCaller(name)
 }
 
-// Fingerprint returns a hash of the catalog's text and of its backends' event types.
+// Fingerprint returns a hash of the catalog's text and of its backends' event types: a SHA-256 in base64url.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
 // Text returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
@@ -155,7 +155,8 @@ func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, deliverP
 // WebhookAllowed reports whether the events may be sent to webhooks.
 func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliverWebhook) }
 
-// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415).
+// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables
+// and the filters. A filter accepts a value or a list of values.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
 // Access restricts who may receive the events of an entry, in addition to the general scopes. A nil Access admits everyone.
@@ -172,7 +173,7 @@ type Access struct {
 // Claims, because a subscription with a wildcard or to a parent URI would also receive the events of other values. With --auth none callers
 // have no claims, so they are refused if Claims has any variable.
 //
-// If scopes are missing, the error's data is [auth.MissingScopes].
+// The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	if a == nil {
 		return nil

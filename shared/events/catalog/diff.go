@@ -46,8 +46,9 @@ func Diff(before, after *Catalog) []Change {
 	return d.changes
 }
 
-// CheckChange returns the changes from one catalog to the next. The error is of kind fault.Invalid if an event type goes back from
-// [orderNone] to ordered while the log spreads unordered events over partitions that readers of ordered events do not read.
+// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if
+// an event type goes back from [orderNone] to ordered while the log spreads unordered events over partitions that readers of
+// ordered events do not read.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
@@ -149,7 +150,8 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas adds a change if two schemas differ. what is the schemas' name in the change, e.g. "payload".
+// compareSchemas adds a change if two schemas differ. what is the schemas' name in the change, e.g. "payload". Only new optional
+// properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // cannot fail: each schema was compiled before, or is missing
@@ -173,7 +175,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible describes the first difference except new optional properties and annotations, or returns "". at is a JSON pointer.
+// findIncompatible describes the first difference between a and b, except new optional properties and annotations. It returns ""
+// if there is none. at is the JSON pointer of a and b.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -216,7 +219,8 @@ func findIncompatible(a, b any, at string) string {
 	return ""
 }
 
-// describeDifference returns the JSON pointer at and, for lists such as required, the values that only one of the lists has.
+// describeDifference describes how the values a and b at a JSON pointer (at) differ: it returns the pointer and, for lists such
+// as required, the values that only one of the lists has.
 func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -273,8 +277,8 @@ const (
 	featurePayload = "payloadSchema"
 )
 
-// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or "".
-// It ignores delivery modes and access, which callers check separately.
+// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of
+// [Diff], or "". It ignores delivery modes and access, which callers check separately.
 func FindBreakingFeature(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
@@ -331,7 +335,9 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON of at most about twice [maxSchema].
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON of at most about twice
+// [maxSchema]. It is stored with a subscription, so that a later catalog can be compared with the event type to which the client
+// subscribed.
 func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
@@ -340,7 +346,8 @@ func (e *Entry) EncodeContract() []byte {
 // ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// HashTerms returns a hash of the terms of each event type, by name. If it changes, webhook subscriptions are rechecked.
+// HashTerms returns a hash of the terms of each event type, by name: its contract, its access rule, and whether webhooks are
+// allowed. If it changes, webhook subscriptions are rechecked.
 func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {

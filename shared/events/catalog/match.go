@@ -57,14 +57,15 @@ func (n *node) overlap(segs []segment) *Entry {
 	return nil
 }
 
-// Match returns the event type of a URI and the decoded values of its template's variables, or false if the URI is not canonical. The URI of
-// a backend's event matches only types of that backend, even if a template of the operator begins with a variable.
+// Match returns the event type of a URI and the decoded values of its template's variables, or false if the URI is not canonical.
+// The map is nil for a fixed URI. The URI of a backend's event matches only types of that backend, even if a template of the
+// operator begins with a variable.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
 
-// MatchPattern is like [Catalog.Match], for a pattern that [CanonicalPattern] returned. A segment "*" in the pattern stands for any value of
-// a variable, so it matches only a variable of the template, and the map has no value for that variable.
+// MatchPattern is like [Catalog.Match], for a pattern that [CanonicalPattern] returned. A segment "*" in the pattern stands for any
+// value of a variable, so it matches only a variable of the template, and the map has no value for that variable.
 func (c *Catalog) MatchPattern(pattern string) (*Entry, map[string]string, bool) {
 	return c.match(pattern, true)
 }
@@ -128,6 +129,7 @@ func (e *Entry) bind(rest string) map[string]string {
 }
 
 // Bind returns the decoded values of the template's variables in an event URI, or false if the URI does not match.
+// The map is nil for a fixed URI.
 func (e *Entry) Bind(uri string) (map[string]string, bool) {
 	vars := e.bind(strings.TrimPrefix(uri, Scheme))
 	return vars, e.Expand(vars) == uri
@@ -183,7 +185,8 @@ func (e *Entry) BindParent(uri string) map[string]string {
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 
-// parseTemplate splits a URI template into segments. Of RFC 6570 it accepts only {name} as a whole segment, so that matching is simple.
+// parseTemplate splits a URI template into segments. Of RFC 6570 it accepts only {name} as a whole segment, so that matching compares
+// segments, is unambiguous and needs no regular expressions.
 func parseTemplate(s string) ([]segment, error) {
 	if len(s) > event.MaxURI {
 		return nil, fault.New(fault.Invalid, "is longer than %d bytes", event.MaxURI)
@@ -262,9 +265,12 @@ const Scheme = "event://"
 // Wildcard is the segment of a pattern that stands for any value of a variable.
 const Wildcard = "*"
 
-// Canonical validates an event URI and returns its canonical spelling, which all equal URIs share: the scheme is in lower case, and all
-// characters of a segment except the unreserved ones of RFC 3986 are percent-encoded in upper case. For example, it returns
-// event://a/b%3Ac for EVENT://a/b:c. The segments are case-sensitive. The error is of kind fault.Invalid.
+// Canonical validates an event URI and returns its canonical spelling, which all equal URIs share: the scheme is in lower case,
+// and all characters of a segment except the unreserved ones of RFC 3986 are percent-encoded in upper case. For example, it
+// returns event://a/b%3Ac for EVENT://a/b:c. The segments are case-sensitive.
+//
+// The error is of kind fault.Invalid, for example if the URI has a query, a fragment, user information, an empty segment, a dot
+// segment or a control character, or if it is longer than [event.MaxURI] bytes.
 func Canonical(uri string) (string, error) { return canonicalize(uri, false) }
 
 // CanonicalPattern returns the canonical form of a pattern, as [Canonical] does for a URI. It keeps segments that are [Wildcard].

@@ -326,7 +326,8 @@ func (p *parser) readClaims(vars []string, n *strictyaml.Node, what string) map[
 	return out
 }
 
-// readParamsSchema reads the schema of the template's variables and of filters. Filters must not be required: they are not part of a URI.
+// readParamsSchema reads the schema of the template's variables and of filters. A filter must not be required, because it is not
+// part of a URI.
 func (p *parser) readParamsSchema(e *Entry, n *strictyaml.Node, what string) {
 	if e.URI != "" {
 		p.file.Add(n.Line, "%s: a fixed URI has no variables", what)

@@ -27,8 +27,9 @@ import (
 
 const maxSchemaFaults = 20 // in an error
 
-// ValidatePayload checks a payload, which must be valid JSON, against the payload schema. The error is of kind fault.Unprocessable. Its data
-// is a []jsonpointer.Fault, or nil if the payload is too large to check.
+// ValidatePayload checks a payload, which must be valid JSON, against the payload schema. The error is of kind
+// fault.Unprocessable. Its data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer, or nil if the payload is too
+// large to check.
 func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
 		return nil
@@ -43,8 +44,9 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	return fault.New(fault.Unprocessable, "the payload does not fit the schema of %s", e.Name).With(faults)
 }
 
-// ValidateParams checks values of the template's variables against the params schema. Variables may be missing unless the schema requires
-// them. The error is of kind fault.Invalid, names the first fault, and has a []jsonpointer.Fault as data.
+// ValidateParams checks values of the template's variables against the params schema. Variables may be missing unless the schema
+// requires them. If the schema of a variable says number, integer or boolean, its text is converted. The error is of kind
+// fault.Invalid, names the first fault, and has a []jsonpointer.Fault as data.
 func (e *Entry) ValidateParams(vars map[string]string) error {
 	obj := make(map[string]any, len(vars))
 	var faults []jsonpointer.Fault
@@ -262,8 +264,8 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
-// pickCause picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once. It picks the
-// cause that failed deepest in the schema, because there the author came closest to a valid one.
+// pickCause picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once. It
+// picks the cause that failed deepest in the schema, because there the author came closest to a valid one.
 func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
 		return pickCause(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {

@@ -85,7 +85,8 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")
 
-// Source returns the current catalog of a workspace, concurrently. For an unknown workspace the error is of kind fault.NotFound.
+// Source returns the current catalog of a workspace. For an unknown workspace the error is of kind fault.NotFound. A Source may be used
+// concurrently.
 type Source interface {
 	Catalog(ctx context.Context, workspace string) (*Catalog, error)
 }
@@ -106,14 +107,16 @@ func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c
 // Catalog implements [Source].
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
-// Stored is a [Source] of stored catalogs, at most [settings.MaxAge] old. A workspace without its own catalog uses that of [Shared].
+// Stored is a [Source] of stored catalogs, at most [settings.MaxAge] old, with the event types of the workspace's backends. A
+// workspace without its own catalog uses that of [Shared].
 type Stored struct {
 	cache    *settings.Cache[*Catalog]
 	backends *settings.Cache[map[string]BackendTypes]
 	merger   merger
 }
 
-// NewStored returns a source over the store. All parameters except db may be nil.
+// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default. Without configured, the backends'
+// prefixes and scopes are the stored ones.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured Configured) *Stored {
 	s := &Stored{
 		cache:    settings.NewCache(db, documents, parseStored, now, log),
@@ -184,7 +187,8 @@ func (s *Stored) Invalidate() {
 	s.backends.Invalidate()
 }
 
-// Workspaces is a [Source] with a separate source per workspace. Rest is for all others and may be nil.
+// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil, they
+// are unknown.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source

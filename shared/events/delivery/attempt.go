@@ -187,8 +187,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Durat
 	}
 }
 
-// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting. The delivery is due when the attempt must
-// have ended, so that the slow lane retries it if the process dies.
+// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting, and reports whether that
+// succeeded. The delivery is due when the attempt must have ended, so that the slow lane retries it if the process dies.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
 	left := s.HangsAfter + s.Rest
 	if left == 0 {
@@ -223,8 +223,8 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	}
 }
 
-// moveToSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
-// may get attempts, because the slow lane would otherwise have to return the message.
+// moveToSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until
+// the endpoint may get attempts, because the slow lane would otherwise have to return the message.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -241,7 +241,8 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is how long a [Gate] remembers an ended subscription: longer than any worker has a page with it.
+// gateFor is the minimum time for which a [Gate] remembers an ended subscription. It is much longer than a worker needs for a
+// page, so no worker then still has a page whose subscribers it read before the subscription ended.
 const gateFor = 15 * time.Minute
 
 // Close closes the gate for a subscription, so that no attempt to it starts any more.
@@ -341,9 +342,10 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 // recordTime is the time that must be left before the end of ctx when an attempt ends, so that its outcome can be recorded.
 const recordTime = time.Second
 
-// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that runs for
-// a minute. Otherwise the attempt would count as aborted instead of timed out, and an endpoint that hangs would hold up the function again and
-// again. If ctx leaves less than half of the timeout, the attempt began late, which is not the endpoint's fault.
+// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function
+// that runs for a minute. Otherwise the attempt would count as aborted instead of timed out, and an endpoint that hangs would hold
+// up the function again and again. If ctx leaves less than half of the timeout, the attempt began late, which is not the endpoint's
+// fault.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
@@ -384,8 +386,9 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 	return err
 }
 
-// webhookID returns the webhook-id of an event for an MCP Events subscription. In the final profile it is a hash of the subscription and the
-// event, so that all attempts and replays have the same id. It cannot equal the id of a control message, msg_<type>_…, because it is hexadecimal.
+// webhookID returns the webhook-id of an event for an MCP Events subscription. In the final profile it is a hash of the
+// subscription and the event, so that all attempts and replays have the same id. It cannot equal the id of a control message,
+// msg_<type>_…, because it is hexadecimal.
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
 	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil

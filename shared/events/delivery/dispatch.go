@@ -69,7 +69,8 @@ type Options struct {
 	Timeout, EventsTimeout time.Duration
 	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long a page waits for a first attempt before it moves to the slow lane. 0 means until its end.
+	// Patience is how long a page waits for the answer to a first attempt before the delivery moves to the slow lane (see package lane). 0
+	// means that the page waits until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
@@ -78,15 +79,18 @@ type Options struct {
 	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first attempt. If it is
-	// at least [state.EarlyMessage], the page waits for a shorter time, because message and delivery are written concurrently.
+	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first
+	// attempt. If it is at least [state.EarlyMessage], the page waits for a shorter time, because message and delivery are written
+	// concurrently.
 	SlowLaneDelay time.Duration
-	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. In a process that is
-	// frozen after its batch, such as a Lambda function, Detached must be 0 unless MinWait is set.
+	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. If an attempt
+	// may not continue, it is canceled, and the slow lane repeats it. In a process that is frozen after its batch, such as a Lambda
+	// function, an attempt can continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
-	// Bytes limits the bodies of concurrent attempts (64 MiB): half fast lane, a quarter slow lane, a quarter hanging.
+	// Bytes limits the memory for the bodies of concurrent attempts (64 MiB): half is for the fast lane, a quarter for the slow lane, and a
+	// quarter for attempts that hang.
 	Bytes int64
 	// Records says which attempts are recorded in the delivery log.
 	Records records.Keep
@@ -106,15 +110,17 @@ type Config struct {
 	Catalog       catalog.Source // has the event types, from which the "type" in webhooks comes
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue, which its Review finds. It must be set.
+	// Terminator ends subscriptions that may not continue. Its Review checks that before each delivery. The Terminator must be
+	// set.
 	Terminator *lifecycle.Terminator
 	// Gaps has the event log and the sealer from which gap notices are made, i.e. messages that tell a client that it missed events. For
 	// subscriptions with the profile [spec.Final], the sealer also makes the webhook-id of each event. Gaps must be set.
 	Gaps *lifecycle.Gaps
 	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
 	Switches *switches.Set
-	// Gate stops attempts to a subscription immediately when it is deregistered. It works only in the process of register and deregister. Without
-	// a Gate, as on AWS, an attempt may still start up to a second after deregister has answered.
+	// Gate stops attempts to a subscription immediately when it is deregistered. That works only if the dispatcher runs in the
+	// same process as register and deregister, which open and close the gate. Without a Gate, as on AWS, an attempt may still
+	// start up to a second after deregister has answered.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time
@@ -145,7 +151,8 @@ type Dispatcher struct {
 
 const maxPerEndpoint = 64 // concurrent first attempts to one endpoint, or a quarter of [Options.Concurrency] if that is lower
 
-// maxHandled is the number of failed pages of which a dispatcher remembers the subscribers that it has served.
+// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served, so that a
+// redelivered page does not repeat their webhooks.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.

@@ -505,7 +505,8 @@ func (u *unreadable) Catalog(ctx context.Context, workspace string) (*catalog.Ca
 	return u.Source.Catalog(ctx, workspace)
 }
 
-// EVX-13: given a gap of a backend whose notice cannot be written at first, then the subscriber gets the notice later, and no other webhook.
+// EVX-13: given a gap of a backend whose notice cannot be written at first, then the subscriber gets the notice later, and no other
+// webhook.
 func TestAGapOfABackendIsAnnouncedAfterAFailure(t *testing.T) {
 	for _, tc := range []struct {
 		name                        string

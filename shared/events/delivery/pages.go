@@ -196,8 +196,8 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins the tasks of
-// several messages, so that a message whose events are all paused is done even if the events of other messages fail.
+// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins
+// the tasks of several messages, so that a message whose events are all paused is done even if the events of other messages fail.
 func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
@@ -216,8 +216,8 @@ func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) er
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, ops...), "pause pages")
 }
 
-// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored items contain
-// the message's id, so that each event waits only once even if the message is redelivered.
+// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored
+// items contain the message's id, so that each event waits only once even if the message is redelivered.
 func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Page) (ops []store.Op, err error) {
 	var rest []event.Event
 	by := map[switches.Name][]event.Event{}
@@ -256,15 +256,16 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch: an item whose position in the event log
-// is before all events of the task and before the time at which the task was sent. The parameter id distinguishes marks with the same position.
+// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch: an item whose position in
+// the event log is before all events of the task and before the time at which the task was sent. The parameter id distinguishes
+// marks with the same position.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest moves the marks of a page that waited for a switch to the tasks in left. It writes a mark for each of these tasks before it deletes
-// the page's own marks, so that a mark keeps the subscriptions' cursors before these events at all times.
+// markRest moves the marks of a page that waited for a switch to the tasks in left. It writes a mark for each of these tasks before
+// it deletes the page's own marks, so that a mark keeps the subscriptions' cursors before these events at all times.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -291,7 +292,8 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot of the fast lane if the endpoint uses its slots up, and hold if others do.
+	// busyHold is how long a page waits for a slot of the fast lane if its endpoint has as many attempts as allowed, and hold is
+	// how long it waits if other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -319,8 +321,9 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see [Options.MinWait]). The page
-// must leave its attempts enough time to end before ctx does, because it would otherwise be redelivered from the beginning.
+// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see
+// [Options.MinWait]). The page must leave its attempts enough time to end before ctx does, because it would otherwise be
+// redelivered from the beginning.
 func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
@@ -332,7 +335,8 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
 	return wait
 }
 
-// followUps prepares the parts of a split task. Hops counts up, so that events cannot move forever.
+// followUps prepares the tasks into which the task t was split (parts). Hops counts up, so that events cannot move from task to
+// task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -415,10 +419,11 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 const (
 	// maxHops is how often a busy endpoint's events may move to another page task before they take the slow lane.
 	maxHops = 64
-	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the slow lane. The
-	// delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
+	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the
+	// slow lane. The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
-	// maxPageRetries limits the repetitions, each maybe with a webhook, after failures of this program. All take about four hours.
+	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take
+	// about four hours, and each of them may repeat a webhook.
 	maxPageRetries = 20
 )
 

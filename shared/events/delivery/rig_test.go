@@ -378,8 +378,8 @@ func (r *rig) unhurt() *retry.Job {
 	return &retry.Job{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}
 }
 
-// run publishes events and lets processes work until their queues stay empty, and moves the clock when they wait. If a process dies, another one
-// follows and receives its unacknowledged messages again.
+// run publishes events and lets processes work until their queues stay empty, and moves the clock when they wait. If a process
+// dies, another one follows and receives its unacknowledged messages again.
 func (r *rig) run(ids ...string) {
 	r.publish(ids...)
 	fanout, dispatch, retry := r.process()
@@ -583,7 +583,8 @@ func atEachStep(t *testing.T, least int, try func(point int, late bool) (survive
 	}
 }
 
-// work publishes events and handles the messages of each queue once. It does not run the retry job, so deliveries that are due later stay there.
+// work publishes events and handles the messages of each queue once. It does not run the retry job, so deliveries that are due
+// later stay there.
 func (r *rig) work(ids ...string) {
 	r.t.Helper()
 	r.publish(ids...)

@@ -466,8 +466,8 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 	})
 }
 
-// inFunctions runs the pipeline as functions on AWS do: n batches of pages and n of the slow lane at the same time. Each request of dispatch to the store and the queues takes the
-// given time.
+// inFunctions runs the pipeline as functions on AWS do: n batches of pages and n of the slow lane at the same time. Each request of
+// dispatch to the store and the queues takes the given time.
 func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) {
 	inFunctionsOver(t, n, request, func(q queue.Sender) queue.Sender { return q }, do)
 }

@@ -82,8 +82,8 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// Report only the messages of these outcomes as failed. The next batch writes the outcomes before it makes any attempt. An error would make the
-			// queue redeliver the batch's other messages, too, which are done and may already be dead letters.
+			// Report only the messages of these outcomes as failed. The next batch writes the outcomes before it makes any attempt. An error
+			// would make the queue redeliver the batch's other messages, too, which are done and may already be dead letters.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))
@@ -114,7 +114,8 @@ type taskOutcome struct {
 	ops   []store.Op
 }
 
-// unrecorded holds the outcomes that could not be written. No attempt starts while it holds any, which limits them.
+// unrecorded holds the outcomes of attempts that could not be written to the store. It has at most as many outcomes as there can be
+// concurrent attempts, because no attempt starts while it holds any.
 type unrecorded struct {
 	mu        sync.Mutex
 	byMessage map[string]taskOutcome
@@ -181,20 +182,21 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is the number of receives after which a delivery waits in the due table instead of the queue if its endpoint has no free slot or
-	// this program fails, because SQS allows only 120,000 messages in flight per queue. All waits before the fifth receive together are shorter
-	// than [state.Backup], after which the delivery's due entry would send a second message.
+	// laterReceives is the number of receives after which a delivery waits in the due table instead of the queue if its endpoint has
+	// no free slot or this program fails, because SQS allows only 120,000 messages in flight per queue. All waits before the fifth
+	// receive together are shorter than [state.Backup], after which the delivery's due entry would send a second message.
 	laterReceives = 5
-	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. That happens only if the
-	// store fails for about an hour, or if each attempt ends the process, which would otherwise stop the server at every start.
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. That happens
+	// only if the store fails for about an hour, or if each attempt ends the process, which would otherwise stop the server at every
+	// start.
 	mostReceives = 20
 	// tokenReceives is the number of receives after which a message no longer waits in the queue for the endpoint's rate limit. Instead,
 	// [Dispatcher.waitForRate] schedules the delivery for a second in which the limit has capacity left.
 	tokenReceives = 3
 	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not wait for a
-	// hundred messages to one endpoint that hangs.
+	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not
+	// wait for a hundred messages to one endpoint that hangs.
 	maxWaitWrites = 4
 	// manyWaits is how often an overdue delivery must have waited in the due table before it is given up.
 	manyWaits = 6
@@ -346,11 +348,12 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{action: attempt}, nil
 }
 
-// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot for some
-// time, or because this program failed repeatedly. The older a delivery is, the longer it waits.
+// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free
+// slot for some time, or because this program failed repeatedly. The older a delivery is, the longer it waits. So an endpoint
+// that is down costs each delivery only a few messages, and a young delivery arrives soon after the endpoint is back.
 //
-// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if its schedule
-// has more. Then failure, if not nil, is recorded as the last attempt.
+// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if
+// its schedule has more. Then failure, if not nil, is recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")
@@ -362,7 +365,8 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	}
 	now := d.now()
 	age := now.Sub(del.First)
-	if del.Control == nil && del.State == state.Pending && del.Waits >= manyWaits && age > d.outcomes.Schedules.ScheduleFor(del.Origin).Total() {
+	overdue := age > d.outcomes.Schedules.ScheduleFor(del.Origin).Total()
+	if del.Control == nil && del.State == state.Pending && del.Waits >= manyWaits && overdue {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}

@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit is one subscriber's part of a page task. It makes first attempts as far as the endpoint has free slots.
+// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the subscriber's
+// endpoint has free slots (see package lane).
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -42,8 +43,8 @@ type visit struct {
 	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
 
-// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the hundred events
-// of a batch would occupy one of few Lambda invocations for over a second.
+// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the
+// hundred events of a batch would occupy one of few Lambda invocations for over a second.
 const maxHandOvers = 8
 
 // action tells a lane how to handle an event for a subscriber.
@@ -120,7 +121,8 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	return v
 }
 
-// wants reports whether the subscriber wants event i of the page. An error is a panic in one of its filters.
+// wants reports whether the subscriber wants event i of the page. It returns a panic in one of the subscriber's filters as an error, so
+// that the panic affects only this subscriber.
 func (v *visit) wants(i int) (wants bool, err error) {
 	defer fault.Recovered(&err)
 	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil
@@ -305,8 +307,8 @@ const (
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain judges an event again right before its attempt if the last read of the subscriber is too long ago, or if the attempt waited for
-// its slot (waited).
+// judgeAgain judges an event again right before its attempt if the last read of the subscriber is too long ago, or if the attempt
+// waited for its slot (waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {

@@ -109,9 +109,12 @@ func stateKey(workspace, uri, what string) store.Key {
 
 const untilCount = "until"
 
-// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few seconds at most.
-// For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs to no backend, and
-// for a nil registry, Want does nothing.
+// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few
+// seconds at most. It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted]
+// demands.
+//
+// For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs to no
+// backend, and for a nil registry, Want does nothing.
 func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) error {
 	if r == nil || catalog.BackendOf(uri) == "" {
 		return nil
@@ -204,8 +207,9 @@ func uriOf(it *store.Item) string {
 	return uri
 }
 
-// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, before is the state from
-// before that, and await ignores an error that is already in that state. After the time [Registry.Start] it stops waiting and returns nil.
+// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, the parameter
+// before is the earlier state, and await ignores an error that is already in that state. After the time [Registry.Start] it stops
+// waiting and returns nil.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -267,7 +271,8 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// ListWanted returns the wanted URIs of a backend and the hashes of their principals. It deletes demands that were not renewed.
+// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
+// demands that were not renewed in time. If a URI has webhook subscriptions, it renews the demand instead.
 func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
@@ -370,8 +375,9 @@ func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error
 }
 
 // Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Their tokens and
-// secrets are derived from a key of the deployment, so that another relay that takes a backend over continues the same subscription. Half of a
-// token is a MAC of the other half, so that the server can refuse a guessed token without a read of the store.
+// secrets are derived from a key of the deployment, so that another relay that takes a backend over continues the same
+// subscription. Half of a token is a MAC of the other half, so that the server can refuse a guessed token without a read of the
+// store.
 type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
@@ -489,7 +495,8 @@ func (h *Hooks) write(ctx context.Context, id string, to Hook) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Put(it)), "record a webhook subscription at a backend")
 }
 
-// Secret returns the secret for subscribing to a URI, from then on also in [Hooks.Find]. Only the lease's holder may call it.
+// Secret returns the secret with which to register or refresh the subscription for a URI. [Hooks.Find] then returns this secret,
+// too. Only the relay that holds the backend's lease may call Secret.
 func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, error) {
 	id, today := hookID(workspace, uri), time.Now().Unix()/(24*60*60)
 	hook, err := h.read(ctx, id)
@@ -508,8 +515,9 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 	return h.deriveSecret(ctx, id, hook.Days[0])
 }
 
-// RecordAccepted records that the backend has accepted a registration or refresh. until is the end of the subscription's lifetime, or zero if
-// it is unlimited. fresh reports whether the subscription is new at the backend, so that events may be missing.
+// RecordAccepted records that the backend has accepted a registration or refresh. subscription is the backend's id of the
+// subscription, and until is the end of the subscription's lifetime, or zero if it is unlimited. fresh reports whether the
+// subscription is new at the backend, so that events may be missing.
 func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)
@@ -537,7 +545,8 @@ type Restart struct {
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// restartKey returns a sort key with "!", before those of states, so that one query finds all restarts.
+// restartKey returns the key of a restart. Its sort key begins with "!" so that one query finds all restarts, because the sort
+// keys of states begin with a letter, a digit, - or _.
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort
@@ -558,7 +567,8 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// ListRestarts returns the restarts requested for a backend, each until [Registry.FinishRestart].
+// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
+// [Registry.FinishRestart].
 func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	q := store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\""}
 	err = store.EachOf(ctx, r.DB, q, "read whether to subscribe again at a backend", func(it *store.Item) error {

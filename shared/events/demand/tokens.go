@@ -31,8 +31,9 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
-// chooseToken returns the value of a demand with the presented token or, if the stored token is valid for longer, with the stored one. Without
-// any valid token, the error is of kind Unauthenticated. replaced reports whether the value has another token than the stored value.
+// chooseToken returns the value of a demand with the presented token or, if the stored token is valid for longer, with the stored
+// one. Without any valid token, the error is of kind Unauthenticated. replaced reports whether the value has another token than the
+// stored value.
 func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
 	stored, err := r.openToken(ctx, key, had)
 	if err != nil {

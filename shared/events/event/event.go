@@ -25,7 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxPayload is in bytes. It leaves enough space for the webhook body or queue message around it to stay below 256 KiB.
+// MaxPayload is the maximum size of a payload in bytes. It leaves enough space for the webhook body and the queue
+// message around it to stay below 256 KiB.
 const MaxPayload = 240 << 10
 
 // MaxURI is the maximum length of an event URI in bytes.
@@ -103,7 +104,8 @@ func (e Event) Key() string {
 // messageVersion is the version of the encoding in [Event.AppendJSON].
 const messageVersion = 1
 
-// gapVersion is the version of a message with [Event.Gap], which keeps earlier releases from decoding it.
+// gapVersion is the version of a message with [Event.Gap]. It is newer than messageVersion, so that earlier releases, which do
+// not know gaps, leave the message in the queue. This release reads both versions.
 const gapVersion = 2
 
 // AppendJSON appends the event as in queue messages and the log. publish has already compacted the payload.
@@ -137,7 +139,8 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// MaxSize returns an upper bound of [Event.AppendJSON]'s result. Only the trace state can have characters that JSON escapes.
+// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. It counts the
+// trace state twice, because that is the only text with characters that JSON escapes.
 func (e *Event) MaxSize() int {
 	const names = 192 // for member names, numbers and punctuation
 	return names + len(e.Workspace) + len(e.ID) + len(e.URI) + len(e.Name) + len(e.Trace.Parent) + 2*len(e.Trace.State) + len(e.Data)

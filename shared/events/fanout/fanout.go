@@ -183,8 +183,8 @@ func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent, and returns the ids of the others with an error. If a message stays on the queue,
-// the queue redelivers all later messages of its FIFO group, so settle does not dead-letter those yet.
+// settle dead-letters the messages whose error is permanent, and returns the ids of the others with an error. If a message stays on
+// the queue, the queue redelivers all later messages of its FIFO group, so settle does not dead-letter those yet.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -237,11 +237,11 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace spans of the others,
-// by message id.
+// group sorts a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace spans of
+// the others, by message id.
 //
-// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The queue redelivers the later messages of its FIFO
-// group together with it, so group leaves them too. Otherwise each receive would repeat their webhooks.
+// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The queue redelivers the later messages
+// of its FIFO group together with it, so group leaves them too. Otherwise each receive would repeat their webhooks.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -305,9 +305,9 @@ type latestCatalog struct {
 // find returns the group of an event's URI, with the event type that the URI matches. g is the URI's group if there is one already, or nil.
 //
 // The catalog of this process may be seconds old, and may lack an event type or have another type for the URI. So before find gives up or
-// accepts another type than the event's own, it reads the latest catalog. The same applies if publish has sent the event as an unordered one
-// (unordered) and the type is ordered in the catalog of this process. Several processes may have messages of its URI then, so none of them may
-// append to the URI's own partition.
+// accepts another type than the event's own, it reads the latest catalog. The same applies if publish has sent the event as an
+// unordered one (unordered) and the type is ordered in the catalog of this process. Several processes may have messages of its URI
+// then, so none of them may append to the URI's own partition.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, unordered bool) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {

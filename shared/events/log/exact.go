@@ -194,7 +194,8 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// putSegment writes a slow segment again with a new key, because a reader may already have passed the first one.
+// putSegment writes a segment. If the write was slow, it writes the segment again with a new key, because a reader may already have passed
+// the first key.
 func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.newItem(p, seg)
 	if err != nil {

@@ -183,7 +183,8 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far a reader must read p again, because smaller keys may be committed late; 0 if keys grow in commit order.
+// LookBack returns how far before its own position a reader must read p again, because smaller keys may have been committed late. It is 0
+// if the keys of p grow in the order of commits.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
 		return 0
@@ -205,8 +206,8 @@ func (l *Log) GivenAt(at int64) int64 {
 // all copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.DB.Stamps() }
 
-// PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true, they include
-// the URI's own partition, which has the events from before the type became unordered.
+// PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true,
+// they include the URI's own partition, which has the events from before the type became unordered.
 func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	own := OwnPartition(workspace, uri)
 	if !unordered || !l.Spreads() {
@@ -241,8 +242,9 @@ func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []eve
 	return exact{l}.appendAfter(ctx, workspace, uri, logEnd{key: last, position: l.Position(), fresh: events}, patterns)
 }
 
-// ByID returns the newest event with an id, or nil. If uri is not empty, it looks only for events of that URI. indexed reports whether the log
-// has an index of ids. Only a store that stamps keys has one, because DynamoDB bills every item of an index.
+// ByID returns the newest event with an id, or nil. If uri is not empty, it looks only for events of that URI. indexed reports
+// whether the log has an index of ids. Without an index, ByID returns nil without a read. Only a store that stamps keys has an
+// index, because DynamoDB bills every item of an index.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	if !l.TotalOrder() {
 		return nil, false, nil
@@ -347,8 +349,9 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position of a cursor that was given after Since. It is before Since, because a cursor's position may be
-// up to [Window] before the time at which the cursor was given, and because clocks differ.
+// FirstPosition returns the earliest position of a cursor that was given after Since. It is before Since, because a cursor's
+// position may be up to [Window] before the time at which the cursor was given, and because clocks differ. A reader with an earlier
+// cursor may miss events.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -358,8 +361,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one retention. The
-// caller must first record that the pattern's shape (see package match) is in use, because fanout reads only interests with such shapes.
+// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one
+// retention. It returns the interest, whose Since tells from which position fanout writes to these partitions. The caller must
+// first record that the pattern's shape (see package match) is in use, because fanout reads only interests with such shapes.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -395,7 +399,8 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 	}
 }
 
-// interestMargin is for a store whose clock is fast and would delete an interest's item too early.
+// interestMargin is how long the store keeps an interest's item after the interest has ended, so that a store whose clock is a little fast
+// does not delete the item too early.
 const interestMargin = time.Hour
 
 // LoadInterest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
@@ -479,7 +484,8 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI as a sub-resource of its parents for a month. Fanout calls it for [Appended.Unrecorded].
+// RecordChild records a URI as a sub-resource of its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls
+// it for [Appended.Unrecorded].
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	ops := l.parentOps(workspace, uri)
 	if len(ops) == 0 {

@@ -22,8 +22,8 @@ import (
 
 // Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number of
 // items to read. If more is true, the next page begins after next. Otherwise the caller has every entry that was committed before Read was
-// called and whose key is not greater than next. If a later release wrote the first item, Read fails with [ErrLater]. An item that cannot be
-// decoded is an entry with [Entry.Lost].
+// called and whose key is not greater than next. If a later release wrote the first item, Read fails with [ErrLater]. An item that
+// cannot be decoded is an entry with [Entry.Lost].
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
@@ -35,7 +35,8 @@ func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limi
 	return l.read(ctx, p, after, end, limit, false)
 }
 
-// ReadPast reads like [Log.Read], but does not wait at a later release's item: it returns an entry with [Entry.Lost] for it.
+// ReadPast reads like [Log.Read], but returns an entry with [Entry.Lost] for an item that a later release wrote. It is for
+// readers that cannot wait for that release.
 func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, l.DB.End(), limit, true)
 }
@@ -232,7 +233,8 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 // partitions may have the same sort key, so n counts the events of all these items.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position of formatPosition, or of the previous release, which has no number.
+// parsePosition decodes a position of formatPosition. A position of the previous release has no number, and means after all events of the
+// items with the sort key.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller made the position up
@@ -316,7 +318,8 @@ type Place struct {
 // MaxPlaces is the maximum number of partitions for which a cursor can have separate positions.
 const MaxPlaces = 16
 
-// MaxSent is the maximum length of [Cursor.Sent]. A resuming client gets entries that were left out twice.
+// MaxSent is the maximum length of [Cursor.Sent]. If more entries after [Cursor.At] were sent, the cursor leaves some of them out. A client
+// that resumes from the cursor gets these entries again, but it never misses any.
 const MaxSent = 64
 
 // Sealer encodes cursors as opaque tokens, authenticated with a key of the deployment and bound to the workspace.

@@ -112,7 +112,8 @@ func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 }
 
 // decode returns the entries of an item. If some events of the item cannot be decoded, it returns the others and one entry with
-// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns [ErrLater] if a later release wrote the item.
+// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns [ErrLater] if a later release wrote
+// the item.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -141,8 +142,8 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. In a partition with several writers,
-// the distance is 0. Otherwise the keys of two items could interleave, but readers read item by item.
+// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. In a partition with
+// several writers, the distance is 0. Otherwise the keys of two items could interleave, but readers read item by item.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -203,7 +204,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit once with each item that readers could not decode, until an error. The records of the items stay.
+// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It stops at an
+// error of visit. VisitBroken keeps the records of these items for as long as readers may find the items, so that readers do not record
+// them again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -293,9 +296,9 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// isRepeatable reports whether a repeated batch need not append events that the last segment, whose key is end, already has. If writers stamp
-// keys, the segment must be recent. An older one may have been committed so late that readers had already passed its key, and its writer may
-// have died before it could write the segment again with a new key.
+// isRepeatable reports whether a repeated batch need not append events that the last segment, whose key is end, already has. If
+// writers stamp keys, the segment must be recent. An older one may have been committed so late that readers had already passed its
+// key, and its writer may have died before it could write the segment again with a new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }

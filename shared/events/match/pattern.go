@@ -338,7 +338,8 @@ func (s *Selection) RedactedData(e *event.Event) (json.RawMessage, error) {
 	return Redact(e.Data, s.Redact)
 }
 
-// CanonicalArguments sorts the members by name and removes space. Absent arguments and null become an empty object.
+// CanonicalArguments sorts the members by name and removes space, so that equal arguments have equal bytes. Absent arguments and
+// null become an empty object.
 func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
 	members, err := decodeArguments(raw)
 	if err != nil {

@@ -23,8 +23,9 @@ import (
 // envelope is the number of nesting levels around a payload in a request: an array, and the event objects in it.
 const envelope = 2
 
-// decode parses a JSON body with one event or an array of events, each in our own form or, if it has the member "specversion", as a structured
-// CloudEvent. If workspaces is true, an event may have the members workspace and resend, which only the inbox allows.
+// decode parses a JSON body with one event or an array of events, each in our own form or, if it has the member "specversion", as
+// a structured CloudEvent. If workspaces is true, an event may have the members workspace and resend, which only the inbox
+// allows. Faults are of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r faultList
 	if jsonrpc.Depth(body) > event.MaxDepth+envelope {

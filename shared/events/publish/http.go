@@ -194,7 +194,8 @@ type faultList struct {
 	first string // message of the first fault of that kind
 }
 
-// severity ranks the kinds of faults. A request with several gets the highest kind: malformed input must be fixed first.
+// severity ranks the kinds of faults. If a request has several, its error gets the highest kind. Malformed input comes before
+// unknown names, because the caller must fix it first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }

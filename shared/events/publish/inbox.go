@@ -66,7 +66,8 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Send the events first: after a failure, the queue redelivers all messages, and would repeat the dead letters.
+	// Send the events first. If that fails, the queue redelivers all messages, so in the other order the dead letters would be
+	// sent twice.
 	if len(events) > 0 {
 		if err := b.Service.enqueue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -153,7 +154,8 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 	return out, refused
 }
 
-// dependsOnCatalog reports whether a newer catalog might accept an event that was refused with err.
+// dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with err, because an
+// event type or a schema has been added or changed.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -166,7 +168,8 @@ func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
 }
 
-// ServerPublisher publishes events because of a principal's action: without its scope, but with its quota.
+// ServerPublisher publishes events that the server itself creates because of a principal's action. The principal does not
+// need the scope to publish, but the events count against its quota.
 type ServerPublisher struct{ Service *Service }
 
 // Publish accepts one event, as [Service.Accept] does.
@@ -176,7 +179,8 @@ func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input
 	return err
 }
 
-// InboxPublisher is a [ServerPublisher] for a process that can reach only the inbox queue.
+// InboxPublisher publishes events like [ServerPublisher], for a process that can reach only the inbox queue. [Inbox] then
+// checks and publishes the event.
 type InboxPublisher struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.

@@ -48,8 +48,8 @@ const (
 type Input struct {
 	// URI is the event:// URI, not necessarily in canonical form.
 	URI string
-	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI and id within five minutes is
-	// dropped. If it is empty, the event gets a new id. [event.ForeignID] maps an id that is not valid.
+	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI and id within
+	// five minutes is dropped. If it is empty, the event gets a new id. [event.ForeignID] maps an id that is not valid.
 	ID string
 	// Source is the CloudEvents source, within which ids are unique. It may be empty.
 	Source string
@@ -154,7 +154,8 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// enqueue queues accepted events and ends their spans. In the stand-alone server, one commit can write the queue and the log.
+// enqueue puts accepted events on the events queue and ends their spans. In the stand-alone server, fanout begins before the
+// events are written. An event in the queue and its entry in the log can then be written in one commit.
 func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
@@ -291,7 +292,8 @@ func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	return data, nil
 }
 
-// digest returns the SHA-256 in base64url of the parts and their lengths, for FIFO groups and deduplication ids.
+// digest returns a name for a FIFO group or a deduplication id. It is the SHA-256 in base64url, with 43 characters,
+// of the parts and their lengths, so that different lists of parts give different results.
 func digest(parts ...string) string {
 	buf := make([]byte, 0, 1536)
 	for _, p := range parts {
@@ -351,8 +353,8 @@ type object struct {
 	many  map[string]bool // the names so far, once there are fewMembers; nil before
 }
 
-// findDuplicate returns a JSON Pointer to a member name that occurs twice in an object. We refuse duplicates because parsers differ in which
-// of the two they use: a subscriber might read another value than the one that passed the schema check.
+// findDuplicate returns a JSON Pointer to a member name that occurs twice in an object. We refuse duplicates because parsers differ
+// in which of the two they use: a subscriber might read another value than the one that passed the schema check.
 func findDuplicate(data []byte) (pointer string, found bool) {
 	var open []object
 	var names [][]byte

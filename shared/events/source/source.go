@@ -58,7 +58,8 @@ type Source struct {
 	// Events are the mappings. The first one that matches a document is used.
 	Events []Mapping
 	Line   int // in the configuration file
-	// Verify configures the verification of senders. It is zero for the inbox queue, to which IAM controls access.
+	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue,
+	// because IAM controls access to this queue.
 	Verify verify.Settings
 	// Secrets are the scheme's secrets. Any of them may sign, so that secrets can be rotated.
 	Secrets []secret.Value
@@ -99,7 +100,8 @@ type Unfit struct {
 	ID string `json:"-"`
 }
 
-// Map makes an event from a document, or returns nil if no mapping matches. The error for a missing value has an [Unfit] as its data.
+// Map makes an event from a document. It returns nil if no mapping matches. If a mapping matches but the document
+// lacks a value that it needs, the error is of kind fault.Unprocessable and its data is an [Unfit].
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
@@ -293,9 +295,9 @@ func DecodeDocument(text []byte) (any, error) {
 // maxRecords is the maximum number of records in an S3 notification. S3 itself sends one.
 const maxRecords = 100
 
-// ReadEnvelope returns the documents of a message that an AWS service put into the inbox queue. If the Message of an SNS envelope is JSON, the
-// decoded JSON replaces the text. An S3 notification has one document per record, and none if it is the test message that S3 sends at setup.
-// From is [HTTP] for a message that ReadEnvelope does not recognize.
+// ReadEnvelope returns the documents of a message that an AWS service put into the inbox queue. If the Message of an SNS envelope
+// is JSON, the decoded JSON replaces the text. An S3 notification has one document per record, and none if it is the test message
+// that S3 sends at setup. From is [HTTP] for a message that ReadEnvelope does not recognize.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil
@@ -356,7 +358,8 @@ func decodeMessage(envelope map[string]any) {
 	}
 }
 
-// decodeKeys adds urlDecodedKey, named as by AWS's own libraries, to each record of S3, which sends "red flower.jpg" as "red+flower.jpg".
+// decodeKeys adds a member urlDecodedKey to each record of an S3 notification, because S3 URL-encodes the object's
+// key: "red flower.jpg" is sent as "red+flower.jpg". AWS's own libraries use the same member name.
 func decodeKeys(records []any) {
 	for _, r := range records {
 		if object, ok := member(member(r, "s3"), "object").(map[string]any); ok {

@@ -19,7 +19,8 @@ import (
 // jsonPath matches the beginning of a JSONPath (RFC 9535), which would otherwise be a constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
 
-// Value describes a part of an event: a JSON Pointer into the document, a constant, or an object of values.
+// Value describes a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of
+// values. The zero value means that the part is not configured.
 type Value struct {
 	kind     kind
 	pointer  jsonpointer.Pointer
@@ -67,7 +68,8 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	return jsonrpc.Encode(v.constant), nil
 }
 
-// ParseValue parses a decoded JSON value: a string that begins with / is a JSON Pointer, anything else except an object a constant.
+// ParseValue parses a value that [encoding/json] has decoded. A string that begins with / is a JSON Pointer, the
+// members of an object are values themselves, and anything else is a constant. Faults are of kind fault.Invalid.
 func ParseValue(v any) (Value, error) { return parseValue(v, 0) }
 
 func parseValue(v any, depth int) (Value, error) {
@@ -168,7 +170,8 @@ func hides(name string, secret []string) bool {
 	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue finds pointers in a value that match no document of a source, which never has the headers in secret.
+// CheckValue finds pointers in a value that match no document of a source. For example, a pointer to a header in secret
+// never matches, because a request's document omits these headers. The faults point to places in the value.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkValue(v, nil)
@@ -210,8 +213,9 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// checkPattern checks text, a part of a pattern that stands at place and applies to the path at in the document. It follows only the first two
-// levels, because deeper ones depend on the provider. The alternatives of an $or apply at the same path as the $or itself.
+// checkPattern checks text, a part of a pattern that stands at place and applies to the path at in the document. It follows only
+// the first two levels, because deeper ones depend on the provider. The alternatives of an $or apply at the same path as the $or
+// itself.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))

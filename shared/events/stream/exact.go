@@ -215,8 +215,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after the settled position may still be committed. The feed returns them only after the older entries of the log. Until
-		// then, the source's floor, and with it the cursor, must not pass that position.
+		// Entries with keys after the settled position may still be committed. The feed returns them only after the older entries of the
+		// log. Until then, the source's floor, and with it the cursor, must not pass that position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -272,7 +272,8 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle moves the floors of sources by batches without entries, which do not wake the reader and so wait for receive.
+// settle takes batches without entries from the inbox, which only say how far a tail has read, and moves the floors of their
+// sources to that position. receive would do that too late, because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -377,8 +378,8 @@ type source struct {
 	bound   int64  // floor must not exceed it while the feed still reads older entries from the log; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
-	// stuck says that a later release wrote the next item. The source stops before the item, so that a client that resumes at an instance of that
-	// release gets all entries. The other sources continue.
+	// stuck says that a later release wrote the next item. The source stops before the item, so that a client that resumes at an
+	// instance of that release gets all entries. The other sources continue.
 	stuck bool
 
 	// The remaining fields are only for [exactMerge].
@@ -442,8 +443,9 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries whose keys are greater than at, because a cursor at this position must name them. If places
-// is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter omits their entries.
+// idsAfter returns the ids of the returned entries whose keys are greater than at, because a cursor at this position must name
+// them. If places is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter omits their entries.
+// It forgets old entries.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

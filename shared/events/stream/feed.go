@@ -138,8 +138,8 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew returns the entries that the feeds do not have yet, and the position up to which it has read. At an item that a later release wrote,
-// it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before that item.
+// readNew returns the entries that the feeds do not have yet, and the position up to which it has read. At an item that a later
+// release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -171,8 +171,8 @@ type window struct {
 // advance updates the window after a read that began at the time began and returned the new entries up to the position last. lookBack says
 // how far the next read goes back. settled is [eventlog.Log.SettledPosition] from before the read.
 //
-// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the tail has only
-// because [eventlog.Window] is longer than [eventlog.SlowAppend] and [eventlog.MaxSkew] require.
+// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the
+// tail has only because [eventlog.Window] is longer than [eventlog.SlowAppend] and [eventlog.MaxSkew] require.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -395,8 +395,8 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	return d, true
 }
 
-// CursorMoved reports whether the feed has read and dropped older entries of the log since its last delivery or the last call. A caller should
-// then send [Feed.Cursor] to the client, so that a resumed feed need not read these entries again.
+// CursorMoved reports whether the feed has read and dropped older entries of the log since its last delivery or the last call. A
+// caller should then send [Feed.Cursor] to the client, so that a resumed feed need not read these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
 	f.passed = false
@@ -433,9 +433,11 @@ const (
 	watched = 10 * time.Second
 	// renewEvery is how often a tail renews the [eventlog.Interest], unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting limits the entries that wait for a feed's reader, and maxWaitingBytes their payloads. Beyond, the feed ends.
+	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
+	// feed ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors limits the batches that wait for a feed. Beyond, it ignores batches without entries, which only move the cursor.
+	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. They only
+	// move the cursor, and a later batch moves it further.
 	maxFloors = 256
 )
 
@@ -555,7 +557,8 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is set for a gap, of which the client must be told: the key of the pattern to which an unreadable event belongs.
+	// Lost is set for a gap, i.e. if an event cannot be read. It is the key of the pattern to which the event belongs. The
+	// client must be told about the gap.
 	Lost string
 	// Cursor is the cursor with which a client resumes after this delivery.
 	Cursor string

@@ -27,8 +27,8 @@ type inbox struct {
 // offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of its
 // partition, the position up to which the tail has read.
 //
-// If too many entries wait, offer ends the feed. But while the feed is catching up, offer instead drops the batch and all further batches of
-// the same partition, and the feed reads their entries from the log later.
+// If too many entries wait, offer ends the feed. But while the feed is catching up, offer instead drops the batch and all further
+// batches of the same partition, and the feed reads their entries from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

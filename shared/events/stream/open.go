@@ -30,8 +30,8 @@ type Request struct {
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. A resumed feed then reads its topics
-	// from [Request.TopicsAfter] instead of the cursor, so it does not repeat notices.
+	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. A resumed feed then reads
+	// its topics from [Request.TopicsAfter] instead of the cursor, so it does not repeat notices.
 	Sole bool
 	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
@@ -198,7 +198,8 @@ func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// The names of the topics follow. A topic is a sequence of notices within a workspace.
+// The names of the topics follow. A topic is a sequence of notices within a workspace. The package that sends a topic's notices
+// defines their JSON.
 
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [IsBackendsNotice] tells the two kinds apart.
 const TopicCatalog = "catalog"
@@ -223,7 +224,8 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 // TopicSession returns the topic for changes that other requests make to the open stream of a session.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceBackends notifies a workspace's streams of changed backends. With the settings' version, readers drop duplicates.
+// AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
+// the new settings. It is part of the notice's id, so that readers treat the announcements of several processes as one.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // cannot fail for a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)

@@ -48,9 +48,9 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because the cursor must name
-// each of them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard, because a returned entry there may have the
-// same key as the first entry that waits for the next poll.
+// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because the cursor
+// must name each of them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard, because a returned
+// entry there may have the same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once. It needs no tail and keeps no state.
@@ -141,7 +141,8 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // the ids of the entries that belong to the page or to resume
-	// resume has the hashes of the entries after the cursor's position that earlier polls returned, and the entries once read.
+	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor
+	// names them by their hashes. An entry has only its hash until this poll has read it.
 	resume        map[uint64]sentEntry
 	sent          []sentEntry // the entries that this poll returns, unless positions are exact
 	open          int         // how many entries the next cursor may have to name

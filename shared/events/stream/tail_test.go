@@ -403,8 +403,8 @@ func TestPollsOfAWildcardWhileEventsAreCommittedBetweenTheReadsOfItsShards(t *te
 	}
 }
 
-// GWN-21: given an open stream of events that a backend sends to its caller, when the backend has refused the caller's token, then the stream
-// ends, so that its client presents a token again. The streams of other principals stay open.
+// GWN-21: given an open stream of events that a backend sends to its caller, when the backend has refused the caller's token, then
+// the stream ends, so that its client presents a token again. The streams of other principals stay open.
 func TestAStreamEndsWithItsToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := over(t, embedded(t))
@@ -439,8 +439,8 @@ func TestAStreamEndsWithItsToken(t *testing.T) {
 	})
 }
 
-// GWN-21: given open streams of two principals for the same events of a backend, when one of them closes its stream, then only the demand of
-// the other one is renewed.
+// GWN-21: given open streams of two principals for the same events of a backend, when one of them closes its stream, then only the
+// demand of the other one is renewed.
 func TestAStreamRenewsTheDemandOfItsPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const uri = "event://~mail/received/e30"

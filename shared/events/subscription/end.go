@@ -20,7 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. It returns the same NotFound error for another principal's and an unknown URI.
+// Deregister ends a subscription of the caller. It returns the same NotFound error for another principal's URI and for an unknown
+// one, so that a caller cannot find out other principals' URIs.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.authorize(ctx, p); err != nil {
 		return err
@@ -66,8 +67,9 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is [Subscription.Resumed]
-// at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable reports false.
+// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is
+// [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already,
+// Disable reports false.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -178,8 +180,9 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. resumed is
-// [Subscription.Resumed] at the time of the failures. If the subscription was resumed again since then, Suspend leaves it as it is.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh
+// then replays the events that were published since the suspension. resumed is [Subscription.Resumed] at the time of the
+// failures. If the subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
@@ -192,8 +195,9 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the log's end. So
-		// the time in the field Suspended must not be earlier, because dispatch leaves events from after that time to the replay.
+		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the
+		// log's end. So the time in the field Suspended must not be earlier, because dispatch leaves events from after that time to the
+		// replay.
 		given := s.Log.GivenAt(s.Log.Time().UnixMicro()) // before the position is read
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
@@ -285,7 +289,8 @@ func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 	return removed, err
 }
 
-// sweepOne removes the subscription of an expiry entry if it has expired, or dead-letters what it cannot decode.
+// sweepOne removes the subscription of an expiry entry if it has expired. If the entry or the subscription cannot be decoded, sweepOne
+// dead-letters the entry.
 func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
@@ -301,8 +306,8 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Store.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription if it has expired. later reports that its expiry entry in the partition part, which stands for a minute, must
-// stay for another sweep.
+// expire removes a subscription if it has expired. later reports that its expiry entry in the partition part, which stands for a
+// minute, must stay for another sweep.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {

@@ -120,8 +120,9 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
-// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have been lost and
-// the secret is not stored in clear text. It returns nil if the idempotency key is new.
+// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have
+// been lost and the secret is not stored in clear text. The principal's current rights replace the former ones. registerAgain
+// returns nil if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	it, err := store.One(ctx, g.Service.Store.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
@@ -232,7 +233,8 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the events after the log position after. truncated is true if it leaves out some of them.
+	// Replay enqueues the subscription's events whose log positions are greater than the parameter after. truncated is true if it leaves out
+	// some of them.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
 	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error
@@ -259,7 +261,8 @@ type Options struct {
 	VerifiedTargets []string
 	// Verifications returns a principal's challenges per minute. Nil means [quota.DefaultVerifications] for all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
-	// Rate limits registrations, subscriptions and refreshes, which cost as much, per principal. Nil means no limit.
+	// Rate limits how often a principal registers or subscribes. A refresh of a subscription counts too, because it costs as much as a
+	// new one. Ending a subscription is not limited. Nil means no limit.
 	Rate *quota.Rate
 }
 
@@ -271,7 +274,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second and principal. A burst may have those of ten seconds, at least one.
+// NewRate returns a limit on registrations per second and principal. A burst may have as many registrations as ten seconds allow,
+// e.g. 20 at two per second, but always at least one.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
@@ -284,7 +288,8 @@ type Registrar struct {
 	Replay  Replayer
 	// Watermark finds the position to which a refresh advances the subscription's cursor. If nil, the cursor never moves.
 	Watermark Watermark
-	// Switches tells to pause a new subscription whose id an operator had paused before. It may be nil.
+	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. Switches may
+	// be nil.
 	Switches *switches.Set
 	// Demand asks the relay to receive a backend's events of a URI too. Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
@@ -300,8 +305,8 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 	}.Verify(ctx, p, target, id, key)
 }
 
-// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that any access
-// rule named then. If a rule later names another claim, the client must subscribe again.
+// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that
+// any access rule named then. If a rule later names another claim, the client must subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -339,7 +344,8 @@ func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged is the reason if an event type (name) has changed incompatibly. feature is from [catalog.FindBreakingFeature].
+// SchemaChanged returns the reason for terminating a subscription if its event type, which is given by its name, has changed incompatibly.
+// The parameter feature is the part of the event type that has changed, as [catalog.FindBreakingFeature] returns it.
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
@@ -350,12 +356,14 @@ func NeedsPrincipal() error {
 	return fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
 }
 
-// TypeRemoved is the reason if the event type, or all types below a parent URI, were removed. name is the type or parent.
+// TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
+// name is the name of the type. If the client subscribed to all types below a parent URI, it is the parent URI.
 func TypeRemoved(name string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", name).With(map[string]any{"kind": "event"})
 }
 
-// NoWebhooks is the reason, also for refusing a new subscription, if the event type is not delivered by webhook.
+// NoWebhooks returns the reason for terminating a subscription if its event type is no longer delivered by webhook. It is also the error
+// for a new subscription to such an event type.
 func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
@@ -369,7 +377,8 @@ type Service struct {
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// PrincipalTopic and SubscriptionTopic return the topics of the event log for open streams. Nil means no notices.
+	// PrincipalTopic and SubscriptionTopic return the topics of the event log on which the Service notifies open streams of
+	// changes. Nil means no notices.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }

@@ -67,7 +67,8 @@ func isPlain(text, others string) bool {
 
 func isDigits(text string) bool { return strings.Trim(text, "0123456789") == "" }
 
-// SameOrigin returns "https://example.com" for "https://Example.com:443", like [OriginOf], and any other text unchanged.
+// SameOrigin returns an origin as [OriginOf] spells it: with a host in lower case and without a default port, e.g. "https://example.com"
+// for "https://Example.com:443". It returns any other text unchanged.
 func SameOrigin(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
@@ -96,7 +97,8 @@ func (s *Subscription) EffectiveState() State {
 }
 
 // moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state. gone is true if the
-// record is deleted. The entry expires at until, like the record; zero means never.
+// record is deleted. The caller makes these writes in the transaction that writes the record. The entry expires at until, like the
+// record; zero means never.
 func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.Op) {
 	now := s.EffectiveState()
 	if gone || now == Active {
@@ -133,8 +135,8 @@ type Selected struct {
 	Status Status
 }
 
-// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the last page.
-// Select queries only one index, so a page can be short or empty although more pages follow.
+// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the
+// last page. Select queries only one index, so a page can be short or empty although more pages follow.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, maxSelected)}
 	records := false
@@ -193,8 +195,8 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 // parentsAfter begins the positions in the second part of the list of [Lists.SelectCovering], which has the subscriptions to parents.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event: first the subscriptions to its type entry, and then the others, which
-// match because of a parent of the URI. It pages like [Lists.Select].
+// SelectCovering returns a page of the subscriptions that match an event: first the subscriptions to its type entry, and then the
+// others, which match because of a parent of the URI. It pages like [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -277,7 +279,8 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 }
 
 // CountStates counts a workspace's subscriptions by state, up to most for each state. No index lists active subscriptions, so CountStates
-// counts all and subtracts the other states. The counts may include subscriptions that have ended.
+// counts all and subtracts the other states. If another state has more subscriptions than most, the number of active ones may be
+// too high. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0
@@ -312,7 +315,8 @@ func (s *Subscription) Covers(uri string) bool {
 // removed them. The erasure of a principal's data must find both. So there is an e# entry for each subscription of the principal, which
 // names the partitions of the index entries. It is written together with them, and kept for [EndedKept] after the subscription has ended.
 
-// EndedKept exceeds the 42 days of a delivery: 30 paused by a switch, five of retries, and seven as a dead letter.
+// EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
+// days of retries, and seven days as a dead letter.
 const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
@@ -344,8 +348,9 @@ func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visi
 		func(it *store.Item) error { return visit(it.Sort) })
 }
 
-// ForgetEnded deletes the index entries that an ended subscription still has, and then its e# entry. It must run after all deliveries of the
-// subscription have been erased. If the principal has made the subscription again meanwhile, ForgetEnded leaves the new entries as they are.
+// ForgetEnded deletes the index entries that an ended subscription still has, and then its e# entry. It must run after all
+// deliveries of the subscription have been erased. If the principal has made the subscription again meanwhile, ForgetEnded leaves
+// the new entries as they are.
 func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
 	items, err := l.get(ctx, []store.Key{endedKey(workspace, principal, id), recordKey(workspace, principal, id)})
 	if err != nil || items[0] == nil || items[1] != nil {
@@ -379,7 +384,8 @@ func DataPartitions(workspace, principal string) map[string]store.Key {
 	return held
 }
 
-// CountSubscribers returns how many subscribers an event with this URI has at most. Some may be counted twice.
+// CountSubscribers returns how many subscribers an event with this URI has. The result may be too high, but never too low. For example,
+// it counts a subscriber twice if two of its patterns match.
 func (s *Service) CountSubscribers(ctx context.Context, workspace, uri string) (n int, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {

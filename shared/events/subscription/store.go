@@ -29,7 +29,8 @@ type Store struct {
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, so that no further attempt starts. It may be nil.
+	// Ended is called when a subscription has ended or was disabled, before the request that ended it is answered, so that no
+	// further attempt starts. It may be nil.
 	Ended func(id string)
 	// Started is called before a subscription is written, so that attempts start again for its id. It may be nil.
 	Started func(id string)
@@ -48,8 +49,8 @@ func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction raises the
-// principal's counter. insert checks the counter before, too, so that a refused subscription gets no index entries.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction
+// raises the principal's counter. insert checks the counter before, too, so that a refused subscription gets no index entries.
 //
 // The number of all subscriptions of the workspace (its sum) is not part of the transaction. insert raises the sum first, and lowers it
 // again if the subscription was certainly not written. If the process dies in between, [Sweeper.Recount] corrects the sum.
@@ -67,8 +68,8 @@ func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	return err
 }
 
-// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have the
-// subscription's revision. certain is false if the store may have written the subscription despite an error.
+// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not
+// have the subscription's revision. certain is false if the store may have written the subscription despite an error.
 func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := s.addEntries(ctx, cat, sub); err != nil {
 		return true, err
@@ -107,9 +108,9 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns, and increases the revision. They fail with a conflict
-// unless the stored record still has the previous revision. Revision 0 means that no record must exist. Revisions begin at the creation time,
-// so that a later subscription with the same id has other revisions.
+// recordOps returns the operations that write the record and the items of its patterns, and increases the revision. They fail with
+// a conflict unless the stored record still has the previous revision. Revision 0 means that no record must exist. Revisions begin
+// at the creation time, so that a later subscription with the same id has other revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -156,7 +157,8 @@ func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []
 	}
 }
 
-// remove deletes a subscription's items and runs extra in one transaction. If keep is true, its owner sees the record for a week.
+// remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
+// so that the owner can see why the subscription ended.
 func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
 	now := s.now()
@@ -213,7 +215,8 @@ func (s *Store) load(ctx context.Context, workspace, principal, id string) (*Sub
 	return decodeRecord(it)
 }
 
-// change calls apply, which changes and writes the loaded subscription or gets nil, again after each conflict.
+// change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
+// another process wrote the record in between, change loads it and calls apply again.
 func (s *Store) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for range maxConflicts {
 		sub, err := s.load(ctx, workspace, principal, id)
@@ -246,11 +249,12 @@ type Position struct {
 	ID        string `json:"id,omitempty"`
 }
 
-// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200 subscriptions, and
-// stores the result unless it is nil. It may miss a subscription that begins between its calls.
+// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200
+// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more
+// subscriptions follow.
 //
-// It calls reseal for the secrets of disabled subscriptions too but does not store the result, because writing them would activate their
-// patterns again.
+// A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the
+// secrets of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
 func (s *Store) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
 	workspaces, err := (&Lists{DB: s.DB}).Workspaces(ctx)
 	if err != nil {
@@ -358,8 +362,9 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// addToCounters adds n to the counter of each pattern's shape, and to the number of subscribers in its header item (see [HeaderKey]). It writes
-// each counter separately, because all subscriptions of a workspace share the counters of shapes, so transactions would conflict.
+// addToCounters adds n to the counter of each pattern's shape, and to the number of subscribers in its header item (see
+// [HeaderKey]). It writes each counter separately, because all subscriptions of a workspace share the counters of shapes, so
+// transactions would conflict.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -425,8 +430,9 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long the header item of a pattern stays after its count has reached zero. headerStays is the expiry of all other header
-// items, and means never. Each increment sets it, because an item whose count was zero would otherwise keep its old expiry.
+// headerLasts is how long the header item of a pattern stays after its count has reached zero. headerStays is the expiry of all
+// other header items, and means never. Each increment sets it, because an item whose count was zero would otherwise keep its old
+// expiry.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -435,9 +441,9 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
 // needs no such record, because each URI has its own partition.
 //
-// Fanout may have looked for interests just before this one was recorded, and then it does not copy the events of that batch to the pattern's
-// partitions. So RecordInterest waits until the log has these events in the partitions of their own URIs, where a client that then reads the
-// log finds them.
+// Fanout may have looked for interests just before this one was recorded, and then it does not copy the events of that batch to the
+// pattern's partitions. So RecordInterest waits until the log has these events in the partitions of their own URIs, where a client
+// that then reads the log finds them.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
@@ -457,7 +463,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 		return eventlog.Interest{}, nil
 	}
 	// The shapes item has, for each shape ([match.Shape]), the time until which fanout looks for interests in patterns with this shape. It is
-	// written before the interest, and an hour later than the interest's end, because it must not be earlier than the end of any such interest.
+	// written before the interest, and an hour later than the interest's end, because it must not be earlier than the end of any such
+	// interest.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
@@ -473,7 +480,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait even if the interest was stored
-	// already, because another reader may have recorded it only a moment ago.
+	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait even if the
+	// interest was stored already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }

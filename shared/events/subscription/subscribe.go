@@ -31,7 +31,8 @@ type SubscribeRequest struct {
 	Cursor    string        // where delivery starts; empty is now
 	MaxAge    time.Duration // of replayed events; 0 means no limit
 	TTL       TTL
-	// Plain is set if the client wants only events and the challenge, and no control envelopes.
+	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// challenge.
 	Plain bool
 	// Profile is the version of the MCP Events extension that deliveries follow (see [spec.Profile]).
 	Profile spec.Profile
@@ -50,7 +51,8 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed reports whether the subscription existed before. Only then are the others set; Resumed means after a suspension.
+	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether it was
+	// suspended until this request, which has resumed it. Status summarizes its deliveries so far.
 	Refreshed, Resumed bool
 	Status             Status
 }
@@ -136,13 +138,14 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	return g.announce(ctx, want, have, from, r.Cursor != "")
 }
 
-// announce replays the events that the written subscription want is still owed, notifies open streams, and returns the answer to the client.
-// have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
+// announce replays the events that the written subscription want is still owed, notifies open streams, and returns the answer to
+// the client. have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
 	case want.Owed != 0:
-		if begin, gap := g.Service.Log.StartPosition(eventlog.Cursor{Given: want.OwedGiven}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
+		begin, gap := g.Service.Log.StartPosition(eventlog.Cursor{Given: want.OwedGiven}, want.Owed, from.oldest)
+		if gap && (!resumed || want.Owed != max(from.at.At, 1)) {
 			out.Truncated = true
 			out.Cursor = g.Sealer.Seal(want.Workspace, eventlog.Cursor{At: begin})
 		}
@@ -252,9 +255,9 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 }
 
 // refresh writes want in place of have. If the client sent another secret, refresh keeps have's secret as the previous one for the
-// rotation's grace period. The parameter live is false if have has expired. If it is true, and have was active or the client sent no cursor,
-// refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI template by now, refresh
-// moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
+// rotation's grace period. The parameter live is false if have has expired. If it is true, and have was active or the client sent
+// no cursor, refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI
+// template by now, refresh moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -274,7 +277,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = SecondsOf(g.now())
 	}
-	// The server ignores the client's cursor except after a suspension or a move to another pattern.
+	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a
+	// move to another pattern, deliveries start at the client's cursor if it sent one.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed, want.OwedGiven = have.Owed, have.OwedGiven
@@ -323,8 +327,8 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// findStart returns the log position from which to deliver: the client's cursor or, without one, the end of the log. truncated reports whether
-// the client misses events because its cursor is too old.
+// findStart returns the log position from which to deliver: the client's cursor or, without one, the end of the log. truncated
+// reports whether the client misses events because its cursor is too old.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro()) // before the position is read

@@ -125,8 +125,8 @@ func (s *Subscription) listKeys() []store.Key {
 	return keys
 }
 
-// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the time when the
-// subscription was created or last enabled, so that a late removal of earlier entries leaves the new entry as it is.
+// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the
+// time when the subscription was created or last enabled, so that a late removal of earlier entries leaves the new entry as it is.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	ops := []store.Op{store.Put(sub.endedEntry(time.Time{}))} // so that an erasure finds the entries even if the subscription is not written
 	for _, k := range sub.entryKeys() {

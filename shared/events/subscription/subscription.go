@@ -119,7 +119,8 @@ type Subscription struct {
 	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain is set if the client wants only events and the challenge, and no control envelopes.
+	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// challenge.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
 	Profile spec.Profile `json:"pf,omitempty"`
@@ -175,7 +176,8 @@ type Subscriber struct {
 	Suspended Micros  `json:"susp,omitempty"`
 	Resumed   Seconds `json:"resd,omitempty"`
 	Paused    Micros  `json:"pau,omitempty"`
-	// Skip has the keys of the subscription's other patterns under which an event that matches both is delivered.
+	// Skip has the keys of the subscription's other patterns that overlap with this one. An event that matches both is delivered under the
+	// other pattern only, so that it is not sent twice.
 	Skip []string `json:"skip,omitempty"`
 }
 
@@ -209,7 +211,8 @@ type Range struct {
 	To   string `json:"to,omitempty"`
 }
 
-// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly.
+// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
+// the same number of subscribers.
 func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
 // RangeOf returns the range that contains only the subscription with the given id.
@@ -316,8 +319,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if the log did not
-// keep the events of one of the patterns since the cursor, because such an event may still wait in a queue.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if the
+// log did not keep the events of one of the patterns since the cursor, because such an event may still wait in a queue.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {
@@ -340,7 +343,8 @@ func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c ev
 	return true, nil
 }
 
-// Status summarizes a subscription's deliveries. Dispatch writes it when they begin to fail or succeed, else about once a minute.
+// Status summarizes the deliveries of a subscription. Dispatch writes it on a failure, on the first success after a failure, and
+// otherwise at most once per minute, or less often under high load.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
 	// LastError is the category of the last failure, e.g. "timeout". It never contains text from the endpoint.
@@ -348,7 +352,8 @@ type Status struct {
 	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
 	LastCode    int       `json:"code,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
-	// Failures is how many attempts failed since FailedSince, at least: concurrent writes can lose counts.
+	// Failures is how many attempts have failed since FailedSince. The true number may be higher, because concurrent writes can lose
+	// counts.
 	Failures int `json:"n,omitempty"`
 	// ThrottledUntil is the end of the latest pause that the endpoint requested with Retry-After.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
@@ -397,7 +402,8 @@ type View struct {
 	Status    Status
 }
 
-// List returns the caller's next subscriptions by id after the given one. next is empty on the last page.
+// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. next is empty on the
+// last page.
 func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,

@@ -29,11 +29,13 @@ func resumedKey(workspace string, n Name) store.Key {
 
 const requeueTime = time.Minute // over which one run of Requeue spreads the messages
 
-// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch.
+// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies,
+// another one continues after this time.
 const claimedFor = 2 * time.Minute
 
-// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
-// immediately after a resume. Only a crash sends some messages twice.
+// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute,
+// and immediately after a resume. A worker claims a switch before it sends the messages, and deletes each message after sending
+// it. So only a crash sends some messages twice.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
@@ -80,7 +82,9 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the right to requeue a resumed switch's messages, and returns the claimed item's version, or nil.
+// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
+// resumed, or if another worker has that right. The second result is the version of the claimed item, with which the caller releases the
+// claim.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
 	if err != nil || it == nil {
@@ -238,7 +242,8 @@ func (s *Set) NotesOf(ctx context.Context, workspace string, origins ...string) 
 	return notes, nil
 }
 
-// ListNotes returns notes sorted by origin after the given one. Next is the origin to continue from, or "" at the end.
+// ListNotes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
+// from, or "" at the end.
 func (s *Set) ListNotes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
 	return listItems(ctx, s.DB, noteKey(workspace, "").Partition, after, limit, decodeNote)
 }

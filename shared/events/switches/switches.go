@@ -42,7 +42,8 @@ const (
 	Kept = 30 * 24 * time.Hour
 	// RequeueRate is how many messages per second are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long Requeue looks for messages after a resume, which other processes notice later.
+	// linger is how long after a resume Requeue still looks for messages, because other processes may pause some until they notice the
+	// resume.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -59,9 +60,13 @@ type Name string
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// EventSwitch is the switch for an event type, OriginSwitch for an endpoint's origin, and SubscriptionSwitch for a subscription.
-func EventSwitch(name string) Name      { return Name("event/" + name) }
-func OriginSwitch(origin string) Name   { return Name("origin/" + origin) }
+// EventSwitch returns the name of the switch for an event type.
+func EventSwitch(name string) Name { return Name("event/" + name) }
+
+// OriginSwitch returns the name of the switch for an endpoint's origin.
+func OriginSwitch(origin string) Name { return Name("origin/" + origin) }
+
+// SubscriptionSwitch returns the name of the switch for a subscription.
 func SubscriptionSwitch(id string) Name { return Name(subscriptionOf + id) }
 
 // Parse parses a name. For an invalid name it returns a fault of kind Invalid that lists the allowed forms. In an
@@ -148,7 +153,8 @@ func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error
 	return &sw, err
 }
 
-// List returns switches sorted by name after the given one. Next is the name to continue from, or "" at the end.
+// List returns the switches of a workspace, sorted by name and starting after the given name. Next is the name to
+// continue from, or "" at the end.
 func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
 	return listItems(ctx, s.DB, key(workspace, All).Partition, after, limit, decode)
 }
@@ -237,7 +243,8 @@ func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
-// Resume deletes a switch, or returns false. [Set.Requeue] then requeues the messages that waited for it.
+// Resume deletes a switch, so that its deliveries continue. It returns false if the switch did not exist. [Set.Requeue] then
+// requeues the messages that waited for it.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -309,7 +316,8 @@ type Message struct {
 	Sort string
 }
 
-// SortKey returns the key of a message that waits since a time. The same arguments replace the first item.
+// SortKey returns the sort key for a message that began to wait at the time given as since. Callers that may pause a message twice pass
+// the same time and id both times, so that the second item replaces the first.
 func SortKey(since time.Time, id string) string {
 	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
@@ -320,8 +328,8 @@ type stored struct {
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
 	Owner string     `json:"o,omitempty"`
-	// Body is the message's body if that is JSON, and otherwise a string that contains it. It is not always a string, because escaping the quotes
-	// could make it too large for an item. The previous release wrote only strings.
+	// Body is the message's body if that is JSON, and otherwise a string that contains it. It is not always a string, because escaping
+	// the quotes could make it too large for an item. The previous release wrote only strings.
 	Body json.RawMessage `json:"b"`
 }
 
@@ -354,7 +362,8 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Waiting counts the messages, deliveries or whole page tasks, that wait for a switch.
+// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which can stand for several
+// events and many subscribers.
 type Waiting struct {
 	Messages int `json:"messages"`
 	// More is true if there are too many messages to count all of them.

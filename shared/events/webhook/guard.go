@@ -228,7 +228,8 @@ func (g *Guard) hostBlocked(host string, port uint16) bool {
 	return false
 }
 
-// sameHost reports whether two addresses reach the same machine. The unspecified address (0.0.0.0 or ::) reaches this machine.
+// sameHost reports whether two addresses reach the same machine. The unspecified address (0.0.0.0 or ::) counts as a loopback
+// address, because connecting to it reaches this machine.
 func sameHost(a, b netip.Addr) bool {
 	local := func(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() }
 	a, b = a.Unmap(), b.Unmap()
@@ -245,7 +246,8 @@ func splitEntry(entry string) (name string, port uint16) {
 	return strings.Trim(entry, "[]"), 0
 }
 
-// dialContext connects to host:port unless the address is not allowed. It ignores the machine's search list.
+// dialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
+// resolves names as absolute names, so the machine's search list does not apply.
 func (g *Guard) dialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -290,8 +292,10 @@ func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// special has the ranges that are not globally routable, from the IANA special-purpose registries. This file adds what the registries do not
-// list.
+// The ranges that are not globally routable come from code.dny.dev/ssrf, which is generated from the IANA
+// special-purpose registries. It refuses every special IPv4 range, everything outside 2000::/3 in IPv6 (which
+// includes loopback, unique local, link local, v4-mapped, v4-compatible and NAT64), and the special ranges within
+// 2000::/3 (Teredo, 6to4, documentation). This file adds what the registries do not list.
 var special = ssrf.New(ssrf.WithAnyPort(), ssrf.WithAnyNetwork())
 
 // metadata are the addresses at which cloud providers give credentials to any program on the machine. They are always refused.

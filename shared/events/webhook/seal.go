@@ -19,7 +19,8 @@ import (
 // public keyset and can only seal. The process that sends webhooks has the private keyset and can also open. Keysets have Tink's binary
 // form, about 150 bytes per private key.
 
-// Binding is the subscription and target to which a sealed secret belongs. It cannot be opened for another one.
+// Binding identifies the subscription and the target to which a sealed secret belongs. A sealed secret that was copied to another
+// workspace, subscription or target cannot be opened.
 type Binding struct{ Workspace, Subscription, Target string }
 
 // encode returns HPKE's info parameter. Each part is preceded by its length, so that different bindings have different bytes.

@@ -248,7 +248,8 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// exchange sends a request and reads the response, within the timeout. It treats keep like post.
+// exchange sends a request and reads the response, within the timeout. If keep is not nil, it appends the response body to keep, as post
+// does.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = defaultTimeout

@@ -24,7 +24,7 @@ import (
 )
 
 // Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and body) for each key,
-// separated by spaces, so that a receiver can use either secret during a rotation.
+// separated by spaces, so that a receiver can use either secret during a rotation. Without keys it is empty.
 func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	if len(keys) == 1 {
 		return sign(keys[0], id, at, body)
@@ -54,8 +54,9 @@ func signHub(secret, body []byte) string {
 	return "sha256=" + hex.EncodeToString(m.Sum(nil))
 }
 
-// Identity adds an ed25519 signature (Standard Webhooks v1a) to each webhook. Unlike the other signatures, only this server can make it.
-// [Identity.JWKS] publishes the public key.
+// Identity adds an ed25519 signature (Standard Webhooks v1a) to each webhook. It proves that this server sent the
+// webhook, because only the server has the private key, whereas everyone with the shared secret can make the other
+// signatures. [Identity.JWKS] publishes the public key.
 type Identity struct{ key ed25519.PrivateKey }
 
 // NewIdentity returns an Identity that signs with key.
@@ -181,8 +182,9 @@ func (i *Identity) JWKS() []byte {
 	return b
 }
 
-// Verify checks that one of a received webhook's signatures matches one of the secrets, and that the timestamp is within five minutes of now.
-// A secret without whsec_ is used as the key itself. The error is of kind Unauthenticated, or Invalid for a malformed secret.
+// Verify checks that one of a received webhook's signatures matches one of the secrets, and that the timestamp is within five
+// minutes of now. A secret without whsec_ is used as the key itself. The error is of kind Unauthenticated, or Invalid for a
+// malformed secret.
 func Verify(h http.Header, body []byte, secrets ...string) error {
 	for _, secret := range secrets {
 		key := []byte(secret)
@@ -218,7 +220,7 @@ func describeError(err error) string {
 	return standardwebhooks.ErrInvalidHeaders.Error()
 }
 
-// MaxReceived is the largest body that a receiver should accept: twice the size of the largest webhook.
+// MaxReceived is the largest body that a receiver should accept, in bytes: twice the size of the largest webhook.
 const MaxReceived = 2 * MaxBody
 
 // Challenge returns the challenge in a verified request, or false if the request is not a challenge. An event's data

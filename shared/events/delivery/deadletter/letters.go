@@ -37,7 +37,8 @@ type Letter struct {
 	Event        string
 	URI, Name    string
 	Origin       string
-	// Reason is the category of the last failure, "expired", or why a message's queue gave it up.
+	// Reason is, for a delivery, the category of the last failure, or "expired" if there was no attempt. For a message, it is the reason
+	// why its queue gave the message up.
 	Reason   string
 	Dead     time.Time
 	First    time.Time
@@ -45,12 +46,14 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is for a delivery that was never attempted, usually because its event was no longer stored.
+// ReasonExpired is the reason of a dead letter whose delivery was never attempted, usually because the event was no longer stored
+// when its turn came.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
 	l := Letter{
-		ID: encodeLetterID(fmt.Sprintf("%s#%016d#%s", del.Subscription, at.UnixMicro(), del.EventKey())), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		ID:    encodeLetterID(fmt.Sprintf("%s#%016d#%s", del.Subscription, at.UnixMicro(), del.EventKey())),
+		Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
 		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
 		First: del.First, Attempts: del.Attempts, Test: del.Test,
 	}
@@ -105,8 +108,8 @@ func NewOperations(o Options) *Operations {
 	}
 }
 
-// ListLetters returns a page of the dead letters that match a query, newest first. It pages and filters like [records.List], so a page may be
-// short or empty although more pages follow.
+// ListLetters returns a page of the dead letters that match a query, newest first. It pages and filters like [records.List], so a
+// page may be short or empty although more pages follow.
 func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -143,6 +146,7 @@ func readLetter(it *store.Item) (Letter, error) {
 	return letterOf(del, at), nil
 }
 
+// DecodeLetter returns the delivery of a dead letter, and when it was given up. A letter of a queue is not a delivery.
 func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	del, err := state.Decode(it)
 	if err != nil {
@@ -179,9 +183,9 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule, or sends a queue's message
-// back to the queue. It deletes the letter, and returns false if the letter no longer exists. The error is of kind Conflict if the letter
-// cannot be retried, for example because its subscription has ended.
+// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule, or sends a
+// queue's message back to the queue. It deletes the letter, and returns false if the letter no longer exists. The error is of kind
+// Conflict if the letter cannot be retried, for example because its subscription has ended.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -244,7 +248,8 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 }
 
 // SendTest delivers a test event to a subscription and returns the event's id. Each process sends an endpoint one test event per second,
-// because anybody who may subscribe could otherwise flood it. For further test events, the error is of kind Exhausted.
+// because anybody who may subscribe could otherwise flood it. For further test events, the error is of kind Exhausted with
+// [quota.RetryAfter].
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {
@@ -263,7 +268,8 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 // TestType is the "type" in the webhook of a test event.
 const TestType = "mcpevents.test"
 
-// Deliver delivers an event again, with the same id, or returns an error of kind Conflict if it is being delivered.
+// Deliver delivers an event to a subscription again, with the same event id. The error is of kind Conflict if the event is
+// already being delivered to the subscription.
 func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
 	return o.deliver(ctx, sub, e, false)
 }
@@ -280,7 +286,8 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// FindStoredEvent returns an event that may be retried with its payload, or nil if it is not stored.
+// FindStoredEvent returns an event with its payload, which the store keeps while a delivery of the event may be retried, or nil
+// if the event is not stored.
 func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	it, err := store.One(ctx, o.Deliveries.DB, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()), "read a stored event")
 	if err != nil || it == nil {
@@ -311,7 +318,8 @@ type StoredData struct {
 	Keys []store.Key
 	// At is when the data was created, or zero if that is unknown.
 	At time.Time
-	// Body is the key of a delivery's stored event, URI the event's, and Own true for a test event, which no other one uses.
+	// For a delivery, Body is the key of its stored event, and URI is the event's URI. Own is true if no other subscription
+	// uses the stored event, because it is a test event.
 	Body store.Key
 	URI  string
 	Own  bool
@@ -388,7 +396,8 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater records ids of erased subscriptions for [Operations.SweepErased], because running attempts still write items.
+// SweepLater records the ids of erased subscriptions for [Operations.SweepErased], because running attempts may still write items
+// of these subscriptions.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	var numbers []byte
 	for _, id := range ids {

@@ -42,7 +42,8 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// FileMessages stores messages as dead letters. It handles [queue.Dead] and what SQS received too often.
+// FileMessages stores messages as dead letters. It is the handler of the queue [queue.Dead], and of the queue to which SQS
+// moves messages after too many receives.
 func (o *Operations) FileMessages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.fileMessage(ctx, m); err != nil {
@@ -88,8 +89,8 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. EventBridge and SNS do not set m.From:
-// they put a message that they cannot put into the inbox directly into the dead letter queue.
+// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. EventBridge and SNS do not
+// set m.From: they put a message that they cannot put into the inbox directly into the dead letter queue.
 func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
@@ -157,7 +158,8 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue finds a queue's dead letter by its id, or returns nil.
+// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id belongs to a
+// delivery's dead letter.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)

@@ -22,17 +22,20 @@ type Replayer struct {
 }
 
 const (
-	// MaxReplay limits the events of a subscribe request's replay. Beyond, the client gets truncated: true.
+	// MaxReplay is the largest number of events in one replay for a subscribe request. A client that missed more events gets truncated:
+	// true.
 	MaxReplay = 5000
 	// replayTime limits how long a replay takes, because the client's request waits for it.
 	replayTime = time.Minute
 )
 
-// Replay implements [subscription.Replayer] with page tasks. If an event cannot be read, for example because a later release wrote it, Replay
-// leaves the event out and returns truncated. Otherwise the subscription would have to wait for that release.
+// Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's
+// patterns and whose keys are greater than the parameter after. Within a partition of the log, it sends the oldest events first.
+// If an event cannot be read, for example because a later release wrote it, Replay leaves the event out and returns truncated.
+// Otherwise the subscription would have to wait for that release.
 //
-// Replay also returns truncated if it cannot enqueue all events within [replayTime] or half of the time that ctx leaves. Otherwise the
-// client's request would fail, and each repetition would begin with the same events.
+// Replay also returns truncated if it cannot enqueue all events within [replayTime] or half of the time that ctx leaves.
+// Otherwise the client's request would fail, and each repetition would begin with the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -91,7 +94,7 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 }
 
 // Reactivate asks dispatch to schedule the suspended deliveries of a subscription that a person enabled again. It can be repeated, because
-// dispatch ignores deliveries that are not suspended.
+// dispatch ignores deliveries that are not suspended, and ignores the request while the subscription is suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, o.Deliveries.Queue, s)
 }
@@ -177,9 +180,9 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends the next events of a replay, r.Rate per second, and then saves the replay's position. If a worker dies in between, or two
-// workers make the same step, some events are sent twice, but each is sent. A suspended subscription gets no events, because its next refresh
-// replays them.
+// stepEvents sends the next events of a replay, r.Rate per second, and then saves the replay's position. If a worker dies in
+// between, or two workers make the same step, some events are sent twice, but each is sent. A suspended subscription gets no
+// events, because its next refresh replays them.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {

@@ -111,14 +111,16 @@ const (
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// ReplayStep is the time span of deliveries after which a replay saves its position.
+	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position. For example, at 20
+	// letters per second, it saves the position after every 100 letters.
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is the default of [ReplayOptions.Ahead].
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Otherwise, if
-	// filters reject nearly all events, a step could take longer than its caller waits. countTime limits [Replays.CountSelected].
+	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end.
+	// Otherwise, if filters reject nearly all events, a step could take longer than its caller waits. countTime limits
+	// [Replays.CountSelected].
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step before another one continues the replay.
@@ -172,9 +174,9 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Start starts a replay that sends at most rate letters or events per second. If a replay of the same selection is running, Start returns that
-// one. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request does not send its
-// events twice.
+// Start starts a replay that sends at most rate letters or events per second. The parameter by is the name of the person who
+// requested the replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
+// of events that was created less than [SameReplay] ago, so that a repeated request does not send its events twice.
 //
 // A replay of events needs sub, the selected subscription. For a replay of dead letters, sub is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
@@ -293,8 +295,9 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims a running replay and continues it until it is done, has scheduled deliveries far enough ahead of the clock, or the time until is over.
-// It begins no step shortly before ctx ends, because the step could not save its position.
+// run claims a running replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It
+// returns the number of letters and events that it sent. If until is not zero, run also stops at that time. It begins no step
+// shortly before ctx ends, because the step could not save its position.
 func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken int, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)
@@ -339,7 +342,8 @@ func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken i
 	return taken, nil
 }
 
-// Begin runs a new replay for up to [beginTime], without waiting for [Replays.Run].
+// Begin runs a new replay for up to [beginTime] and returns the state of the replay. Without Begin, the replay would not start
+// before the next [Replays.Run].
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
@@ -433,7 +437,8 @@ func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, 
 	return nil
 }
 
-// Each visits the replays of a workspace with the keys of their items, except those that it cannot decode.
+// Each calls visit for each replay of a workspace, with the keys of all items that the store has for the replay. It logs and skips a replay
+// that cannot be decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
 	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)

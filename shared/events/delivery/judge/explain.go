@@ -91,7 +91,8 @@ type subject struct {
 }
 
 const (
-	// settling is the time after which changes are known to all processes, and first attempts normally made.
+	// settling is the time after which a change of a switch or a suspension has taken effect in all processes, and after which an event
+	// normally had its first attempt.
 	settling = 5 * time.Minute
 	// An explanation reads at most recordPages pages, each with up to maxRecords records, from the delivery log.
 	maxRecords  = 200
@@ -252,8 +253,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up, for example because a client resumed
-// from an older cursor. A first attempt that succeeds does not change stored deliveries.
+// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up, for example because a
+// client resumed from an older cursor. A first attempt that succeeds does not change stored deliveries.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false

@@ -78,8 +78,9 @@ func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription
 	return Ruling{Decision: Send}, nil
 }
 
-// explainJudged explains an event without a stored delivery by asking the [Judge] what it would decide now. If the subscription was suspended
-// or paused only after the event, explainJudged sets no outcome.
+// explainJudged explains an event without a stored delivery by asking the [Judge] what it would decide now. If the subscription was
+// suspended or paused only after the event, explainJudged sets no outcome, because that does not explain why the event was not
+// delivered at its time.
 func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
 	switch {
 	case o.isEnded():

@@ -88,8 +88,9 @@ type byteCounts struct {
 	by    map[string]int64
 }
 
-// fits reports whether n more bytes for a principal are within the limit, or within three quarters of it if the principal already has
-// attempts. If no bytes are used at all, any number fits, so that even a body larger than the limit can be sent.
+// fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use only
+// three quarters of the limit, so that other principals can have attempts, too. If no bytes are used at all, any number fits, so
+// that even a body larger than the limit can be sent.
 func (s *byteCounts) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -113,9 +114,11 @@ func (s *byteCounts) release(principal string, n int64) {
 const (
 	slowAfter = 3                // consecutive failures after which an endpoint is slow
 	slowFor   = 30 * time.Second // how long first attempts to a slow endpoint take the slow lane
-	// maxHold limits how long first attempts take the slow lane: slowFor, doubled by each further attempt that hangs.
+	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
+	// attempt, and doubles with each further attempt that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt to an endpoint that answers faster waits for a slot of the slow lane.
+	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits only
+	// if the endpoint's last answer took less time than that.
 	slotWait = 500 * time.Millisecond
 	// probeTime is how long other first attempts take the slow lane while one probes whether the endpoint still is slow.
 	probeTime = 4 * time.Second
@@ -133,7 +136,8 @@ const (
 	// maxOriginDoubtful limits the slow lane's concurrent attempts to an origin's doubtful endpoints, i.e. endpoints that may hang.
 	maxOriginDoubtful = 64
 
-	// originAfter is the number of failing endpoints of a failing origin. maxEndpoint limits the endpoints in memory.
+	// originAfter is the number of failing endpoints at which their origin counts as failing. maxEndpoint is the number of endpoints whose
+	// state a process remembers.
 	originAfter = 5
 	maxEndpoint = 20_000
 )
@@ -258,9 +262,9 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// nextPause returns how long the endpoint gets no attempts after a failure, or 0 if the retry schedule of each delivery is enough. It may also
-// lower e.limit. The parameter underWay says that this attempt began before the endpoint's current pause. It then failed for the same reason
-// as the attempt that caused the pause, so it does not make the next pause longer.
+// nextPause returns how long the endpoint gets no attempts after a failure, or 0 if the retry schedule of each delivery is enough.
+// It may also lower e.limit. The parameter underWay says that this attempt began before the endpoint's current pause. It then
+// failed for the same reason as the attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -299,8 +303,8 @@ func (e *endpointState) isDoubtful(now time.Time) bool {
 	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
 }
 
-// startProbe returns true if the endpoint or its origin was slow or paused until now, and no attempt has succeeded since. The caller's attempt
-// is then a probe. Other first attempts take the slow lane for [probeTime], because they might hang, too.
+// startProbe returns true if the endpoint or its origin was slow or paused until now, and no attempt has succeeded since. The
+// caller's attempt is then a probe. Other first attempts take the slow lane for [probeTime], because they might hang, too.
 func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
 		if !until.IsZero() {
@@ -322,7 +326,8 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 	e.slowUntil = periodic.Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
-// Failing counts the endpoints without first attempts in the fast lane: Slow ones use the slow lane, Paused ones wait.
+// Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane.
+// Paused endpoints get no attempts for now, because they timed out or answered 429, 502, 503 or 504.
 type Failing struct{ Slow, Paused int }
 
 // CountFailing counts the slow and the paused endpoints among the endpoints that this process knows.
@@ -352,8 +357,9 @@ func (l *Lanes) CountFailing() (n Failing) {
 // So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
 // read every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark. The item's version is the time until which processes need not probe, in seconds since
-// 1970. The item stays for [maxHold] longer, but then only keeps pages from waiting for attempts that take longer than usual.
+// hangKey returns the key of a hanging endpoint's mark. The item's version is the time until which processes need not probe, in
+// seconds since 1970. The item stays for [maxHold] longer, but then only keeps pages from waiting for attempts that take longer
+// than usual.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
@@ -409,7 +415,8 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// HasWarning reads from the store whether a process has found that the endpoint hangs.
+// HasWarning reports whether a process has found that the endpoint hangs. It reads that from the store, so callers use it only
+// after an attempt has taken longer than usual.
 func (s *FastSlot) HasWarning(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.call.Endpoint) != nil
 	return s.warned

@@ -4,12 +4,13 @@
 // There are two lanes. The fast lane is for first attempts, which hold up a page of subscribers. The slow lane is for retries, and
 // for first attempts to endpoints that are slow or fail.
 //
-// A page, i.e. a task to send events to a range of subscribers, waits for the answer to each of its first attempts, up to [Limits.Patience],
-// for example 3 s. On AWS, each process handles one batch of pages at a time, so a few endpoints that begin to hang could keep all processes
-// waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only for as long as the endpoint usually takes
-// to answer, for example 100 ms. A slower attempt is detached from the page. It continues in the background, while the process handles the
-// next batches, until Patience is over. A page that is not in a hurry waits for the full Patience, because Lambda may freeze the process
-// after the batch, and with it the attempt. See [PageWait], [FastSlot] and [DetachedSlot].
+// A page, i.e. a task to send events to a range of subscribers, waits for the answer to each of its first attempts, up to
+// [Limits.Patience], for example 3 s. On AWS, each process handles one batch of pages at a time, so a few endpoints that begin to
+// hang could keep all processes waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only
+// for as long as the endpoint usually takes to answer, for example 100 ms. A slower attempt is detached from the page. It continues
+// in the background, while the process handles the next batches, until Patience is over. A page that is not in a hurry waits for
+// the full Patience, because Lambda may freeze the process after the batch, and with it the attempt. See [PageWait], [FastSlot] and
+// [DetachedSlot].
 package lane
 
 import (
@@ -65,8 +66,8 @@ type Limits struct {
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// MinWait is the minimum time that a page in a hurry waits for an attempt, for example 100 ms, or a tenth of that while another attempt to the
-	// endpoint hangs. 0 means that pages are never in a hurry; see the package comment.
+	// MinWait is the minimum time that a page in a hurry waits for an attempt, for example 100 ms, or a tenth of that while another
+	// attempt to the endpoint hangs. 0 means that pages are never in a hurry; see the package comment.
 	MinWait time.Duration
 }
 
@@ -96,7 +97,8 @@ type usage struct {
 	bytes int64
 }
 
-// fits reports whether one more attempt is within a limit. A single one always is.
+// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, it always is, so
+// that even a body larger than the limit can be sent.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -120,7 +122,8 @@ type Call struct {
 	Since     int64  // when the event was queued, in milliseconds since 1970
 }
 
-// bytesHeld returns the memory of an attempt without a page: the decoded event and the webhook's body.
+// bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. As no page holds the event then, the decoded
+// event and the webhook's body both count.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
@@ -140,8 +143,8 @@ type PageWait struct {
 	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
 	// until which it waits if only other endpoints' attempts use up the slots.
 	IfBusy, IfFull time.Time
-	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual]. It has no effect until the
-	// endpoint has answered an attempt with success, because its usual time is not known before.
+	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual]. It has no
+	// effect until the endpoint has answered an attempt with success, because its usual time is not known before.
 	InHurry bool
 }
 
@@ -255,7 +258,8 @@ type slot struct {
 	released bool
 }
 
-// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST.
+// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST. url is the endpoint's URL,
+// which a slot of the slow lane does not have before.
 func (s *slot) Start(ctx context.Context, url string) bool {
 	if !s.lanes.rate.allow(ctx, s.call.Endpoint) {
 		return false
@@ -350,7 +354,8 @@ func (s *FastSlot) Detach() *DetachedSlot {
 type DetachedSlot struct {
 	slot
 	origin *originState
-	// HangsAfter is when the attempt hangs (see [DetachedSlot.Hang]), and Rest the time after that. 0 means no limit.
+	// HangsAfter is the time after which the attempt counts as hanging, and the caller calls [DetachedSlot.Hang]. Rest is the time that the
+	// attempt still has after that. Both are 0 if the attempt may continue until it ends.
 	HangsAfter, Rest time.Duration
 	hung, warned     bool // as in [FastSlot]
 }
@@ -366,7 +371,8 @@ func (s *DetachedSlot) release() {
 	s.origin.hanging.release(s.call.Principal)
 }
 
-// Each pool has a ring of principals, and each of these a ring of endpoints, with the next turn first.
+// Each pool has a ring of principals with waiting attempts, and each principal has a ring of endpoints. The first in a ring has
+// the next turn, and then moves to the end.
 
 const (
 	quickPool = iota
@@ -385,7 +391,8 @@ type ringEntry struct {
 	ring      []*flow // one per endpoint; the first one has the next turn
 }
 
-// flow holds a principal's waiting attempts to an endpoint. It is in the ring if the endpoint may have more.
+// flow holds the waiting attempts of one principal to one endpoint. It is in its pool's ring unless the endpoint has as many attempts under
+// way as it may have.
 type flow struct {
 	e         *endpointState
 	principal string
@@ -439,8 +446,8 @@ func (l *Lanes) addToRing(f *flow) {
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, or removes the principal
-// if its ring is empty.
+// removeFromRing takes a flow out of its principal's ring. It also moves the principal to the end of the pool's ring, or removes
+// the principal if its ring is empty.
 func (l *Lanes) removeFromRing(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -481,8 +488,8 @@ func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	close(w.ready)
 }
 
-// grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed the state
-// of the endpoint e. If e is slow, its waiting attempts except a probe get the verdict SlowLane instead.
+// grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed
+// the state of the endpoint e. If e is slow, its waiting attempts except a probe get the verdict SlowLane instead.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -570,11 +577,12 @@ func (t *tokenLease) lastTurn(now time.Time) int64 {
 }
 
 const (
-	// maxSeek is the number of seconds that reserve checks for a free turn (see [endpointRates]). The distance from one checked second to the next
-	// is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
+	// maxSeek is the number of seconds that reserve checks for a free turn (see [endpointRates]). The distance from one checked second
+	// to the next is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
-	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns.
+	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step,
+	// deliveries wait for up to this much longer.
 	turnStepBack = 60
 )
 

@@ -44,8 +44,9 @@ type slowWaiter struct {
 	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers quickly, even
-// with failures, it waits up to [slotWait], because a delivery that goes back to the queue loses more time with each return.
+// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers
+// quickly, even with failures, it waits up to [slotWait], because a delivery that goes back to the queue loses more time with each
+// return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -113,8 +114,8 @@ func (l *Lanes) grantSlow(e *endpointState) {
 	}
 }
 
-// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. turn is the time until the endpoint's rate
-// limit allows the attempt. wait, which is at least turn, is the time until the endpoint's pause is over, too.
+// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. turn is the time until the
+// endpoint's rate limit allows the attempt. wait, which is at least turn, is the time until the endpoint's pause is over, too.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

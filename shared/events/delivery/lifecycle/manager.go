@@ -179,11 +179,12 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 const (
 	// gapEvery is the minimum time between two gap notices to the same subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a gap notice is retried. Then the subscription is disabled.
+	// gapFor is how long a gap notice is retried, even after its retry schedule is over. A subscription whose attempts all fail for that
+	// long is disabled.
 	gapFor = DisableAfter
 	// gapRetry is the longest time between two retries of a gap notice after its retry schedule.
 	gapRetry = time.Hour
-	// suspensionGap is the key of a suspension's notice. Events have hashes as keys.
+	// suspensionGap is the key of a suspension's notice. It differs from the keys of events, because these are hashes.
 	suspensionGap = "~gap"
 )
 
@@ -201,7 +202,8 @@ func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.isPlain(del.Target) {
 		return nil
 	}
-	for range 5 {
+	const tries = 5
+	for range tries {
 		done, err := m.tryGap(ctx, del)
 		if done || err != nil {
 			return err
@@ -273,8 +275,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before the events since the time lost
-// and before all deliveries that are still to be sent, but not before the beginning of the log.
+// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before the events since the
+// time lost and before all deliveries that are still to be sent, but not before the beginning of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -338,8 +340,10 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. The delay
-// doubles from last, the schedule's last delay, up to [gapRetry]. further is the number of the attempt after the schedule, counted from 1.
+// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. A
+// notice is retried longer than an event, because otherwise the client learns of the gap only with its next refresh. The delay
+// doubles from last, the schedule's last delay, up to [gapRetry]. further is the number of the attempt after the schedule,
+// counted from 1.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Terminator ends subscriptions that may not continue, for example because their principal lost access. It deletes an MCP Events subscription
-// and sends a signed termination notice (SEP-3415, Subscription Termination). It disables a SEP-1803 subscription.
+// Terminator ends subscriptions that may not continue, for example because their principal lost access. It deletes an MCP Events
+// subscription and sends a signed termination notice (SEP-3415, Subscription Termination). It disables a SEP-1803 subscription.
 type Terminator struct {
 	Queue         queue.Sender
 	Subscriptions Terminable
@@ -112,8 +112,8 @@ type Ending struct {
 	Subscriptions int
 }
 
-// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, except those that end even without the
-// change. A workspace without a new catalog keeps its current one.
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, except those that end even
+// without the change. A workspace without a new catalog keeps its current one.
 func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
@@ -249,7 +249,8 @@ func EndingsError(endings []Ending) error {
 const settleAfter = 20 * time.Second
 
 // Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. It begins with the
-// workspaces for which the previous recheck had no time, and continues an interrupted workspace at its position.
+// workspaces for which the previous recheck had no time, and continues an interrupted workspace at its position. A workspace
+// that fails does not stop the others.
 func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 	t.rechecking.Lock()
 	defer t.rechecking.Unlock()

@@ -59,12 +59,13 @@ func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition that lists the pages of a workspace that wait for a switch, by [EarliestKey]. Their events have not been
-// attempted, so the watermark of each subscription in the workspace must be before them.
+// PausedPages returns the partition that lists the pages of a workspace that wait for a switch. Its sort keys begin with
+// [EarliestKey]. The events of these pages have not been attempted, so the watermark of each subscription in the workspace must
+// be before them.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies before all events
-// of the page, and before the time at which the page was sent.
+// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies before
+// all events of the page, and before the time at which the page was sent.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := positionBefore(sent)
 	for _, e := range events {
@@ -73,8 +74,8 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// SettledPosition implements [subscription.Watermark]. at is 0 if the position is unknown. open reports whether the store has deliveries that
-// are still to be sent.
+// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled,
+// i.e. acknowledged or dead-lettered, or 0 if that is unknown. open reports whether the store has deliveries that are still to be sent.
 func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
@@ -185,8 +186,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a minute, and
-// ignores errors, because a missing record only makes watermarks advance later.
+// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a
+// minute, and ignores errors, because a missing record only makes watermarks advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	if slices.ContainsFunc(batch, func(m queue.Message) bool { return now.Sub(m.Sent) > lateAfter }) {
 		return

@@ -51,7 +51,8 @@ type Record struct {
 	// Dead is set if the delivery became a dead letter after this attempt.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
-	// Response is the beginning of a failed attempt's response (--keep-responses), only in the subscription's own list (SRF-05).
+	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). Only the subscription's own list has it,
+	// and only with --keep-responses.
 	Response string `json:"resp,omitempty"`
 	// Omitted is the number of records that this process left out of the shared lists right before this one, because of [Log.Limit].
 	Omitted int64 `json:"om,omitempty"`
@@ -115,10 +116,12 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is for how many seconds a process saves up its unused limit.
+	// burst is for how many seconds a process saves up its unused limit. For example, after 10 seconds without attempts, it may write 10 ×
+	// indexRate records immediately.
 	burst = 10
 )
 
+// NewLog returns a Log that writes the records that keep selects.
 func NewLog(db store.DB, keep Keep) Log {
 	l := Log{Keep: keep, Limit: rate.NewLimiter(indexRate, burst*indexRate), Omitted: new(atomic.Int64)}
 	if db.Local() {
@@ -180,10 +183,17 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 	return notes
 }
 
+// BySubscription returns the partition of the records of a subscription.
 func BySubscription(workspace, id string) string { return "r#" + workspace + "#" + id }
-func ByEvent(workspace, id string) string        { return "re#" + workspace + "#" + id }
-func ByOrigin(workspace, origin string) string   { return "ro#" + workspace + "#" + origin }
-func OfAll(workspace string) string              { return "ra#" + workspace }
+
+// ByEvent returns the partition of the records of an event.
+func ByEvent(workspace, id string) string { return "re#" + workspace + "#" + id }
+
+// ByOrigin returns the partition of the records of an endpoint's origin.
+func ByOrigin(workspace, origin string) string { return "ro#" + workspace + "#" + origin }
+
+// OfAll returns the partition of the records of a workspace.
+func OfAll(workspace string) string { return "ra#" + workspace }
 
 // The outcomes of an attempt.
 const (
@@ -259,8 +269,9 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list. ListNewest logs
-// an item that cannot be decoded and leaves it out.
+// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list.
+// ListNewest logs an item that cannot be decoded and leaves it out. what names the operation in errors. next is the position for
+// the next page, or "" after the last page.
 func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
@@ -301,7 +312,9 @@ const (
 	None     Keep = "none"
 )
 
-// ListOf lists the records of several subscriptions, or of all subscriptions if subs is nil, as [List] does.
+// ListOf lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
+//
+// It reads only the lists of these subscriptions and merges them, with at most two queries per subscription on average.
 func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)

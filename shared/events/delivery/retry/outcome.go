@@ -48,6 +48,7 @@ type Outcomes struct {
 	records records.Log
 }
 
+// NewOutcomes returns Outcomes without any counted attempts.
 func NewOutcomes(o Options) *Outcomes {
 	return &Outcomes{
 		Options: o, status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: records.NewLog(o.Deliveries.DB, o.Records),
@@ -176,7 +177,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery like [Outcomes.DeadLetter], and sends a gap notice, because the endpoint has not refused the event.
+// Abandon gives up a delivery like [Outcomes.DeadLetter], and sends the subscriber a gap notice. The endpoint has not refused the
+// event, so the subscriber may not know that it has missed the event.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -221,7 +223,8 @@ const (
 	maxStatuses  = 100_000
 )
 
-// afterSuccess returns a subscription's status after a success, and whether to write it, as always after a retry.
+// afterSuccess returns a subscription's status after a successful attempt, and reports whether to write it. It always reports
+// true after a successful retry.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,9 +297,11 @@ const (
 	rateMinimum = 100 // a subscription with fewer attempts in rateWindow is not suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is the number of successes that a process writes first. Then it waits until they have doubled.
+	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until the
+	// number of successes has doubled.
 	rateUnwritten = 4
-	// rateAsk is how long a process waits to add up a subscription's attempts again, unless it makes rateMinimum.
+	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
+	// sooner.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
@@ -346,8 +351,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. A write per success would be too expensive, so after a success these are none
-// until the number of successes has doubled since the last write, unless flush is true.
+// count counts an attempt and returns the writes that are due. A write per success would be too expensive, so after a success these
+// are none until the number of successes has doubled since the last write, unless flush is true.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -382,8 +387,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour, but after resumed, failed. To save
-// reads, isFailing adds up the attempts only once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
+// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before
+// resumed, the time at which the subscription was last resumed, do not count. To save reads, isFailing adds up the attempts only
+// once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

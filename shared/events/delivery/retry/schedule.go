@@ -134,7 +134,8 @@ func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) erro
 	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), cmp.Or(r.Log, slog.Default()))
 }
 
-// DeadLetterLogItems dead-letters items of the event log that readers could not decode, which stay in the log.
+// DeadLetterLogItems dead-letters items of the event log that readers could not decode, and returns their number. The items stay
+// in the log, so that every reader that passes them learns of the gap.
 func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.VisitBroken(ctx, func(item *store.Item) error {
 		n++
@@ -155,7 +156,8 @@ type search struct {
 	Until int64 `json:"until"`
 }
 
-// beginSearch stores that the due table must be searched, because the clock was set back from the minute was.
+// beginSearch stores that the due table must be searched, because the clock was set back. The parameter was is the minute that the job had
+// reached before, which is later than now.
 func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {
@@ -219,12 +221,14 @@ type Schedule []time.Duration
 
 // The default schedules.
 var (
-	// StandardSchedule is that of Standard Webhooks: ten attempts over about three days.
+	// StandardSchedule is the schedule of Standard Webhooks: ten attempts over about three days. SEP-1803 subscriptions have
+	// no other way to recover an event.
 	StandardSchedule = Schedule{
 		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
 		10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
 	}
-	// EventsSchedule follows SEP-3415: 3 to 5 attempts within 10 to 15 minutes, including jitter.
+	// EventsSchedule follows the guidance of SEP-3415: 3 to 5 attempts within 10 to 15 minutes, including jitter. After that,
+	// the client recovers with its cursor.
 	EventsSchedule = Schedule{0, 5 * time.Second, 40 * time.Second, 150 * time.Second, 480 * time.Second}
 )
 

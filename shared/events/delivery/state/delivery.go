@@ -1,4 +1,5 @@
-// Package state stores the deliveries whose first attempt did not succeed, step by step, and their events.
+// Package state stores the deliveries whose first attempt did not succeed. It keeps each delivery with its state and due entry,
+// changes the state step by step, and stores the events that the retries send.
 package state
 
 import (
@@ -62,11 +63,14 @@ type Delivery struct {
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // the size of the event's data in bytes
 	Waits    int       `json:"w,omitempty"` // how often the delivery waited in the due table without an attempt
-	// Base is the number of Attempts made before the event was requested again, when the schedule starts anew.
+	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
+	// after them.
 	Base int `json:"base,omitempty"`
-	// Renewals is how often the event was requested again. It changes the key of the due entry.
+	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so
+	// that each renewal changes the key.
 	Renewals int `json:"rn,omitempty"`
-	// Died is when the delivery was given up, as in its dead letter's keys, or zero for an earlier release.
+	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
+	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
 	// Again is set if a person had the event delivered again. If this delivery is given up, the client gets no gap notice, because it
 	// usually got one when the earlier delivery was given up.
@@ -108,14 +112,15 @@ const (
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is the time after which the due entry replaces a retry's lost message.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new delivery. A message
-	// that arrives before that write would be dropped.
+	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
+	// delivery. A message that arrives before that write would be dropped.
 	EarlyMessage = time.Second
 	DueShards    = 8 // partitions for the due entries of one minute
 	// RetriedFor is how long a delivery and its event are stored: five days for the retries, and then as a dead letter.
 	RetriedFor = 5*24*time.Hour + KeptFor
 )
 
+// EventKey returns the key that identifies the delivery among the deliveries of its subscription.
 func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
 // ownKey returns an event key that includes the time of publication. The delivery uses it if another event with the same id is
@@ -131,7 +136,8 @@ func publicationKey(eventKey string, published time.Time) string {
 // MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
 const MaxFound = store.MaxGet / 2
 
-// Backlog counts a subscription's deliveries that are still to be sent: retries and those that wait.
+// Backlog counts the deliveries to a subscription that are stored and still to be sent: retries, and deliveries that wait for a
+// switch or for the end of a suspension.
 type Backlog struct {
 	Count int
 	// More is true if there are too many deliveries and dead letters to count all of them.
@@ -197,10 +203,12 @@ func Find(ctx context.Context, db store.DB, e *event.Event, subs []string) (map[
 	return found, nil
 }
 
+// Key returns the key of the item of a delivery.
 func Key(workspace, sub, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
 }
 
+// BodyKey returns the key of the item with an event's payload, which all deliveries of the event share.
 func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
@@ -229,10 +237,12 @@ func dueShard(sub, eventKey string) int {
 	return int(h.Sum32() % DueShards)
 }
 
+// DuePartition returns a partition of the due table. The entries of a minute are spread over [DueShards] partitions.
 func DuePartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
+// DueKey returns the key of the due entry of a delivery whose next attempt is at the given time.
 func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	return store.Key{
 		Table:     store.Deliveries,
@@ -241,6 +251,7 @@ func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	}
 }
 
+// Item returns the item of the delivery, with its next version.
 func (del *Delivery) Item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers always encode
 	expires := del.First.Add(RetriedFor)
@@ -270,6 +281,7 @@ func (del *Delivery) dueKey() store.Key {
 	return key
 }
 
+// DueItem returns the item of the delivery's due entry.
 func (del *Delivery) DueItem() store.Item {
 	value, _ := json.Marshal(del.NextTask())
 	return store.Item{
@@ -360,13 +372,15 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 
 func isConditional(op store.Op) bool { return op.Cond != (store.Condition{}) }
 
+// Outgoing returns the entry's message for the slow queue, with a delay of whole seconds.
 func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	// Delay by whole seconds, rounded up, so that an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the version had; 0 means that there was none.
+// UnchangedSince returns the condition that an item still has the given version, with which the caller read it. Version 0 means that there
+// was no item.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -423,6 +437,7 @@ const (
 	GapSuspended gap = "suspended" // its body is made only when the message is sent
 )
 
+// GapKey returns the key of the item that describes the last gap notice of a subscription.
 func GapKey(workspace, sub string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
 }
@@ -468,7 +483,8 @@ type storedBody struct {
 // StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
 // which is written at the first failure and again when it would expire too early.
 //
-// If the item holds another publication under the same id, StoreBody gives the delivery a key that includes the time of publication.
+// If the item holds another publication under the same id, StoreBody gives the delivery a key that includes the time of
+// publication, so that both events are delivered.
 func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
 	for range maxContests {
 		body, err := ds.claimBody(ctx, del, e, keep)
@@ -495,14 +511,15 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 type newBody struct {
 	item   store.Item
 	stored storedBody // describes the event in the store after a successful write
-	// release lets the other deliveries continue, with the same error, or with another check after a conflict.
+	// release lets the other deliveries continue. If an error kept the event from being written, they fail with the same error.
+	// After a conflict they check again whether the event is stored.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed
 }
 
-// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It waits while
-// another delivery stores the same event. It may change the delivery's key; see [Deliveries.StoreBody].
+// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It
+// waits while another delivery stores the same event. It may change the delivery's key; see [Deliveries.StoreBody].
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
@@ -598,6 +615,7 @@ func (del *Delivery) EventIn(it *store.Item) (*event.Event, error) {
 	return e, nil
 }
 
+// DecodeEvent returns the event of an item with a [BodyKey].
 func DecodeEvent(it *store.Item) (*event.Event, error) {
 	var e event.Event
 	if err := json.Unmarshal(it.Value, &e); err != nil {

@@ -173,6 +173,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 }
 
 // Suspend stores a delivery until its subscriber refreshes the suspended subscription. For a stored delivery, e may be nil.
+// Suspend returns false if another worker continues the delivery or it has ended.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
 	return isWritten(ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor}))
@@ -347,8 +348,8 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 }
 
 // sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The worker then makes its step even if the
-// delivery has changed otherwise, because its message may have been the delivery's only one. A control message may have other content by now,
-// so the result is false.
+// delivery has changed otherwise, because its message may have been the delivery's only one. A control message may have other
+// content by now, so the result is false.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
@@ -362,10 +363,12 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // delivery already has a due entry with a later time, the new entry gets the same time, so that frequent requests do not postpone the
 // delivery.
 //
-// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a different
-// key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same reason.
+// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
+// different key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same
+// reason.
 //
 // A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted (StepSchedule).
+// If the delivery has changed once more, renew returns tryAgain.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {
 	now := ds.Now()
 	switch {
@@ -415,7 +418,8 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (res
 	return taken, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
-// TakePlaceOf makes this new delivery replace a dead one, with the attempts of both and a new schedule.
+// TakePlaceOf makes this new delivery replace a dead one when the new one is written. The new one gets the attempts of both, but
+// its schedule starts from the beginning.
 func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	made := del.Attempts[del.Base:]
 	del.Base = len(dead.Attempts)
@@ -450,7 +454,8 @@ func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...
 		return nil, nil, nil // delivered, ended with its subscription, or not written yet
 	}
 	del, err := Decode(items[0])
-	if err != nil || del.State != Pending && del.State != Suspended || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
+	if err != nil || del.State != Pending && del.State != Suspended || len(del.Attempts)+1 != t.Attempt ||
+		del.Control != nil && del.Event != t.Event {
 		return nil, nil, err
 	}
 	del.resume(ds.Now())

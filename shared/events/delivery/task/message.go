@@ -20,7 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is the format of new messages. [Decode] also accepts the previous one.
+// Version is the format version of new messages. [Decode] also accepts messages of the previous version, which an older release
+// may have queued.
 const Version = 1
 
 // Page is a task for package delivery: send events for the first time to the subscribers of a pattern whose ids are in a range.
@@ -34,7 +35,8 @@ type Page struct {
 	Events []event.Event `json:"ev,omitempty"`
 	// Hops is how many page tasks have passed these events on to another page task without an attempt.
 	Hops int `json:"h,omitempty"`
-	// Since is when the first task with these events was queued, in milliseconds since 1970. It is missing there.
+	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in
+	// that first task.
 	Since int64 `json:"at,omitempty"`
 	// Reactivation makes this a task without events, which resumes the suspended deliveries of the only subscription in Range.
 	Reactivation *Reactivation `json:"res,omitempty"`
@@ -77,6 +79,7 @@ type Single struct {
 	Size int `json:"b,omitempty"`
 }
 
+// EventKey returns the key that identifies the delivery among the deliveries of its subscription.
 func (t Single) EventKey() string { return cmp.Or(t.Key, t.Event) }
 
 // ID returns a string that is the same for all messages that ask for the same attempt.
@@ -105,12 +108,14 @@ func (t Page) Group() string {
 	return digest(name)
 }
 
+// Encode returns the body of the task's queue message.
 func (t Page) Encode() []byte {
 	events := t.Events
 	t.Events = nil
 	return event.AppendMember(Encode(t), "ev", events)
 }
 
+// Encode returns a task as the body of a queue message.
 func Encode(task any) []byte {
 	b, err := json.Marshal(task)
 	if err != nil {
@@ -119,6 +124,8 @@ func Encode(task any) []byte {
 	return b
 }
 
+// Decode returns the task in the body of a queue message. The function version returns the task's version. If a newer program
+// wrote the message, the error is [IsNewer].
 func Decode[T any](body []byte, version func(T) int) (T, error) {
 	var t T
 	if err := json.Unmarshal(body, &t); err != nil {
@@ -148,7 +155,8 @@ func DecodePage(m queue.Message) (Page, error) {
 // IsNewer reports whether a newer program wrote a message. It must stay in its queue until such a program handles it.
 func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
-// RenewAfter is how often a newer message is received, in six days, before [Renew] replaces it by a copy.
+// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. With the queue's pauses, so many
+// receives take six days.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue dead-letters it
@@ -239,7 +247,8 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 	return tasks
 }
 
-// EndpointID returns a hash of an endpoint's URL without the query. It is also the group in the slow queue.
+// EndpointID returns the id of an endpoint, a hash of its URL without the query. It is also the group of the endpoint's messages in
+// the slow queue, because a group must not contain some characters of URLs.
 func EndpointID(target string) string {
 	if i := strings.IndexAny(target, "?#"); i >= 0 {
 		target = target[:i]
@@ -262,7 +271,8 @@ func IsPermanent(err error) bool {
 	return false
 }
 
-// DecodeEvent decodes a message of the events queue. For a newer one, the error is not [IsPermanent].
+// DecodeEvent decodes a message of the events queue. If a newer program wrote the message, the error is not [IsPermanent], so that the
+// message stays in the queue.
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
 	if e, ok := m.Value.(event.Event); ok {
 		return e, nil

@@ -38,7 +38,8 @@ type Event struct {
 	Data           json.RawMessage
 }
 
-// Accept publishes an event of a URI once, or drops it for the returned reason, e.g. [Misfit]. After an error, call it again.
+// Accept publishes an event of a URI, unless it was published before. If the event can never be published, Accept drops it and
+// returns the reason, for example [Misfit]. After an error, the caller must pass the event to Accept again.
 func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (dropped string, err error) {
 	backend, own, _, ok := catalog.ParseBackendURI(uri)
 	if !ok || e.ID == "" || e.Name != "" && e.Name != own {
@@ -65,7 +66,8 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 }
 
-// EventID returns the id under which a backend's event is published, always the same for the backend's id.
+// EventID returns the id under which a backend's event is published. It depends only on the backend and the backend's id for the
+// event, so that an event that the backend sends again gets the same id.
 func EventID(backend, id string) string {
 	h := sha256.Sum256(fmt.Appendf(nil, "%q %q", backend, id))
 	return "be_" + base64.RawURLEncoding.EncodeToString(h[:])

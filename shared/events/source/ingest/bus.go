@@ -19,14 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus reads the messages in the inbox queue that are not events themselves: envelopes of AWS services, and retried dead letters of sources. An
-// envelope goes to every source whose From names the service. Bus implements [publish.Documents].
+// Bus reads the messages in the inbox queue that are not events themselves: envelopes of AWS services, and retried dead letters of
+// sources. An envelope goes to every source whose From names the service. Bus implements [publish.Documents].
 //
-// If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other sources still
-// get their events.
+// If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other
+// sources still get their events.
 type Bus struct{ Documents }
 
-// Read converts a message to events. known is true for the envelope of a known service and for a retried dead letter.
+// Read converts a message to events. known is true for the envelope of a known service and for a retried dead letter. An error
+// concerns the whole message, not one source.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
@@ -81,7 +82,9 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is an error, unlike for a new document, because a mapping matched before, so the operator's new pattern may be wrong.
+// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored.
+// But a mapping matched this document earlier, so the operator's new pattern may be wrong, and the document is dead-lettered
+// again.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].

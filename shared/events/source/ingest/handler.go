@@ -57,7 +57,8 @@ type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Documents publishes the documents of providers. Handler and Bus must share it, so that a retried dead letter is no second event.
+// Documents publishes the documents of providers, for Handler and Bus. Both must use the same publisher and the same [Seen], so that a
+// request becomes one event even if an operator retries its dead letter and the provider sends it again.
 type Documents struct {
 	Sources   Sources
 	Catalogs  catalog.Source
@@ -251,7 +252,8 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept maps a document that arrived as a webhook, publishes the event durably, and sets what is known of it in o even if it is refused.
+// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also sets
+// the name, URI and id of the event in o as far as they are known, even if the event is refused.
 func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -354,13 +356,15 @@ func newInput(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.I
 }
 
 const (
-	// smallBody is read without a [bodySlot]. The slots limit the memory for bodies of senders that are not yet verified.
+	// smallBody is the largest body that the server reads without a [bodySlot]. A sender can be verified only after its body was read, so
+	// the slots limit the memory that unverified senders can use.
 	smallBody = 256 << 10
 	// largeBodies is the maximum number of larger bodies in memory.
 	largeBodies = 25
 	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer.
 	largeTime = 10 * time.Second
-	// largeStall limits how long the next largePart bytes of a large body may take to arrive.
+	// largeStall limits how long the next largePart bytes of a large body may take to arrive, so that a stalled sender frees its slot
+	// early.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
 	// largeSlow is the time after which another request may take over the slot of a large body, if all are in use.
@@ -390,9 +394,9 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes away the slot of a body that arrives slowly, and calls
-// that body's function cut. If there is no such body, reserve returns an error. For a body that has already been read, cut is nil, and the
-// slot is never taken away. For example, a small body may become large when it is unpacked.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes away the slot of a body that arrives slowly,
+// and calls that body's function cut. If there is no such body, reserve returns an error. For a body that has already been read,
+// cut is nil, and the slot is never taken away. For example, a small body may become large when it is unpacked.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -407,9 +411,10 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely and, unless
-// their client has at least two slots more than the new client, bodies that have been arriving for less than [largeSlow]. The caller holds the
-// lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely,
+// and bodies that have been arriving for less than [largeSlow]. But if the client of such a new body has at least two slots more
+// than the new client, makeRoom may take the slot. Otherwise one client could keep the others out with new requests. The caller
+// holds the lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {
@@ -449,8 +454,8 @@ func (slot *bodySlot) await(control *http.ResponseController, until time.Time, a
 	return !slot.lost
 }
 
-// done records that the body is no longer being read. It returns false if the slot was given to another request. It keeps the read deadline of
-// an incomplete body, because net/http reads the rest before it responds and could otherwise wait forever.
+// done records that the body is no longer being read. It returns false if the slot was given to another request. It keeps the read
+// deadline of an incomplete body, because net/http reads the rest before it responds and could otherwise wait forever.
 func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -470,8 +475,8 @@ func (slot *bodySlot) release() {
 	}
 }
 
-// read reads a body of at most [publish.MaxBody] bytes. It does not rely on Content-Length to take a slot, because a few requests that announce
-// large bodies and send nothing would then keep all others out. The caller releases the slot, which may be nil.
+// read reads a body of at most [publish.MaxBody] bytes. It does not rely on Content-Length to take a slot, because a few requests
+// that announce large bodies and send nothing would then keep all others out. The caller releases the slot, which may be nil.
 func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {
@@ -509,7 +514,8 @@ func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() ti
 	return body.Bytes(), slot, err
 }
 
-// unpack calls use with the decompressed body, unless it is malformed, one at a time: a few KiB can become 5 MiB.
+// unpack decompresses a body and calls use with the result, unless the body is malformed. It handles only one body at a time,
+// because a few KiB from an unverified sender can become 5 MiB.
 func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
 	s.mu.Lock()

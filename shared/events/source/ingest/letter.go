@@ -24,9 +24,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. It is trusted without a
-// signature, because anyone with permission to send to the inbox may publish. The workspace comes first so that it can be read even if the
-// dead letter keeps only the beginning of the body.
+// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. Retrying the
+// dead letter sends it back to the inbox. There it is trusted without a signature, because anyone with permission to send to the
+// inbox may publish. The workspace comes first so that it can be read even if the dead letter keeps only the beginning of the
+// body.
 type retry struct {
 	Workspace string  `json:"workspace"`
 	Retry     retried `json:"retry"`
@@ -51,8 +52,9 @@ func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends repeatedly is
-// dead-lettered only once. The parameter again is true for a document from a retried dead letter, which is always dead-lettered again.
+// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends
+// repeatedly is dead-lettered only once. The parameter again is true for a document from a retried dead letter, which is always
+// dead-lettered again.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -147,9 +149,10 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves the key of a request whose event is about to be published. The caller must afterwards call end, with true if it has added a
-// record under the key. end is nil while a different event is being published under the key, for example because the same signed request was
-// sent under two ids. Two calls with the same event both succeed, because the events queue drops the duplicate.
+// reserve reserves the key of a request whose event is about to be published. The caller must afterwards call end, with true if it
+// has added a record under the key. end is nil while a different event is being published under the key, for example because the
+// same signed request was sent under two ids. Two calls with the same event both succeed, because the events queue drops the
+// duplicate.
 func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
@@ -239,9 +242,9 @@ type identity struct {
 	signed string
 }
 
-// acceptedKeys returns the keys under which an accepted event is recorded. The first is for the event's id, which a provider repeats when it
-// redelivers the event, even if it signs the request again. If the request is signed, the second is for the hash of the signed text, which
-// stays the same if an attacker replays the request under another id.
+// acceptedKeys returns the keys under which an accepted event is recorded. The first is for the event's id, which a provider
+// repeats when it redelivers the event, even if it signs the request again. If the request is signed, the second is for the hash of
+// the signed text, which stays the same if an attacker replays the request under another id.
 func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }

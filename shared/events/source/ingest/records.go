@@ -94,7 +94,8 @@ type allowance struct {
 	omitted int64
 }
 
-// maxAllowances limits the number in memory. At the limit, all are cleared, and a few more records than usual are written.
+// maxAllowances limits the number of allowances in memory, because the allowances of removed sources stay. At the limit, all are
+// cleared, and a few more records than usual are written.
 const maxAllowances = 5000
 
 // NewOutcomeLog returns an OutcomeLog. An empty keep means [KeepFailures]. Metrics and log may be nil.
@@ -109,8 +110,8 @@ func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logg
 	return r
 }
 
-// Record counts an outcome, and writes it unless a setting or limit excludes it. With DynamoDB, it waits for the write for at most a second,
-// because a Lambda function may be frozen after its response.
+// Record counts an outcome, and writes it unless a setting or limit excludes it. With DynamoDB, it waits for the write for at most
+// a second, because a Lambda function may be frozen after its response.
 func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	r.metrics.SourceRequested(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
@@ -199,8 +200,8 @@ func (ask RecordQuery) matches(k Kind) bool {
 // maxRead is how many records a query for one kind reads at most, because the store cannot select by kind.
 const maxRead = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. It reads a single page, so a list of one
-// kind may be shorter than limit although next is set.
+// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. next is the key to continue
+// from, or "" at the end. ListRecords reads a single page, so a list of one kind may be shorter than limit although next is set.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {
@@ -265,7 +266,8 @@ const (
 	Unavailable Kind = "unavailable" // an error on our side
 )
 
-// Refused reports whether a document should have become an event, which one without a matching mapping should not.
+// Refused reports whether a document should have become an event but could not. It is false for documents that no
+// mapping matches.
 func (k Kind) Refused() bool {
 	switch k {
 	case Unverified, Invalid, Unfit, Limited, Unavailable:

@@ -106,8 +106,9 @@ const (
 // Refused reports whether the request would be refused because of its signature, regardless of the event in it.
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
-// trySignature verifies a saved request. said is the text for [Trial.Signature], and body has no Content-Encoding. Editors add a line break at
-// the end of a file, so trySignature removes it from the body unless only the body with the line break matches the signature.
+// trySignature verifies a saved request. said is the text for [Trial.Signature], and body has no Content-Encoding. Editors add a
+// line break at the end of a file, so trySignature removes it from the body unless only the body with the line break matches the
+// signature.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	candidates := [][]byte{sent}
 	if r.Header.Get("Content-Length") == "" {
@@ -166,7 +167,8 @@ func tryDocument(cat *catalog.Catalog, s source.Source, doc any, body []byte) Tr
 // requestLine matches the first line of an HTTP request, but no header, because a header's name ends with a colon.
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
-// parseSavedRequest reads an HTTP request, maybe without its first line, from a file. Editors add a line break at the end.
+// parseSavedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
+// anything after it is cut off, because editors add a line break at the end of a file.
 func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()

@@ -126,7 +126,8 @@ func contains(value any, ok test) bool {
 
 const maxFaults = 20 // in one error
 
-// Parse parses a pattern. The data of its fault of kind Invalid is a []jsonpointer.Fault with up to [maxFaults] elements.
+// Parse parses a pattern. If the pattern has mistakes, the error is a fault of kind Invalid, whose data is a
+// []jsonpointer.Fault with up to [maxFaults] of them.
 func Parse(text []byte) (*Pattern, error) {
 	p := parser{}
 	root := p.read(text)
@@ -206,7 +207,8 @@ func (p *parser) parseOr(list []any, path []string, pointer string) (out []conju
 	return out
 }
 
-// combine combines each alternative of a with each of b, unless the result would be too large.
+// combine combines each alternative of a with each of b, unless the result would be too large. It checks that before it allocates
+// memory for the result.
 func (p *parser) combine(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a

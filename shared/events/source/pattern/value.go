@@ -214,7 +214,8 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 // maxExponent limits the exponents of numbers in patterns. Numbers in documents are only compared with these, so they need no limit.
 const maxExponent = 10_000
 
-// decimal is 0.digits times ten to the power of exponent. Equal numbers are equal Go values, without outer zeros.
+// decimal is a number in normal form, 0.digits times ten to the power of exponent. The first and last digit are not
+// zero, so equal numbers are equal Go values. Zero has no digits.
 type decimal struct {
 	negative bool
 	digits   string

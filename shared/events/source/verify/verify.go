@@ -155,7 +155,7 @@ func (v *Verifier) GoString() string { return v.String() }
 const maxChallenge = 1000
 
 // Challenge returns the challenge in a url_verification request of Slack's Events API, which Slack sends when someone enters the URL of the
-// server. It returns false for any other body.
+// server. body is the decoded JSON of a verified request. Challenge returns false for any other body.
 func Challenge(body any) (string, bool) {
 	object, _ := body.(map[string]any)
 	if object["type"] != "url_verification" {
@@ -235,7 +235,8 @@ func equalTo(secret string) func(string) bool {
 	}
 }
 
-// bindStandardWebhooks uses the specification's library, except for the time: that has its own clock and a fixed tolerance.
+// bindStandardWebhooks verifies signatures with the specification's own library. We check the time ourselves, because
+// the library uses its own clock and a fixed tolerance of five minutes.
 func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 	key, err := webhookKey(secret)
 	if err != nil {
@@ -305,11 +306,14 @@ type Settings struct {
 	Encoding string
 	// Prefix, for hmac, precedes each signature, e.g. "sha256=". Signatures without it are ignored.
 	Prefix string
-	// Signed is the text that hmac signs, with the placeholders {body}, {timestamp} and {header:NAME}. The default is {body}.
+	// Signed, for hmac, is the text that the provider signs, with the placeholders {body}, {timestamp} and
+	// {header:NAME}. The default is {body}.
 	Signed string
-	// Timestamp is the header that replaces {timestamp}, in RFC 3339, or seconds or milliseconds since 1970.
+	// Timestamp, for hmac, is the header whose value replaces {timestamp}. The value is in RFC 3339, or seconds or
+	// milliseconds since 1970.
 	Timestamp string
-	// Tolerance is the maximum difference between the signed time and now. The default is [defaultTolerance].
+	// Tolerance is the maximum difference between the signed time and now, in either direction, for schemes that sign
+	// a time. The default is [defaultTolerance].
 	Tolerance time.Duration
 }
 

@@ -77,8 +77,9 @@ func periodKey(period int64) store.Key {
 
 func (s *Shared) now() time.Time { return periodic.Clock(s.Now)() }
 
-// Take takes a lease for a stream. The caller must call release when the stream ends. If a later stream replaces this one, the function
-// superseded is called. The error is of kind Unavailable if the fleet is full and the principal has no stream to replace.
+// Take takes a lease for a stream. The caller must call release when the stream ends. Take deletes the principal's oldest lease
+// if the principal has too many streams or the fleet is full. The error is of kind Unavailable, with the limit, if the fleet is
+// full and the principal has no stream to replace. If a later stream replaces this one, the function superseded is called.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, replaces, err := s.enter(ctx, p)
 	if err != nil || p.Anonymous && s.Fleet == 0 {
@@ -149,11 +150,12 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// maxHandovers returns how many streams may run beyond the fleet's limit until the streams that they replace have ended. Fleet is four fifths
-// of the endpoint's concurrency, and the other fifth stays free for calls. An eighth of Fleet is half of that fifth.
+// maxHandovers returns how many streams may run beyond the fleet's limit until the streams that they replace have ended. Fleet is
+// four fifths of the endpoint's concurrency, and the other fifth stays free for calls. An eighth of Fleet is half of that fifth.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
-// enter counts a stream of the fleet, until leave. If the fleet is full, the stream must replace one of the principal's (replaces).
+// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace,
+// enter adds it beyond the limit and returns true for replaces. leave removes the stream from the counter.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil

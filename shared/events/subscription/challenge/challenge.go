@@ -23,14 +23,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits on challenges (EVX-12, SRF-07) of all processes together. Many principals may use the same host, for example ChatGPT's. So only failed
-// challenges count against a host, and a host's total refuses only principals that have failed there themselves.
+// Limits on challenges (EVX-12, SRF-07) of all processes together. Many principals may use the same host, for example ChatGPT's. So
+// only failed challenges count against a host, and a host's total refuses only principals that have failed there themselves.
 const (
 	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
 	maxPending = 20
 	// maxFailed is how many challenges of a principal may fail at one host within a failureWindow.
 	maxFailed = 20
-	// maxFailedByAll is how many challenges may fail at a host per failureWindow until a principal with a failure there must wait.
+	// maxFailedByAll is how many challenges of all principals together may fail at a host within a failureWindow. After that, a
+	// principal with at least one failure there has to wait for the next window.
 	maxFailedByAll = 100
 	failureWindow  = 5 * time.Minute
 	// verifiedFor is how long a verified endpoint needs no further challenge.
@@ -154,7 +155,8 @@ func countOf(it *store.Item, name string) int64 {
 	return it.Counts[name]
 }
 
-// checkFailures refuses the challenge if the principal or, with one failure of its own, all have failed too often at the host.
+// checkFailures refuses the challenge if the principal has failed too often at the host. If all principals together have failed
+// too often there, one failure of the principal suffices. own and byAll are the items that count these failures.
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:

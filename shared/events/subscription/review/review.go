@@ -47,7 +47,8 @@ type Right struct {
 // All returns the right to receive all events.
 func All() Right { return Right{all: true} }
 
-// CheckSubscriber checks one pattern of a subscription. A [*subscription.Terminated] means that it must end.
+// CheckSubscriber checks one pattern of a subscription with the cached data. It returns a [*subscription.Terminated] if the
+// subscription must end, and any other error if the check itself failed.
 func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber) (Right, error) {
 	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, refresh.Cached)
 	if err != nil {
@@ -59,8 +60,8 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 	return right, err
 }
 
-// CheckSubscription checks all patterns of a subscription. If one pattern is no longer permitted, the whole subscription must end, because a
-// client registers all its URIs with one request, which fails if any URI is refused.
+// CheckSubscription checks all patterns of a subscription. If one pattern is no longer permitted, the whole subscription must end,
+// because a client registers all its URIs with one request, which fails if any URI is refused.
 func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, f refresh.Freshness) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, f)
 	if err != nil {
@@ -130,8 +131,8 @@ func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	return nil
 }
 
-// checkBelow checks a subscription to a parent URI such as event://orders, which matches all URIs below it. The subscription continues as long
-// as the catalog has an event type below the parent that the principal may receive by webhook.
+// checkBelow checks a subscription to a parent URI such as event://orders, which matches all URIs below it. The subscription
+// continues as long as the catalog has an event type below the parent that the principal may receive by webhook.
 func (r Right) checkBelow(uri string) error {
 	entries := r.catalog.ListUnder(uri)
 	if len(entries) == 0 {
@@ -170,8 +171,8 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
 // MayReceive reports whether the subscriber may receive an event that matches its pattern. It returns true if [Review.CheckSubscriber] has
-// already checked the event type. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if that type is
-// gone.
+// already checked the event type. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if
+// that type is gone.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if r.all || r.catalog == nil {
 		return r.all, nil
@@ -189,7 +190,8 @@ func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// findBreakingFeature returns how an event type breaks a contract (see [catalog.FindBreakingFeature]), or "".
+// findBreakingFeature returns the part of an event type that has changed incompatibly with a contract (see
+// [catalog.FindBreakingFeature]), or "". If the contract is not in the store, it returns "" too.
 func (r *Review) findBreakingFeature(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {

@@ -46,7 +46,8 @@ type Counts struct {
 
 func (c Counts) log() *slog.Logger { return cmp.Or(c.Log, slog.Default()) }
 
-// AddOp returns the operation that adds n to a principal's count. It conflicts if the limit is reached.
+// AddOp returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a
+// conflict.
 func (c Counts) AddOp(ctx context.Context, workspace, principal string, n int64) store.Op {
 	var limits map[string]int64
 	if n > 0 {
@@ -116,8 +117,8 @@ const (
 type recounted struct {
 	V  int       `json:"v"`
 	At time.Time `json:"at"`
-	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it wrong too, because a
-	// registration in progress makes it wrong for a moment.
+	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it wrong too,
+	// because a registration in progress makes it wrong for a moment.
 	Wrong int64 `json:"wrong,omitempty"`
 }
 
@@ -125,8 +126,9 @@ func recountKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "x#sums", Sort: workspace}
 }
 
-// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a workspace
-// once per day, or every ten minutes at its limit. principals must return all principals of a workspace that have subscriptions.
+// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a
+// workspace once per day, or every ten minutes at its limit. principals must return all principals of a workspace that have
+// subscriptions.
 func (c Counts) Recount(
 	ctx context.Context, workspaces []string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (corrected int, err error) {
@@ -205,7 +207,8 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// commonPart returns the difference that two recounts have in common: the smaller one, or 0 if the signs differ.
+// commonPart returns the difference that two recounts have in common: the smaller one of a and b if both have the same sign, and otherwise
+// 0. For example, if one recount found a sum too high by 5 and the next by 3, only 3 are certainly wrong.
 func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
