@@ -21,7 +21,10 @@ import (
 // result.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
 	b, info, err := g.FindByName(ctx, c, name)
-	if info == nil {
+	switch {
+	case info == nil && isRefusal(err):
+		return nil, api.ErrRefused
+	case info == nil:
 		return nil, err
 	}
 	if wants := method == spec.MethodUserMessage && info.UserMessages || method == spec.MethodAssistant && info.AssistantResponses; !wants {
@@ -43,8 +46,11 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
+// isRefusal reports whether the message or its caller is to blame for a failure, and not the backend, which other callers can still use.
 func isRefusal(err error) bool {
-	return upstream.StatusOf(err)/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
+	_, noToken := errors.AsType[*backends.TokenError](err)
+	return noToken || upstream.StatusOf(err)/100 == 4 || fault.Is(err, fault.Exhausted) ||
+		errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
 // Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session if needed.

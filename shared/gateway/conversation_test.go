@@ -100,6 +100,26 @@ func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
 	}
 }
 
+// CNV-03: given a backend that gets its callers' tokens, when it refuses a caller's token, then it has refused that caller's message.
+// It is not unreachable, because others can still use it.
+func TestARefusedTokenOfOneCallerIsNoFailureOfTheBackend(t *testing.T) {
+	for _, stateless := range []bool{false, true} {
+		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
+			b := listener(t, stateless, func(x *turn) { x.result(`{"context":"known"}`) })
+			b.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer good" }
+			exchanged := func(b *api.Backend) {
+				b.Exchange = &api.Exchange{OAuth: api.OAuth{TokenURL: b.URL, ClientID: "gateway"}}
+			}
+			g := gatewayOver(t, memory(t), at("notes", b, forwarded), at("exchanged", b, exchanged))
+			expect.OK(t, expect.ErrOf(g.Converse(t.Context(), withToken("ann", "Bearer good"), "notes", userMessage, json.RawMessage(said))))
+			for name, token := range map[string]string{"notes": "Bearer bad", "exchanged": "Bearer no-jwt"} {
+				_, err := g.Converse(t.Context(), withToken("bob", token), name, userMessage, json.RawMessage(said))
+				expect.Is(t, "the error of "+name, err, api.ErrRefused)
+			}
+		})
+	}
+}
+
 // CNV-03: a message that takes too long is cancelled in the way of the backend's revision.
 func TestLateUserMessageIsCancelled(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
