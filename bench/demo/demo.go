@@ -76,12 +76,11 @@ func Run(ctx context.Context, o Options) error {
 	d := &demo{options: o, url: "http://" + addrs[0], began: time.Now(), changed: make(chan struct{}, 1), failed: make(chan error, 4)}
 	d.serve = append(o.Serve[:len(o.Serve):len(o.Serve)], "--addr", addrs[0], "--data", filepath.Join(dir, "data"), "--catalog", catalog,
 		"--auth", "none", "--allow-insecure-targets") // the receivers are on this machine
-	if d.server, err = d.start(ctx); err != nil {
-		return err
+	if d.server, err = d.start(ctx); err == nil {
+		defer func() { d.server.Kill() }() // its data is temporary
+		d.say("server", "serving %s/mcp, data in one SQLite file", d.url)
+		err = d.run(ctx)
 	}
-	defer func() { d.server.Kill() }() // its data is temporary
-	d.say("server", "serving %s/mcp, data in one SQLite file", d.url)
-	err = d.run(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && errors.Is(err, context.DeadlineExceeded) {
 		return fault.New(fault.Unavailable, "the demo did not end within %s", o.Timeout)
 	}

@@ -35,8 +35,8 @@ func TestTheBinary(t *testing.T) {
 
 // testDemo runs the demo with settings that would stop another server from starting, and with an output that cannot be written.
 func testDemo(t *testing.T, bin string) {
-	demo := func(out io.Writer) (errs string, err error) {
-		cmd, said := exec.CommandContext(t.Context(), bin, "demo"), &strings.Builder{}
+	demo := func(out io.Writer, args ...string) (errs string, err error) {
+		cmd, said := exec.CommandContext(t.Context(), bin, append([]string{"demo"}, args...)...), &strings.Builder{}
 		cmd.Env = append(os.Environ(), "MCPEVENTS_AUTH=unknown", "MCPEVENTS_CONFIG=/missing.yaml")
 		cmd.Stdout, cmd.Stderr = out, said
 		err = cmd.Run()
@@ -56,6 +56,10 @@ func testDemo(t *testing.T, bin string) {
 	errs, err = demo(expect.Value(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t))
 	expect.True(t, "the demo fails", err != nil)
 	expect.Contains(t, "the errors", errs, "no space left on device\n")
+
+	errs, err = demo(io.Discard, "--timeout", "1ms")
+	expect.True(t, "the demo fails", err != nil)
+	expect.Contains(t, "the errors", errs, "the demo did not end within 1ms\n")
 }
 
 // testCompletion has bash evaluate the printed code, with a function complete that runs the command of -C as bash does.
