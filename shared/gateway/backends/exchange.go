@@ -50,7 +50,8 @@ const (
 	unstatedLife = time.Minute // how long the gateway uses a token without an expires_in
 	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused a caller,
 	// issued an unusable token or took longer than failedFor, the pause is refusedFor and applies to that caller only. If the
-	// server failed faster, it is probably down, so the pause is failedFor and applies to all callers.
+	// server failed faster, it may be down, so the pause is failedFor. It applies to all callers if the previous exchange that failed like
+	// this was another user's. Otherwise one user for whom the server always fails would keep all others from their tokens.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -62,13 +63,14 @@ type exchanged struct {
 	header string
 	err    error
 	until  time.Time // when to ask the authorization server again
+	user   string    // the caller, if the authorization server failed; see readToken
 	forAll bool      // the error concerns all callers
 }
 
 type exchanges struct {
 	asking singleflight.Group
 	kept   *bounded.Map[subject, exchanged]
-	failed atomic.Pointer[exchanged] // the last failure of the authorization server
+	failed atomic.Pointer[exchanged] // the last failure of the authorization server, or nil after a success
 }
 
 // TokenError means that a request was not sent because the gateway could not get a token for its caller. It wraps a fault with a text that
@@ -94,7 +96,7 @@ func (b *Backend) noToken(kind fault.Kind, cause error, text string) *TokenError
 
 // exchangeToken returns the Authorization header for requests to the backend, given the caller's. The error is a [TokenError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
-	token, expires, ok := readToken(caller)
+	token, user, expires, ok := readToken(caller)
 	now := time.Now()
 	switch {
 	case !ok: // for example an API key, which must not be sent to the authorization server
@@ -106,17 +108,21 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	if have, ok := b.tokens.kept.Get(key); ok && now.Before(have.until) {
 		return have.header, have.err
 	}
-	if failed := b.tokens.failed.Load(); failed != nil && now.Before(failed.until) {
+	if failed := b.tokens.failed.Load(); failed != nil && failed.forAll && now.Before(failed.until) {
 		return "", failed.err
 	}
 	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
-		got := b.askExchange(token)
-		if got.forAll {
+		got := b.askExchange(token, user)
+		switch {
+		case got.err == nil:
+			b.tokens.failed.Store(nil)
+		case got.user != "":
+			before := b.tokens.failed.Load()
+			got.forAll = before != nil && before.user != user
 			b.tokens.failed.Store(&got)
-		} else {
-			b.tokens.kept.Put(key, got)
 		}
+		b.tokens.kept.Put(key, got)
 		return got, nil
 	})
 	select {
@@ -128,25 +134,28 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	}
 }
 
-// readToken returns the token in a caller's Authorization header and the token's expiry. It returns false if the token is not a JWT that
-// expires. It does not check the signature, because that happened when the caller was authenticated.
-func readToken(caller string) (token string, expires time.Time, ok bool) {
+// readToken returns the token in a caller's Authorization header, the user that it names, and its expiry. It returns false if the token is
+// not a JWT that expires. It does not check the signature, because that happened when the caller was authenticated.
+func readToken(caller string) (token, user string, expires time.Time, ok bool) {
 	scheme, token, _ := strings.Cut(caller, " ")
 	token = strings.TrimSpace(token)
 	parts := strings.Split(token, ".")
 	if !strings.EqualFold(scheme, "Bearer") || len(parts) != 3 {
-		return "", time.Time{}, false
+		return "", "", time.Time{}, false
 	}
 	payload, err := opaque.Decode(parts[1])
-	var claims struct{ Exp float64 }
-	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Exp <= 0 {
-		return "", time.Time{}, false
+	var claims struct {
+		Iss, Sub string
+		Exp      float64
 	}
-	return token, time.Unix(int64(claims.Exp), 0), true
+	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Exp <= 0 {
+		return "", "", time.Time{}, false
+	}
+	return token, claims.Iss + " " + claims.Sub, time.Unix(int64(claims.Exp), 0), true
 }
 
-// askExchange asks the authorization server to exchange a token. It also decides how long, and for which callers, to keep the outcome.
-func (b *Backend) askExchange(token string) exchanged {
+// askExchange asks the authorization server to exchange a user's token. It also decides how long to keep the outcome.
+func (b *Backend) askExchange(token, user string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
 	now := time.Now()
@@ -163,14 +172,14 @@ func (b *Backend) askExchange(token string) exchanged {
 		return exchanged{header: "Bearer " + got.AccessToken, until: until}
 	}
 	e := b.judgeExchange(err)
-	pause, forAll := refusedFor, fault.Is(e, fault.Unavailable) && !ofCaller
-	if forAll {
-		pause = failedFor
+	pause := failedFor
+	if ofCaller || !fault.Is(e, fault.Unavailable) {
+		pause, user = refusedFor, ""
 	}
 	b.logExchange.Do(func() {
 		b.options.Log.Warn("token exchange failed", slog.String("backend", b.Name), slog.Any("error", e.cause))
 	})
-	return exchanged{err: e, until: now.Add(pause), forAll: forAll}
+	return exchanged{err: e, until: now.Add(pause), user: user}
 }
 
 // tooLarge reports whether the authorization server answered 413, because the caller's token is too long for it.

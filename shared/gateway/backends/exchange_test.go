@@ -227,8 +227,8 @@ func TestFailedExchanges(t *testing.T) {
 	}
 }
 
-// GWN-27: given an authorization server that fails, then all callers share its failure for a while. After that, a request finds out
-// whether it works again.
+// GWN-27: given an authorization server that fails for two users, then all callers share its failure for a while. After that, a request
+// finds out whether it works again.
 func TestFailingAuthorizationServerIsSpared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &authority{hangs: failedFor / 2, status: http.StatusServiceUnavailable}
@@ -236,10 +236,28 @@ func TestFailingAuthorizationServerIsSpared(t *testing.T) {
 		for i := range 50 {
 			expect.Fault(t, "a caller", expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), time.Hour))), fault.Unavailable)
 		}
-		expect.Equal(t, "requests of 50 callers", a.count(), 1)
+		expect.Equal(t, "requests of 50 callers", a.count(), 2)
 		a.set(0, "")
 		time.Sleep(failedFor)
 		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf("ann", time.Hour))))
+	})
+}
+
+// GWN-27: given a user for whom the authorization server always fails, then the other users still get their tokens.
+func TestServerThatFailsForOneUserConcernsOnlyThatUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &authority{}
+		b, _ := exchanging(a, api.Exchange{Audience: "b"})
+		for i := range 10 {
+			a.set(http.StatusInternalServerError, "")
+			for life := range 3 { // with another token each time
+				odd := callerOf("odd", time.Hour+time.Duration(life)*time.Minute)
+				expect.Fault(t, "the user", expect.ErrOf(b.exchangeToken(t.Context(), odd)), fault.Unavailable)
+			}
+			a.set(0, "")
+			expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), time.Hour))))
+			time.Sleep(failedFor)
+		}
 	})
 }
 
