@@ -20,10 +20,11 @@ type Position struct {
 	// CatchUp limits how far back a walk starts after a long pause, for example because the server was off.
 	CatchUp time.Duration
 	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A
-	// larger value means fewer writes, but each walk revisits the minutes since the last save.
+	// larger value means fewer writes, but each walk revisits the minutes since the last save, and a clock that was set back by less
+	// than SaveEvery may go unnoticed.
 	SaveEvery time.Duration
 	// Ahead, if not nil, is called before a walk if the saved position is more than [Tolerance] in the future, because the clock
-	// must have been set back then.
+	// must have been set back then. Its parameter is that position.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 

@@ -59,7 +59,8 @@ const (
 
 // Outgoing is a message to send.
 type Outgoing struct {
-	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids. In a JSON body, queue/sqs escapes them.
+	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids. In a JSON body, queue/sqs
+	// escapes them.
 	Body []byte
 	// Value is the value that Body encodes, or nil. A queue in the same process may pass Value to the handler, which then need not decode
 	// Body. Sender and handler must not change Body or Value after the message was sent.
@@ -78,6 +79,7 @@ type Outgoing struct {
 	Delay time.Duration
 }
 
+// Check returns an error if a message for the queue breaks a limit of [Outgoing]. Adapters call it.
 func Check(name Name, m *Outgoing) error {
 	switch {
 	case len(m.Body) == 0 || !utf8.Valid(m.Body):
@@ -115,7 +117,8 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received is how often the message was delivered to a handler, including this time. After a crash it may be too low.
+	// Received is how often the message was delivered to a handler, including this time. After a crash it may be too low,
+	// because counts that were only in memory are lost.
 	Received int
 	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell.
 	First bool
@@ -123,7 +126,7 @@ type Message struct {
 	Sent time.Time
 	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
 	Unwritten bool
-	// From is the queue from which SQS moved the message here unchanged, because it was received too often.
+	// From is the queue from which SQS moved the message here unchanged, because it was received too often. It is "" for other messages.
 	From Name
 	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
@@ -139,9 +142,10 @@ type Sender interface {
 // Forward sends messages whose handlers may start before the messages are written. A handler's own writes are committed
 // together with its message or later.
 //
-// On a FIFO queue, Forward returns when all messages are durable. On a standard queue, it returns when each message is durable or
-// accepted, and a message that is accepted within milliseconds is never written. So the caller must be able to create the messages
-// again until Forward returns, for example from the message that caused them.
+// On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
+// them nevertheless. On a standard queue, it returns when each message is durable or accepted, and a message that is accepted
+// within milliseconds is never written. So the caller must be able to create the messages again until Forward returns, for
+// example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
@@ -177,10 +181,11 @@ type ConsumeOptions struct {
 	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. On a FIFO queue, only the
 	// first failed message of a group counts a failure, because the handler fails the others only to keep the order.
 	MaxReceives int
-	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. SQS has no such limit.
+	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages
+	// without a group are not limited. SQS has no such limit.
 	PerGroup int
 	// Bytes limits the total size of the messages that are handled concurrently; 0 means no limit. One group of a standard queue
-	// gets at most half of it. SQS has no such limit.
+	// gets at most half of it. A message that is larger than the limit is handled alone. SQS has no such limit.
 	Bytes int
 }
 
@@ -214,16 +219,18 @@ type Depth struct {
 	Oldest                     time.Time
 }
 
-// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts.
+// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts. Other queues deliver such
+// messages when they are due.
 type Discarder interface {
 	Discard(ctx context.Context, q Name, texts ...string) error
 }
 
 // DeadLetter is the body of a message on [Dead]: a message that no handler could handle, with its queue and the reason.
 type DeadLetter struct {
-	V      int             `json:"v"`
-	Queue  Name            `json:"queue"`
-	Reason string          `json:"reason"`
+	V      int    `json:"v"`
+	Queue  Name   `json:"queue"`
+	Reason string `json:"reason"`
+	// Faults has details of the reason, for example the faults that the validation of an event found.
 	Faults json.RawMessage `json:"faults,omitempty"`
 	// Message is the id that the message had on its queue.
 	Message  string `json:"message,omitempty"`

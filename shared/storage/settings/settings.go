@@ -99,9 +99,10 @@ func (e Edit) Version() int64 {
 // Changes reports whether the edit creates the document or changes its text.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, in one transaction. Edits beyond a limit of [store.DB.Write] take several transactions, so
-// an error may leave some of the edits written. The error is of kind fault.TooLarge if a text does not fit into an item, and of kind
-// fault.Conflict if another writer has changed a document since the caller read Edit.Old.
+// Write writes the edits that change a document, in one transaction. It compresses all texts first, so that a text that is too
+// large prevents every write. Edits beyond a limit of [store.DB.Write], for example more than 25 catalogs or 4 MB of compressed
+// text, take several transactions, so an error may leave some of the edits written. The error is of kind fault.TooLarge if a text
+// does not fit into an item, and of kind fault.Conflict if another writer has changed a document since the caller read Edit.Old.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -228,8 +229,8 @@ func (d *parsed[T]) get() (value T, version int64) {
 	return d.value, d.version
 }
 
-// NewCache makes a cache of the documents whose names begin with kind. Callers pass names without that prefix. A nil now is time.Now, and
-// a nil log is slog.Default.
+// NewCache makes a cache of the documents whose names begin with kind. Callers pass names without that prefix. parse turns a
+// document's text into a value. A nil now is time.Now, and a nil log is slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	return &Cache[T]{
 		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[*parsed[T]]{},
@@ -253,8 +254,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns the latest version of a document, for decisions that must not use an older one. It fails with fault.Unavailable while the
-// store does not answer. After [Cache.Invalidate] was called, the cached version is the latest one.
+// Latest returns the latest version of a document, for decisions that must not use an older one. It reads the version from the
+// store each time, and fails with fault.Unavailable while the store does not answer. After [Cache.Invalidate] was called, the
+// cached version is the latest one, so Latest returns it like [Cache.Get].
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {
@@ -322,7 +324,7 @@ func (c *Cache[T]) evict() {
 	delete(c.held, victim)
 }
 
-// read returns old if the version has not changed.
+// read reads the document from the store. If its version has not changed, read returns old.
 func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*parsed[T], error) {
 	version, err := Version(ctx, c.db, name)
 	if _, known := old.get(); err != nil || version == known {
@@ -375,14 +377,16 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf records a change like [Unannounced], with a record for each version.
+// UnannouncedOf returns the operations that record a change like [Unannounced], for documents whose versions may have different
+// workspaces. Each version has its own record, so that the change is announced to all of these workspaces.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce announces the changes that are recorded when it is called. A change may be announced twice. First Announce waits until every
-// process uses the documents: wait is [MaxAge], or 0 if this is the only process. It does not rely on the time at which a document was
-// stored, because the clock of the operator's machine, which writes it, may be wrong.
+// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or
+// if two processes call Announce. First Announce waits until every process uses the documents: wait is [MaxAge], or 0 if this is
+// the only process. It does not rely on the time at which a document was stored, because the clock of the operator's machine,
+// which writes it, may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {
@@ -402,7 +406,8 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	return errors.Join(errs...)
 }
 
-// announceOne skips a change that another announcer announced during the wait, or that a newer version has replaced.
+// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it. The
+// newer version is announced later.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	now, err := store.One(ctx, db, it.Key, "read a change to announce")
 	if err != nil || now == nil || now.Version != it.Version {

@@ -88,8 +88,8 @@ type DB interface {
 	// there may still be more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
-	// Write applies all operations, or none if a condition does not hold, and then returns [ErrConflict]. There may be up to
-	// [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite] bytes in total.
+	// Write applies all operations or none. If a condition does not hold, it applies none and returns [ErrConflict]. There may
+	// be up to [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite] bytes in total.
 	Write(ctx context.Context, ops ...Op) error
 
 	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
@@ -122,7 +122,8 @@ const SameStamp = -1
 // Watcher is a store that notifies readers in this process of this process's writes to a partition of [Log].
 type Watcher interface {
 	// Watch returns a channel that receives after commits to the partition, perhaps once for several. written returns the greatest stamp of
-	// such a commit since the watch began. If a caller reads [DB.End] first and then calls written, it misses no commit up to that end.
+	// such a commit since the watch began, or 0 before the first. If a caller reads [DB.End] first and then calls written, it misses
+	// no commit up to that end.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -199,6 +200,7 @@ func (c Condition) Unpack() (kind string, version int64) {
 	return "", 0
 }
 
+// OpKind says what an [Op] does.
 type OpKind uint8
 
 // The kinds of operations.
@@ -259,9 +261,9 @@ type GroupCommitter interface {
 	Batched() DB
 }
 
-// Unhurried returns the store for writes for which no caller has to wait. A [GroupCommitter] returns immediately from such a write, and
-// commits it with the next other write, at most tens of milliseconds later. If the process dies before that, the write is lost. Errors
-// and conflicts are only logged. Other stores write as usual.
+// Unhurried returns the store for writes for which no caller has to wait. A [GroupCommitter] returns immediately from such a
+// write. It commits these writes in their order with the next other write, at most tens of milliseconds later. If the process
+// dies before that, they are lost. Errors and conflicts are only logged. Other stores write as usual.
 func Unhurried(db DB) DB {
 	if g, ok := db.(GroupCommitter); ok {
 		return g.Unhurried()
@@ -270,6 +272,7 @@ func Unhurried(db DB) DB {
 }
 
 // Batched is like [Unhurried], but the store may hold the writes back for some tens of milliseconds, to commit many of them together.
+// It commits them before later writes to the same table.
 func Batched(db DB) DB {
 	if g, ok := db.(GroupCommitter); ok {
 		return g.Batched()
@@ -277,7 +280,8 @@ func Batched(db DB) DB {
 	return db
 }
 
-// One reads an item. It returns nil if there is no such item. what is the message of errors, for example "read a session".
+// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable and the parameter what as
+// their message, which names the attempted operation, for example "read a session".
 func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	items, err := db.Get(ctx, key)
 	if err != nil {
@@ -287,12 +291,14 @@ func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 }
 
 // Each calls visit with the items of a partition in the order of their sort keys. It stops at an error of visit and returns it
-// unchanged. what is the message of the store's errors, for example "read the leases".
+// unchanged. Errors of the store have the kind fault.Unavailable and the parameter what as their message, for example "read the
+// leases".
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf visits the items of a query like [Each]. The query must not be in reverse order.
+// EachOf visits the items of a query like [Each]. The query must not be in reverse order, because EachOf
+// continues after the last key.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)

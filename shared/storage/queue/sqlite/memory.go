@@ -16,7 +16,7 @@ type memoryQueue struct {
 	name queue.Name
 	sql  statements
 
-	lastID atomic.Int64
+	lastID atomic.Int64 // of the last message sent or forwarded
 	// inherited is the largest id of a message that the previous process left in the file. Any message up to this id may have
 	// crashed that process, so workers count the receive in the file before they handle the message. Otherwise, a message that
 	// crashes every process would never become a dead letter.
@@ -26,7 +26,7 @@ type memoryQueue struct {
 
 	mu       sync.Mutex // not held during SQL
 	window   window
-	waiting  []chan struct{}
+	waiting  []chan struct{} // the channels of idle workers; the last one is woken first
 	backoffs backoffHeap
 	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
@@ -47,7 +47,7 @@ type statements struct {
 
 func newMemoryQueue(q *Queues, name queue.Name) *memoryQueue {
 	t := "queue_" + string(name)
-	const columns = "id, grp, received, sent, body"
+	const columns = "id, grp, received, sent, body" // as readMessages reads them
 	mq := &memoryQueue{
 		q: q, name: name, wake: make(chan struct{}, 1),
 		window: window{
@@ -168,7 +168,7 @@ type message struct {
 	tried    bool // a handler of this process has received it, even if that does not count in received
 	handled  int  // size of its body while a handler has the message, see [ready.take]
 
-	place      place
+	place      place // changed by [window.move] only
 	row        row
 	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }
@@ -189,8 +189,8 @@ const (
 	// placeBackOff: a failed message of a standard queue until its back-off ends. The message stays in memory, but does not count against
 	// the window's limits, so that failing messages do not keep others out of memory.
 	placeBackOff
-	// placeAccepted: accepted, or dropped because the sender got an error. Like dead letters, accepted messages have left the queue, but may
-	// still have rows.
+	// placeAccepted: accepted, or dropped because the sender got an error. These messages and dead letters have left the queue, but
+	// may still have rows.
 	placeAccepted
 	placeDead
 	places

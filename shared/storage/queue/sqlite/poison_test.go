@@ -162,7 +162,8 @@ func TestOnlyTheFirstReceiveInAnyProcessIsMarked(t *testing.T) {
 	}
 }
 
-// On a FIFO queue, a message that fails behind another one does not count a receive. Nevertheless, its handler may have done some of its work.
+// On a FIFO queue, a message that fails behind another one does not count a receive. Nevertheless, its handler may have done some
+// of its work.
 func TestAMessageThatFailedBehindAnotherIsNotNew(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 		for _, body := range []string{"a", "b"} {

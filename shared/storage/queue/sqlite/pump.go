@@ -216,7 +216,8 @@ func (mq *memoryQueue) readAhead() error {
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
 // The context of a call does not end with ctx, so that a running call can finish. It ends after the visibility timeout, or when
-// the queues are closed. As on Lambda, a panic of h and an unknown id in its result fail the whole batch.
+// the queues are closed. The messages of the call stay in flight until it returns. As on Lambda, a panic of h and an unknown id in
+// its result fail the whole batch.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -252,7 +253,7 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-// work takes and handles batches; calls is the parent of the handlers' contexts.
+// work takes and handles batches until ctx ends or the queues are closed. calls is the parent of the handlers' contexts.
 func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *queue.ConsumeOptions) {
 	for ctx.Err() == nil && mq.q.open.Err() == nil {
 		b, woken := mq.take(opts)
@@ -277,7 +278,8 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited].
+	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count
+	// must then be written before the handler gets the message.
 	counted bool
 	// exhausted is set for a batch with a single message that was already received as often as allowed, because processes ended before the
 	// handler returned. The handler does not get the message.
@@ -303,7 +305,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			continue
 		}
 		if b.exhausted = mq.exhausted(m, opts); b.exhausted {
-			b.msgs = append(b.msgs, m)
+			b.msgs = append(b.msgs, m) // alone, because it was received before
 			continue
 		}
 		m.received++

@@ -22,6 +22,7 @@ const (
 	maxSendBytes = 4 << 20
 )
 
+// Send writes the messages in their order. Many messages take several transactions.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -151,8 +152,8 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. A row of the file has
-// all new ids of one job of the engine, which is a [sending] or a [forwarding].
+// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. A row of the
+// file has all new ids of one job of the engine, which is a [sending] or a [forwarding].
 type dedup struct {
 	table   string
 	insert  string
@@ -388,12 +389,12 @@ const forwardEventWithin = time.Millisecond
 // forwarding is an [engine.Job] that writes messages to the file. A handler may receive the messages before they are written.
 // On a standard queue, the sender waits until each message has a row or is accepted:
 //
-// Forward ─▶ ready ─▶ handler ─▶ accepted: no row
+//	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
+//	    └─▶ job: a row for each message that is not accepted yet
 //
-//	└─▶ job: a row for each message that is not accepted yet
-//
-// On a FIFO queue, the sender waits for the job, which is submitted before a worker can take the messages. So the handler's writes are
-// committed with the job or later.
+// On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
+// can take the messages. So the handler's writes are committed with the job or later, and the handler gets their outcome after
+// [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message

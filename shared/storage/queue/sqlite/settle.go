@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
+// retryAfter is the time between two attempts to read or write after an error.
 const retryAfter = time.Second
 
 // settle accepts each message of a handled batch, dead-letters it, or lets it wait for its back-off.
@@ -128,12 +129,13 @@ func (mq *memoryQueue) backOff(b backoff) {
 }
 
 type handlerResults struct {
-	accepted []int64
-	dead     []*message
+	accepted []int64    // rows to delete
+	dead     []*message // to be dead-lettered
 	receives []receiveCount
 }
 
-// receiveCount is how often a message was received. It is written to the message's row after a failure.
+// receiveCount is how often a message was received. It is written to the message's row after a failure. For a message that an
+// earlier process left in the file, it is written before the handler gets the message.
 type receiveCount struct {
 	id       int64
 	received int
@@ -150,7 +152,8 @@ func (r *handlerResults) append(other *handlerResults) {
 }
 
 // submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before the next
-// commit only means that the next process delivers the messages again.
+// commit only means that the next process delivers the messages again. The failure of a message is then not counted. A message
+// that ends every process still becomes a dead letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
@@ -159,6 +162,7 @@ func (mq *memoryQueue) submit() {
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
+// flush writes the results in mq.settled, and everything that was submitted before them, immediately.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
@@ -247,7 +251,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// If the results could not be written, Done keeps them for another attempt.
+// Done makes new dead letters available after the commit. If the results could not be written, it keeps them for another attempt.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {

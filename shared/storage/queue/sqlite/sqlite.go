@@ -39,7 +39,7 @@ type Options struct {
 	DeadLettered func(q queue.Name, n int)
 }
 
-// Queues holds the queues of one file. Close it before the file.
+// Queues holds the queues of one file. Close it before the file, because Close writes the last results of handlers.
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
@@ -59,6 +59,7 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
+// Open opens the queues in the file of e.
 func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -104,6 +105,7 @@ func (q *Queues) findQueue(name queue.Name) (*memoryQueue, error) {
 	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
+// Depth returns how many messages a queue has, and when the oldest of them was sent.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -122,6 +124,7 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
 }
 
+// closeTime is how long Close waits for handlers whose context it has ended.
 const closeTime = 5 * time.Second
 
 // Close ends the contexts of running calls, waits up to [closeTime] for their handlers, and writes their results. The

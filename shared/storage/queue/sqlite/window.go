@@ -71,7 +71,7 @@ func (w *window) move(m *message, to place) {
 	m.place = to
 }
 
-// A failed message that waits for its back-off counts as in flight.
+// depth counts the messages by place. A failed message that waits for its back-off counts as in flight.
 func (w *window) depth() queue.Depth {
 	n := &w.counts
 	return queue.Depth{
@@ -143,8 +143,8 @@ func (w *window) addDue(m *message) {
 	w.pass(m)
 }
 
-// addEarly makes a message ready that was forwarded, or whose delay has ended. If the window has not come to the message's row yet, addEarly
-// records the id, so that the window later skips the row.
+// addEarly makes a message ready that was forwarded, or whose delay has ended. If the window has not come to the message's row yet,
+// addEarly records the id, so that the window later skips the row.
 func (w *window) addEarly(m *message) {
 	if m.id > w.loaded {
 		w.early[m.id] = m.group
@@ -229,7 +229,7 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 	return fetch{}, false
 }
 
-// Rows that an operator has deleted with SQL are left out.
+// read reads the rows of a fetch. It leaves out rows that an operator has deleted with SQL.
 func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	if f.spill == nil {
 		return readMessages(c.Stmt(sql.after).Int(1, f.from-1).Int(2, int64(f.rows)), f.bytes)

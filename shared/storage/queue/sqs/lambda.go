@@ -21,14 +21,15 @@ import (
 // ReportBatchItemFailures.
 //
 // The function makes failed messages visible after [queue.Backoff], because otherwise they would stay invisible for the
-// queue's visibility timeout. A panic of h fails the batch, but not the process, which may be handling other batches.
+// queue's visibility timeout. It needs the permission sqs:ChangeMessageVisibility for that. A panic of h fails the batch, but not
+// the process, which may be handling other batches.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := messages(event)
 		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
-			// Lambda counts this as an error of the function.
+			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
 			return response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
@@ -49,7 +50,8 @@ func messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// response writes an empty list as [], because some emulators treat null as an error.
+// response returns a response that lists the failed messages. An empty list is written as [], because some emulators treat null
+// as an error.
 func response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {
@@ -191,8 +193,8 @@ const (
 // Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
 // returns their number.
 //
-// Drain uses short polls, which may miss a message. The next call then finds it. After a batch in which every message fails, Drain stops,
-// because h may depend on something that is down.
+// Drain uses short polls, which may miss a message. The next call then finds it. A failed message does not hold up the others. But
+// after a batch in which every message fails, Drain stops, because h may depend on something that is down.
 //
 // If SQS does not report from which queue it moved a message, the message's From is the parameter from.
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {

@@ -30,7 +30,7 @@ const (
 	maxBytes   = 256 << 10
 )
 
-// Queues is safe for concurrent use.
+// Queues has the queues of the system in SQS. It is safe for concurrent use.
 type Queues struct {
 	client *sqs.Client
 	urls   map[queue.Name]string
@@ -39,7 +39,8 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that the function url returns.
+// New returns the queues at the URLs that the function url returns. log gets a warning when the back-off of a failed message
+// cannot be set.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -81,10 +82,11 @@ const (
 	maxParallel = 8
 )
 
-// Send sends messages in as few requests as possible, and repeats entries that SQS rejects for a temporary reason.
+// Send sends messages in as few requests as possible, and repeats entries that SQS rejects for a temporary reason. It applies
+// [queue.Escape] to JSON bodies; other bodies with characters that SQS refuses are invalid.
 //
-// If SQS rejects one entry of a FIFO queue for a temporary reason and accepts a later one of the same group, the first one arrives after
-// it. SQS has no way to prevent that for batches.
+// The batches for a FIFO queue are sent one after the other. If SQS rejects one entry for a temporary reason and accepts a later
+// one of the same group, the first one arrives after it. SQS has no way to prevent that for batches.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	url, err := q.url(name)
 	if err != nil {
@@ -217,7 +219,8 @@ func retryEntries[E any](
 	return nil
 }
 
-// selectRetries returns the entries that SQS rejected for a temporary reason, in their order.
+// selectRetries returns the entries that SQS rejected for a temporary reason, in their order. If SQS says that an entry itself is
+// wrong, selectRetries returns an error.
 func selectRetries[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
 	again := map[string]bool{}
 	for _, f := range failed {

@@ -41,7 +41,9 @@ func (s *Store) Reads(sort string) int {
 
 // Stamps and Local report false, as the store in DynamoDB does.
 func (s *Store) Stamps() bool { return false }
-func (s *Store) Local() bool  { return false }
+
+// Local implements [store.DB].
+func (s *Store) Local() bool { return false }
 
 // Get implements [store.DB].
 func (s *Store) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error) {

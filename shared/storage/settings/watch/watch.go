@@ -17,8 +17,8 @@ const (
 // Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable or
 // unreadable. The watch ends with ctx. Call Files before you read the files, so that you miss no change.
 //
-// It polls, because file-system notifications for the directory of a path would miss changes to a file behind a link, to a replaced
-// directory, and to the ..data link of a Kubernetes ConfigMap.
+// It looks at the files once a second and follows links, because file-system notifications for the directory of a path would miss
+// changes to a file behind a link, to a replaced directory, and to the ..data link of a Kubernetes ConfigMap.
 func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	before := look(paths)

@@ -10,7 +10,8 @@
 //	z   B   compressed value, instead of d
 //	t   B   mark of the last conditional write, see below
 //
-// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time.
+// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time,
+// and treats an expired item as absent.
 //
 // # A lost answer is no conflict
 //
@@ -19,7 +20,8 @@
 // carries a random mark in attribute t instead. If its condition fails on an item with its own mark, the first request has
 // succeeded. An addition is applied twice only if another writer has added to the same item in between. That must not happen to
 // a decrement, so it needs a transaction (see [lowersCount]). If a conditional delete is repeated after a lost answer and finds
-// no item, it counts as a success, although another writer may have deleted the item.
+// no item, it counts as a success, although another writer may have deleted the item. Callers to whom that matters delete in a
+// transaction.
 package dynamo
 
 import (
@@ -50,7 +52,8 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, as in template.yaml.
+// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, with the keys pk and
+// sk and with TTL on exp, as in template.yaml.
 func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
@@ -292,6 +295,7 @@ const (
 	longPause  = 640 * time.Millisecond
 )
 
+// errBusy is returned when DynamoDB still refuses a part of a call after ten retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
 // pause waits between retries for a random time, whose bound doubles with each retry.
@@ -305,7 +309,7 @@ func newPause() *pause { return &pause{bound: firstPause} }
 // reset makes the next pause as short as the first one, because DynamoDB has processed a part of a batch.
 func (p *pause) reset() { *p = *newPause() }
 
-// wait returns an error if ctx has ended or after ten pauses, which take about two seconds.
+// wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.
 func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
@@ -328,7 +332,8 @@ func isConflict(err error) bool {
 
 var temporary = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure leaves [store.ErrConflict] without a kind, because only the caller knows what the condition means.
+// failure wraps an error for the callers of the package. It leaves [store.ErrConflict] without a kind, because only the caller
+// knows what the condition means.
 func failure(err error, format string, args ...any) error {
 	if errors.Is(err, store.ErrConflict) {
 		return err

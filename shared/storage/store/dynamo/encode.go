@@ -220,7 +220,7 @@ func (e *expression) isBelow(counts map[string]int64) string {
 // within returns conditions that hold if every stored count stays within its limit when the given counts are added.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		// The difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
+		// Use big.Int, because the difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
 		room := new(big.Int).Sub(big.NewInt(limits[name]), big.NewInt(counts[name]))
 		ref := e.name("c_" + name)
 		below := ref + " <= " + e.value(&types.AttributeValueMemberN{Value: room.String()})

@@ -43,7 +43,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	// All tries share these, because DynamoDB may have applied any of them.
+	// All tries share the mark and the record of lost answers, because DynamoDB may have applied any of them.
 	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {
@@ -173,7 +173,8 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	}
 }
 
-// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case.
+// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case. It needs no mark,
+// because repeating it is harmless.
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
@@ -253,7 +254,7 @@ func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }
 
-// check uses a read, which is cheaper than a transaction with one check.
+// check tests the condition of an OpCheck with a read, which is cheaper than a transaction with one check.
 func (db *DB) check(ctx context.Context, op store.Op) error {
 	found := map[store.Key]*store.Item{}
 	if err := db.getOne(ctx, op.Item.Key, found); err != nil {
@@ -307,7 +308,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return nil
 }
 
-// writeBatch repeats the request with the operations that DynamoDB left unprocessed.
+// writeBatch makes a BatchWriteItem request, and repeats it with the operations that DynamoDB left unprocessed.
 func (db *DB) writeBatch(ctx context.Context, batch map[string][]types.WriteRequest) error {
 	pause := newPause()
 	for {

@@ -8,7 +8,8 @@
 //	exp   seconds since 1970, 0 is never
 //	val   value
 //
-// Tables that are clustered by their key (WITHOUT ROWID) need twice the CPU, because every put splits and rewrites pages of a few items each.
+// In our measurements, tables that are clustered by their key (WITHOUT ROWID) need twice the CPU, because every put splits and
+// rewrites pages of a few items each.
 //
 // Package engine owns the file and its one writer, which the queues of queue/sqlite share.
 package sqlite
@@ -314,8 +315,8 @@ func (db *DB) Count(ctx context.Context, table store.Table, from, before string)
 	return n, fault.Wrap(engine.Kind(err), err, "count items of %s", table)
 }
 
-// Contains reports whether the value of any item contains the text. It reads the whole file, so it is for commands that run while no server
-// runs.
+// Contains reports whether the value of any item contains the text. That includes expired items that are not removed yet. It
+// reads the whole file, so it is for commands that run while no server runs.
 func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error) {
 	err = db.engine.Snapshot(ctx, func(c *engine.Conn) error {
 		for _, table := range store.Tables() {
@@ -398,7 +399,8 @@ func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	return shared
 }
 
-// noteWrite makes cached values stale, even if the transaction failed, which only costs another read.
+// noteWrite raises the counters of the items that a transaction may have changed, so that their cached values become stale. It
+// does so even if the transaction failed, which only costs another read.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {
@@ -521,8 +523,9 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	}
 }
 
-// notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the watchers' stamp first, then raises the end, and
-// then notifies. So a watcher that reads the end and then calls written misses no commit up to that end.
+// notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the watchers' stamp first, then raises the
+// end, and then notifies. So a watcher that reads the end and then calls written misses no commit up to that end. notify skips a
+// full channel, because its watcher already has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Write implements [store.DB]. It may share its commit with other writes.
+// Write implements [store.DB]. It may share its commit with other writes, but a conflict in one of them does
+// not affect the others.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, awaited) }
 
 func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
@@ -35,7 +36,7 @@ func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
 // bulk limits the operations of one job, so that other writes do not wait long.
 const bulk = 250
 
-// WriteAll implements [store.DB].
+// WriteAll applies the operations in their order, in several jobs if there are many.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return db.writeAll(ctx, ops, awaited)
 }
@@ -71,9 +72,11 @@ const (
 	batched                 // see [store.Batched]
 )
 
-// Unhurried and Batched implement [store.GroupCommitter].
+// Unhurried implements [store.GroupCommitter].
 func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
-func (db *DB) Batched() store.DB   { return relaxed{db, batched} }
+
+// Batched implements [store.GroupCommitter].
+func (db *DB) Batched() store.DB { return relaxed{db, batched} }
 
 // relaxed is the store for writes for which no caller waits.
 type relaxed struct {
@@ -122,7 +125,7 @@ type write struct {
 	tables    uint64  // a bit for each table of ops
 	found     []state // by operation; nil if no operation has a condition or counts
 	stamp     int64   // the last stamp; 0 if no operation has one
-	unhurried bool
+	unhurried bool    // no caller waits for the outcome
 }
 
 // state is the part of a stored item that conditions and counts depend on.
@@ -290,7 +293,8 @@ func count(c *engine.Conn, op *store.Op, found *state) error {
 	if !op.Item.Expires.IsZero() {
 		expires = seconds(&op.Item)
 	}
-	return c.Stmt(tables[op.Item.Table].counts).Int(1, expires).Text(2, encodeCounts(counts)).Text(3, op.Item.Partition).Text(4, op.Item.Sort).Exec()
+	return c.Stmt(tables[op.Item.Table].counts).Int(1, expires).Text(2, encodeCounts(counts)).
+		Text(3, op.Item.Partition).Text(4, op.Item.Sort).Exec()
 }
 
 // encodeCounts encodes counts as "name=1,other=-2". Names cannot contain the two separators.
@@ -330,7 +334,8 @@ func decodeCounts(text string) map[string]int64 {
 // maxSpan is the maximum of [store.Op.Span].
 const maxSpan = 1 << 20
 
-// checkStamps checks the operations at [store.AtCommit]. Two of them can share a stamp only in oneCommit.
+// checkStamps checks the operations at [store.AtCommit]. oneCommit says that all operations are in one commit, because only then
+// two of them can share a stamp.
 func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]
@@ -385,7 +390,8 @@ func (s *stamps) load(tx *engine.Tx) error {
 	return err
 }
 
-// next reserves span stamps, at least one, and returns the last of them as a sort key.
+// next reserves span stamps, at least one, and returns the last of them as a sort key. If span is
+// [store.SameStamp], it returns the previous stamp again.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
 		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
@@ -425,7 +431,8 @@ func (s closeStamps) Apply(tx *engine.Tx) error {
 
 func (closeStamps) Done(error) {}
 
-// sweepStep is small, because other writes wait for the job, and each item may be on a different page.
+// sweepStep is the number of items that one job removes. It is small, because other writes wait for the job, and each item may be
+// on a different page.
 const sweepStep = 200
 
 // runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system.

@@ -1,7 +1,7 @@
 // Package storetest is the suite that every adapter of [store.DB] passes.
 //
-// Cases run in parallel and write little, because the emulator of DynamoDB is slow. Each case uses its own partitions, so that all cases may
-// share one database, which need not be empty.
+// Cases run in parallel and write little, because the emulator of DynamoDB is slow. Each case uses its own partitions, so that all
+// cases may share one database, which need not be empty.
 package storetest
 
 import (

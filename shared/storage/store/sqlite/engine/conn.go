@@ -95,8 +95,8 @@ func (c *Conn) Changes() int { return c.db.Changes() }
 // inTransaction reports whether a transaction is open. SQLite itself rolls a transaction back after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE. frames is the number of pages in the
-// log, and moved is how many are copied so far. Both are 0 while another connection runs a checkpoint.
+// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE. frames is the number of
+// pages in the log, and moved is how many are copied so far. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	defer s.Reset()
@@ -209,8 +209,9 @@ const (
 	readerCache = 2 << 20
 )
 
-// pageSize is the size of a page in bytes in a new file. Most rows are smaller than 500 bytes, and a commit writes whole pages. So an event
-// writes a third fewer bytes than with SQLite's default of 4 KiB. Pages of 1 KiB would cost batches 5 to 10 % more CPU time.
+// pageSize is the size of a page in bytes in a new file; a file keeps the size that it was created with. Most rows are smaller than
+// 500 bytes, and a commit writes whole pages. So an event writes a third fewer bytes than with SQLite's default of 4 KiB. Pages of
+// 1 KiB would cost batches 5 to 10 % more CPU time.
 const pageSize = 2 << 10
 
 func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
@@ -257,8 +258,9 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 // maxQuickCheck is the size in bytes up to which Open checks the whole file. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the schema of a large one and, if noLog
-// says that the write-ahead log is empty, the length.
+// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the schema and the length of a
+// large one. It checks the length only if noLog says that the write-ahead log is empty, because the log may have the missing
+// pages. Reads find other damage; see [Engine.Health].
 func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
@@ -328,7 +330,7 @@ func acquire(path string) (*Conn, error) {
 }
 
 // Lock locks a file in the same way as [Open] locks its file, so that commands of several processes can exclude each other. If the file is
-// locked already, the error is of kind fault.Conflict.
+// locked already, the error is of kind fault.Conflict. The system unlocks the file when the process ends.
 func Lock(path string) (unlock func(), err error) {
 	c, err := acquire(path)
 	if err != nil {
@@ -337,7 +339,7 @@ func Lock(path string) (unlock func(), err error) {
 	return c.close, nil
 }
 
-// closeConns is for an engine that could not start.
+// closeConns closes the connections of an engine that could not start.
 func (e *Engine) closeConns() {
 	for _, c := range []*Conn{e.writer, e.lock} {
 		if c != nil {

@@ -3,10 +3,9 @@
 // One goroutine writes. It puts all waiting jobs into one transaction, a group commit, which syncs the file to the disk (WAL,
 // synchronous=FULL). All jobs that arrived during the previous commit share that sync.
 //
-// Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
-// Read     ──▶ pool of connections, each of which sees the last commit
-//
-//	checkpoints: move the log into the file, concurrently with the writer
+//	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
+//	Read     ──▶ pool of connections, each of which sees the last commit
+//	             checkpoints: move the log into the file, concurrently with the writer
 //
 // The file belongs to one process at a time.
 package engine
@@ -60,8 +59,8 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is submitted
 	closed bool
 	queue  chan *entry
-	// entries is not a variable of the package, because an entry has a channel, and a channel that was made in the synctest bubble of one
-	// test must not be used in another.
+	// entries recycles entries. It is not a variable of the package, because an entry has a channel, and a channel that was made
+	// in the synctest bubble of one test must not be used in another.
 	entries sync.Pool
 
 	lazyMu   sync.Mutex
@@ -84,7 +83,8 @@ type Engine struct {
 	running   sync.WaitGroup
 }
 
-// Open opens the file at path, or [Memory], and starts the writer. If another engine has the file open, the error is of kind fault.Conflict.
+// Open opens the file at path, or [Memory], and starts the writer. The folder must exist. If another engine has the file open, the
+// error is of kind fault.Conflict.
 func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
@@ -119,10 +119,11 @@ func Open(path string, opts Options) (*Engine, error) {
 // Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Log returns the logger.
+// Log returns the logger of the engine's failures.
 func (e *Engine) Log() *slog.Logger { return e.log }
 
-// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write.
+// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write with the
+// connection or keep it.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -163,7 +164,7 @@ func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	})
 }
 
-// In memory, one connection is both the writer and the pool.
+// inMemory reports whether the engine is in memory. Then one connection is both the writer and the pool.
 func (e *Engine) inMemory() bool { return e.lock == nil }
 
 func (e *Engine) lockWriter() *Conn {
@@ -192,6 +193,7 @@ func (e *Engine) Close() error {
 	close(e.stop)
 	e.running.Wait()
 
+	// Wait until the running reads have returned their connections. Later reads get nil from the closed pool and fail.
 	conns := make([]*Conn, cap(e.pool))
 	for i := range conns {
 		conns[i] = <-e.pool
@@ -250,7 +252,8 @@ var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultCantOpen: true, sqlite.ResultReadOnly: true, sqlite.ResultProtocol: true,
 }
 
-// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later.
+// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later,
+// because the disk is full, the file is locked, or the context of the call has ended.
 func Kind(err error) fault.Kind {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fault.Unavailable
@@ -270,7 +273,8 @@ func Kind(err error) fault.Kind {
 type Stats struct {
 	Commits     int64 `json:"commits"`
 	Checkpoints int64 `json:"checkpoints"`
-	// Syncs and Written count the fsyncs and the written bytes of the file and its write-ahead log.
+	// Syncs and Written count the fsyncs and the written bytes of the file and its write-ahead log. They are 0 for an
+	// engine in memory.
 	Syncs   int64 `json:"syncs"`
 	Written int64 `json:"written_bytes"`
 }
@@ -283,8 +287,9 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// disk counts the syncs and the written bytes of an engine's file and write-ahead log, in a VFS (SQLite's interface to the file system) that
-// forwards each call to the default VFS. All unsafe code of the engine is below.
+// disk counts the syncs and the written bytes of an engine's file and write-ahead log. The Go packages for SQLite do not report
+// them, so disk counts them in a VFS (SQLite's interface to the file system) that forwards each call to the default VFS. All
+// unsafe code of the engine is below.
 type disk struct {
 	id             int64
 	syncs, written atomic.Int64

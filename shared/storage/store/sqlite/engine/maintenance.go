@@ -27,7 +27,8 @@ const (
 	fewFrames = 512
 )
 
-// runCheckpoints uses a connection of the pool, so that no commit waits for it.
+// runCheckpoints regularly copies the write-ahead log into the file. It uses a connection of the pool, so that no commit waits
+// for it.
 func (e *Engine) runCheckpoints() {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
@@ -129,7 +130,8 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of deleted rows. Writer and readers pause meanwhile.
+// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of deleted rows. Writer and readers
+// pause meanwhile.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {
 		return nil
@@ -176,8 +178,9 @@ type health struct {
 	checkpoint error
 }
 
-// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was removed or
-// was replaced. While writes fail, the engine tries a write every half second, so that Health also recovers on an idle server.
+// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was
+// removed or was replaced. [Options.Log] gets the cause. While writes fail, the engine tries a write every half second, so that
+// Health also recovers on an idle server.
 func (e *Engine) Health() error {
 	if err := e.files.check(); err != nil {
 		return err
@@ -207,7 +210,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome of a write or a checkpoint in the field to. It ignores errors that are not about the file.
+// note records the outcome err of a write or a checkpoint in the field h.write or h.checkpoint, to which the parameter to points.
+// note logs when failures begin and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -313,8 +317,8 @@ func (p *presence) check() error {
 	return nil
 }
 
-// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An inconclusive error, such
-// as a missing permission, counts as the same file.
+// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An inconclusive
+// error, such as a missing permission, counts as the same file.
 func isMissing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {

@@ -23,6 +23,7 @@ type Job interface {
 // Tx is the transaction that a job is applied in.
 type Tx struct {
 	*Conn
+	// Now is the time of the commit.
 	Now time.Time
 	// Attempt is the number of the transaction, so that a job notices when it is repeated in another one.
 	Attempt int64
@@ -40,7 +41,8 @@ const (
 	// enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
-	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing.
+	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing. If events
+	// arrive one after the other, no job arrives during a commit, so there is no waiting.
 	crowded = 1
 )
 
@@ -60,7 +62,7 @@ type entry struct {
 }
 
 // Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops the job, without [Job.Done], and
-// returns the error of ctx.
+// returns the error of ctx. Once the writer has taken the job, Do waits, so that the caller learns the outcome.
 func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -95,7 +97,7 @@ func (e *Engine) Post(job Job) error {
 }
 
 // Lazily submits a job for which no caller waits. The job shares the next commit, or gets its own after fifty milliseconds. The
-// engine does not limit the number of such jobs.
+// engine does not limit the number of such jobs, so callers must limit theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
 // Within submits a job like [Engine.Lazily], with another delay. It does not wait for the writer, so callers may hold a lock that Job.Done
