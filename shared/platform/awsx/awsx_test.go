@@ -243,3 +243,20 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 type doer func(*http.Request) (*http.Response, error)
 
 func (d doer) Do(r *http.Request) (*http.Response, error) { return d(r) }
+
+func TestAnInvocationUsesNoIdleConnection(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.RemoteAddr) }))
+	t.Cleanup(srv.Close)
+	c := NewHTTPClient(requestLimit)
+	call := func(path string) (connection string) {
+		resp := expect.Value(c.Do(expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, strings.NewReader("{}")))(t)))(t)
+		defer resp.Body.Close()
+		return string(expect.Value(io.ReadAll(resp.Body))(t))
+	}
+	const invoke = "/2015-03-31/functions/register/invocations"
+	if call(invoke) == call(invoke) {
+		t.Error("the second invocation used the connection of the first")
+	}
+	first := call("/")
+	expect.Equal(t, "the connection of a second request of another kind", call("/"), first)
+}
