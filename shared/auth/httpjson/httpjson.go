@@ -4,7 +4,9 @@ package httpjson
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -99,6 +101,10 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	switch kind {
 	case fault.Internal, fault.Unavailable, fault.Conflict:
 		log := cmp.Or(rs.Log, slog.Default())
+		if r.Context().Err() != nil && errors.Is(err, context.Canceled) {
+			log.DebugContext(r.Context(), "client disconnected", "path", pathOf(r), "error", err)
+			break
+		}
 		log.ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
 	}
 	if kind == fault.Unauthenticated && rs.Challenge != "" {

@@ -2,6 +2,7 @@ package httpjson
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -51,6 +52,22 @@ func TestRefusals(t *testing.T) {
 			expect.Equal(t, "the presence of a log", (log.Len() > 0), (tc.log != ""))
 			expect.Contains(t, "the log", log.String(), tc.log)
 		})
+	}
+}
+
+// A client that disconnects is no failure of the server, but a request of the server's own that is canceled is one.
+func TestAClientThatDisconnectsIsNoError(t *testing.T) {
+	for _, disconnected := range []bool{true, false} {
+		var log bytes.Buffer
+		ctx, cancel := context.WithCancel(t.Context())
+		Responder{Log: slog.New(slog.NewTextHandler(&log, nil))}.Serve(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/x", nil), http.StatusOK, func() (any, error) {
+			if disconnected {
+				cancel()
+			}
+			return nil, fault.Wrap(fault.Unavailable, context.Canceled, "queue the events")
+		})
+		cancel()
+		expect.Equal(t, "the log has an error", log.Len() > 0, !disconnected)
 	}
 }
 
