@@ -69,7 +69,8 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends clients want. It may be nil in a process without subscriptions and backends.
+	// Demand records which events of backends clients want, so that the relay subscribes to these events at the backends. It may
+	// be nil in a process without subscriptions and backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
@@ -78,13 +79,15 @@ type Core struct {
 	Tracer  *trace.Tracer
 	// Auth authenticates callers. A role without callers uses only the directory of principals ([auth.Directory]), and there it may be nil.
 	Auth auth.Authenticator
-	// All endpoints share the Guard, so that it logs each refused host only once.
+	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share it, so that
+	// it logs each refused host only once.
 	Guard auth.Guard
 	// ResourceMetadata is the URL at which clients learn how to get a token. It is empty if they do not need one.
 	ResourceMetadata string
 }
 
-// config returns the current configuration, or nil if there is none or it cannot be read.
+// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. The callers of
+// config then use [Core.Limits], the limits from the settings.
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -129,7 +132,8 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log, which show if its assumptions about slow appends and skewed clocks are wrong.
+// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that no
+// process's clock is off by more than [eventlog.MaxSkew]. If an assumption is wrong, only these metrics show it.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,
@@ -146,7 +150,8 @@ func (c *Core) WatchLog() error {
 // clockLeeway is how far the clock of a token's issuer may be ahead of or behind the server's clock.
 const clockLeeway = 30 * time.Second
 
-// NewTokenAuthenticator returns the authenticator of --auth jwt.
+// NewTokenAuthenticator returns the authenticator of --auth jwt. If settings are missing or out of range, the error is of
+// kind fault.Invalid.
 func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
 	return jwt.New(jwt.Options{
 		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience,
@@ -154,10 +159,14 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 	})
 }
 
-// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end. If the dispatcher runs in another process,
-// both functions are nil.
+// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end, so that the dispatcher's
+// [delivery.Gate] stops attempts to ended subscriptions. If the dispatcher runs in another process, both functions in the options are
+// nil.
+//
+// [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
 type SubscriptionOptions struct {
-	// Started is called before the subscription with this id is written, and Ended before the response to the request that ends it.
+	// Started is called with the id of a subscription before the subscription is written. Ended is called before the
+	// response to the request that ends the subscription.
 	Started, Ended func(id string)
 }
 
@@ -181,8 +190,9 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
-// NewReview returns the review that decides whether subscriptions may continue. It checks the current rights of principals only if
-// [Core.Auth] is a directory of principals.
+// NewReview returns the review that decides whether subscriptions may continue. It checks that their event types are still
+// compatible, and that their principals may still receive the events. It checks the current rights only if [Core.Auth] is a
+// directory of principals.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
@@ -196,7 +206,8 @@ type Publishing struct {
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewHooks returns the webhook subscriptions through which backends send their events to this server. key returns the deployment's key.
+// NewHooks returns the webhook subscriptions through which backends send their events to this server. The function key returns the
+// deployment's key, from which the tokens and secrets of these subscriptions are derived.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -266,7 +277,8 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// EndpointOptions configure [NewEndpoint]. One of the fields may be nil.
+// EndpointOptions configure [NewEndpoint]. One of the fields may be nil: functions/register has only a Registrar, and
+// functions/deregister only a Deregistrar.
 type EndpointOptions struct {
 	Registrar   events.Registrar
 	Deregistrar events.Deregistrar
@@ -322,8 +334,8 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	return mcp.New(options)
 }
 
-// NewSharedLeases returns the leases that limit the open streams of all instances together. concurrent is the number of requests that each
-// instance can serve concurrently.
+// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store. The
+// parameter concurrent is the number of requests that each instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent of all requests; the rest is for calls, so that they always find a free instance
 	l := c.Limits

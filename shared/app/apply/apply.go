@@ -38,18 +38,21 @@ type Files struct {
 // Target is the server or deployment to which files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that the new catalogs would end. If it is nil, Apply refuses every catalog that could end some.
+	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If it is nil,
+	// Apply refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
-	// KeepKeys refuses a configuration without a section for keys if the stored one has keys, because all calls could fail without keys.
+	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
+	// all webhook subscriptions end.
 	KeepKeys bool
 	// KeepConfig refuses a configuration that has become empty, see [config.Document.CheckNotEmptied].
 	KeepConfig bool
 }
 
-// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions can read
-// them. canCount says whether db has the table of subscriptions, which [Target.Endings] needs.
+// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
+// the deployment can read them. It sets KeepKeys, because it does not know whether callers need the keys. canCount says whether db
+// has the table of subscriptions. Without that table, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
@@ -74,6 +77,7 @@ func refuseCommands(_ context.Context, c *config.Config) error {
 	return nil
 }
 
+// Catalog is the result of [Target.Apply] for the catalog of one workspace.
 type Catalog struct {
 	Workspace string
 	Version   int64 // counts the catalogs of the workspace, from 1
@@ -81,13 +85,16 @@ type Catalog struct {
 	Changes   []catalog.Change
 }
 
+// Outcome is the result of [Target.Apply].
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
-	// ConfigVersion is 0 if Apply had only catalogs to write.
+	// ConfigVersion is the version of the stored configuration after the call of Apply. It is 0 if Apply had only catalogs to
+	// write.
 	ConfigVersion int64
 	ConfigChanged bool
 }
 
+// CatalogChanged reports whether at least one catalog changed.
 func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
@@ -101,7 +108,8 @@ type plan struct {
 	changes map[string][]catalog.Change
 }
 
-// Apply checks the files and, if all of them are accepted, writes them together. Otherwise the error is of kind fault.Invalid. The caller
+// Apply checks the files and, if all of them are accepted, writes them together, see [settings.Write]. If it refuses a file, it
+// writes no file, and the error is of kind fault.Invalid. All processes use the new files within [settings.MaxAge]. The caller
 // must then announce the changes to clients with [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
@@ -129,7 +137,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 		given := p.Catalogs
 		p.Catalogs = maps.Clone(given)
 		for _, workspace := range names {
-			p.Catalogs[workspace] = given[workspace]
+			p.Catalogs[workspace] = given[workspace] // nil if there is no file for the workspace, which removes its stored catalog
 		}
 		p.Config = cmp.Or(p.Config, &config.Config{})
 	}
@@ -137,7 +145,8 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the catalog that a workspace uses before the write.
+// currentCatalog returns the catalog that a workspace uses before the write: its own or otherwise the catalog of
+// [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.storedCatalog(ctx, workspace)
 	if err != nil || own.Catalog != nil || own.Invalid != nil {
@@ -236,7 +245,8 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return c.Locate(errors.Join(all...))
 }
 
-// nextCatalog returns the catalog that a workspace will have after the write.
+// nextCatalog returns the catalog that a workspace will have after the write: the one in the files or, without one, its current
+// catalog.
 func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {

@@ -1,5 +1,6 @@
 // Package config parses the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and the
-// limits that are flags and environment variables. It reads the file as strictly as the catalog.
+// limits that are flags and environment variables. It reads the file as strictly as the catalog. It reads the environment only through
+// the functions that callers pass, and it creates no clients.
 package config
 
 import (
@@ -28,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
+// maxSource is the largest configuration file in bytes.
 const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
@@ -40,8 +42,8 @@ type Config struct {
 	// Conversation says which messages of conversations go to which context providers.
 	Conversation rules.Conversation
 
-	// quotas has the limits of each principal, by the name of the quota. An identity without a name stands for the principals of the workspace
-	// that have no limit of their own.
+	// quotas has the limits of each principal, by the name of the quota. They replace the limits from the settings. An identity
+	// without a name stands for the principals of the workspace that have no limit of their own. A rate of 0 is unlimited.
 	quotas map[identity]map[string]float64
 	// profiles has the profile of each principal, with the same meaning of an identity without a name.
 	profiles map[identity]spec.Profile
@@ -49,8 +51,8 @@ type Config struct {
 	source   []byte
 }
 
-// Parse parses a configuration file. The error is of kind fault.Invalid and has a line for each fault, for example "config.yaml:3: backend
-// a: url is missing".
+// Parse parses a configuration file. It reports all faults together: the error is of kind fault.Invalid and has a line for each
+// fault, for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
 // ParseFile does the same as [Parse], with another file name in messages.
@@ -98,7 +100,8 @@ func isBlank(src []byte) bool {
 	return true
 }
 
-// fingerprint returns a hash of a workspace's backends and their settings, or "" without backends.
+// fingerprint returns a hash of a workspace's backends and their settings, which changes if any of them or their order
+// changes. It is empty for a workspace without backends.
 func (c *Config) fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
@@ -148,7 +151,9 @@ const (
 	maxProviders = 20
 	// minBudget and maxBudget limit the time within which context providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six, such as \u0000.
+	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to
+	// a message. The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six,
+	// such as \u0000.
 	minContext, maxContext = 256, 48 << 10
 	maxPriority            = 1000
 )
@@ -236,7 +241,8 @@ type parser struct {
 	config *Config
 }
 
-// nameMembers returns a function for [strictyaml.File.Fields] that names members without a prefix, and the mapping itself thing.
+// nameMembers returns a function for [strictyaml.File.Fields] that names members in error messages without a prefix, for example
+// "principal". For the mapping itself, the function returns the parameter thing, for example "a key".
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
@@ -251,8 +257,9 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter is like [nameWithin] for an element of a list, for example "backend github: url". The name is in *name as soon as the member
-// "name" has been read.
+// nameAfter does the same as [nameWithin] for an element of a list, for example a backend. The prefix contains the element's own
+// name, for example "backend github: url". The name is in *name as soon as the member "name" has been read. Before that, the text is
+// "a backend: url".
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -264,7 +271,8 @@ func nameAfter(thing string, name *string) func(member string) string {
 
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element has the same identity. lines has the lines of the earlier elements.
+// checkUnique adds a fault if an earlier element of a list has the same identity. The parameter lines has the lines of the earlier
+// elements. The parameter thing is the kind of element in the message, for example "backend".
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -371,7 +379,7 @@ func withoutSecrets(text string) string {
 // headerName matches the name of an HTTP header (field-name in RFC 9110), up to 128 characters.
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
 
-// ownHeaders are the headers that the gateway sets itself.
+// ownHeaders are the headers that the gateway sets itself, so the configuration of a backend must not set them.
 var ownHeaders = []string{
 	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -410,7 +418,8 @@ var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 // parameterName matches the name of a parameter in SSM Parameter Store.
 var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 
-// maxParameter is in bytes. SSM allows 1,011 characters for the name together with the part of the ARN before it.
+// maxParameter is the maximum length of a parameter's name in bytes. SSM allows 1,011 characters for the name together with the
+// part of the ARN before it, for example arn:aws:ssm:eu-central-1:123456789012:parameter.
 const maxParameter = 900
 
 // readSecret reads a reference to a secret, such as env:GITHUB_TOKEN or ssm:/mcp-events/github.
@@ -418,7 +427,8 @@ func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
 	return p.readValue(n, what, true)
 }
 
-// readValue reads a text, or a reference such as env:GITHUB_TOKEN. If isSecret is true, only a reference is allowed.
+// readValue reads a text, or a reference to a secret such as env:GITHUB_TOKEN. If isSecret is true, only a reference is allowed,
+// so that files contain no secrets.
 func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secret.Value {
 	s := p.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
@@ -447,7 +457,8 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 // "quota=50;webhook-timeout=10s".
 const EnvSettings = envPrefix + "SETTINGS"
 
-// withSettings returns a lookup that also finds the settings in [EnvSettings].
+// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting in
+// EnvSettings is unknown or given twice, or if its own variable is set too.
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {
@@ -498,7 +509,8 @@ func Names() map[string]bool {
 	return names
 }
 
-// FromNames returns the limits with the given values, by the names of their flags. It ignores the environment.
+// FromNames returns the limits with the given values, by the names of their flags, for example {"quota": "50"}. All other limits
+// have their defaults. FromNames ignores the environment.
 func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {

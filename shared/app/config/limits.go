@@ -30,8 +30,9 @@ func EnvName(flag string) string {
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
-	// StreamConcurrency is how many instances of the function stream can run on AWS. Open streams take at most 80 % of the requests that
-	// these instances can serve, so that calls get through. 0 is no limit.
+	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or,
+	// on managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 is no
+	// limit. It is not a flag, because on a stand-alone server streams do not block other requests.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
 	PublishRate       float64 `name:"publish-rate" default:"1000" group:"Limits" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" group:"Limits" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
@@ -50,7 +51,8 @@ type Limits struct {
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" group:"Streams and polls" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" group:"Streams and polls" help:"How long a stream may be quiet before it sends a heartbeat."`
 
-	// PollMin and PollMax are not settings. Tests shorten them.
+	// PollMin and PollMax limit the pause until the next events/poll that the server suggests to a client; 0 means the default.
+	// They are not settings. Tests shorten them.
 	PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
@@ -94,13 +96,14 @@ type Limits struct {
 func DefaultLimits() Limits {
 	l, err := FromEnv(func(string) (string, bool) { return "", false })
 	if err != nil {
-		panic(err)
+		panic(err) // cannot happen, because the tests of this package parse the defaults
 	}
 	return l
 }
 
-// FromEnv reads the limits from environment variables and from [EnvSettings]. A limit has its default if its variable is missing or empty,
-// or if except contains its name.
+// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. A limit has its
+// default if its variable is missing or empty, or if the parameter except contains its name. The error is of kind fault.Invalid if a
+// value cannot be parsed or is out of range.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -306,7 +309,7 @@ var removed = map[string]removal{
 	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// CheckNotRemoved returns nil unless the setting was removed.
+// CheckNotRemoved returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
 func CheckNotRemoved(name string) error {
 	if r, ok := removed[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)

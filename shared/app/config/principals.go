@@ -77,7 +77,9 @@ func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 // maxTypos is the edit distance up to which an unknown scope counts as a misspelled known one.
 const maxTypos = 2
 
-// editDistance returns the Levenshtein distance between two texts, or maxTypos+1 if their lengths differ by more than maxTypos.
+// editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If
+// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is at least as large as
+// the difference between the lengths.
 func editDistance(a, b string) int {
 	if d := len(a) - len(b); d > maxTypos || -d > maxTypos {
 		return maxTypos + 1
@@ -107,7 +109,8 @@ const (
 	maxPrincipals = 10_000
 )
 
-// QuotaLimit returns the limit of a quota for principals without their own. 0 is no limit.
+// QuotaLimit returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
+// setting, its default. 0 is no limit.
 func (l Limits) QuotaLimit(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
@@ -182,7 +185,7 @@ func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
 		return float64(p.file.Int(1, 1_000_000_000)(n, name))
 	}
-	var rate *float64
+	var rate *float64 // stays nil for null and for an empty value
 	if err := n.Decode(&rate); err != nil || rate == nil || !(*rate >= 0) || *rate > 1e9 {
 		p.file.Add(n.Line, "%s must be a number per second from 0, which means no limit", name)
 		return 0
@@ -255,7 +258,8 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "a backend has no name")
 	}
 	p.checkCommand(n, &b, command, given, say)
-	// A configured Authorization header and oauth would authenticate the same requests.
+	// A configured Authorization header and oauth would authenticate the same requests: the gateway's own and, without
+	// forwardToken, also callers' requests.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
@@ -320,7 +324,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads the settings of an OAuth client into o. It returns the names of the members that the section has.
+// readClient reads a section with the settings of an OAuth client into o. The parameter others has further fields that the section
+// may have. readClient returns the names of the members that the section has.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -333,7 +338,8 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. needed has their names.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed lists the names of
+// these three settings for the message.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)
@@ -404,7 +410,9 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand checks that a backend has either a command or a url, and no members that do not fit. given has the names of its members.
+// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets the backend's command to
+// c. It also adds a fault for each member that such a backend cannot have, for example headers next to a command. The parameter given
+// has the names of the backend's members, and the function say returns how a message names a member.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:
@@ -442,7 +450,8 @@ func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
 	return args
 }
 
-// readEnvironment reads environment variables. A variable whose name suggests a secret must refer to one.
+// readEnvironment reads environment variables. The value of a variable whose name suggests a secret must be a reference to
+// a secret, not the secret itself.
 func (p *parser) readEnvironment(n *strictyaml.Node, what string) map[string]secret.Value {
 	out := map[string]secret.Value{}
 	for _, m := range p.file.Members(n, what) {

@@ -57,8 +57,9 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if next is an empty configuration and the stored one is not empty. Some programs truncate a file before
-// they rewrite it, and a full disk can stop them in between.
+// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. Some programs
+// truncate a file before they rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and
+// quotas would then be lost. If next is nil, CheckNotEmptied returns nil.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -66,7 +67,7 @@ func (d Document) CheckNotEmptied(next *Config) error {
 	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
 }
 
-// Load reads the stored configuration.
+// Load reads the stored configuration. It returns an empty one if there is no configuration.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
 	d, err := Read(ctx, db)
 	return d.Config, cmp.Or(err, d.Invalid)
@@ -86,8 +87,8 @@ type current struct {
 	eventTypes map[string]map[string]catalog.BackendTypes
 }
 
-// NewStored returns a Stored over the store. It adds the backends in own, for example the MCP server of a program that embeds the server,
-// before the configured backends.
+// NewStored returns a Stored over the store. If now is nil, it uses time.Now, and if log is nil, slog.Default. It adds the
+// backends in own, for example the MCP server of a program that embeds the server, before the configured backends.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.NewStaticKeys(c.Keys, now)
@@ -112,6 +113,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 	return &Stored{cache, empty}
 }
 
+// current returns the configuration and its version, which is 0 if none is stored.
 func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, int64, error) {
 	c, version, err := s.cache.Read(ctx, "", f)
 	if err == nil && version == 0 {
@@ -120,7 +122,7 @@ func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, in
 	return c, version, err
 }
 
-// Config returns the configuration.
+// Config returns the configuration. It is empty if none is stored.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	c, _, err := s.current(ctx, refresh.Cached)
 	if err != nil {
@@ -168,7 +170,8 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 // Invalidate drops the cached configuration, see [settings.Cache.Invalidate].
 func (s *Stored) Invalidate() { s.cache.Invalidate() }
 
-// Authenticator returns an authenticator that uses the stored keys. It also implements [auth.Directory].
+// Authenticator returns an authenticator that uses the stored keys. It may accept a key for up to [settings.MaxAge] after the key
+// was removed. It also implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -193,11 +196,11 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, f refr
 const (
 	maxSources  = 100
 	maxMappings = 100
-	// maxMapping is in bytes of JSON.
+	// maxMapping is the largest size of a pattern or payload of a mapping, in bytes of JSON.
 	maxMapping = 64 << 10
 )
 
-// Source returns the source with a name.
+// Source returns the source with a name. If the source does not exist, the error lists the names of all sources.
 func (c *Config) Source(name string) (source.Source, error) {
 	var names []string
 	for _, s := range c.Sources {
@@ -284,7 +287,7 @@ func (p *parser) readFrom(n *strictyaml.Node, what string) source.From {
 	return from
 }
 
-// All members except scheme and secrets are settings of the scheme hmac.
+// readVerify reads how a source verifies its sender. All members except scheme and secrets are settings of the scheme hmac.
 func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 	before := p.file.Count()
 	v := &s.Verify
@@ -361,7 +364,8 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds the faults that a parser of JSON found in the node n. A fault's JSON Pointer gives the line.
+// addFaults adds the faults that a parser of JSON found in the value of the node n. The JSON Pointer of a fault refers to a part of
+// n, whose line becomes the line of the fault.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // cannot fail, because the pointer is from a parser
@@ -369,7 +373,8 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds faults for JSON Pointers to values that the source's requests never contain.
+// addMissing adds faults for JSON Pointers to values that the source's requests never contain. If another part of the source is
+// invalid, it adds no faults, because it is then unknown what the requests contain.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)
@@ -393,7 +398,7 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a function that reads a value that check accepts.
+// readText returns a function that reads a value. The value must not be an object, and check must accept it.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()

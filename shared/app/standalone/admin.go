@@ -41,8 +41,9 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// registerMetrics registers the metrics whose values are read at each export. The last export comes after the shutdown, when the database
-// is already closed, and has no values from it.
+// registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
+// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because
+// the database is already closed.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
@@ -98,7 +99,8 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 	}
 }
 
-// serveMetrics serves GET /metrics. Only operators of the default workspace may read it, because the metrics cover all workspaces.
+// serveMetrics serves GET /metrics in the text format of Prometheus. Only operators of the default workspace may read it, because
+// the metrics cover the whole process and name the backends and sources of all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	if err := s.checkOperator(r); err != nil {
 		responder := httpjson.Responder{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
@@ -163,10 +165,12 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// backendPatience is the time limit of the gateway's own requests.
+// backendPatience is how long a backend has to respond before it counts as unreachable. It is the time limit of
+// the gateway's own requests, because clients can use a backend that responds within it.
 const backendPatience = 10 * time.Second
 
-// addStates fills in whether each backend of a workspace responds. It leaves out backends that need a caller's token.
+// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It
+// leaves out backends that answer only requests with a caller's token.
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
@@ -191,9 +195,10 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	asked.Wait()
 }
 
-// addCommandStates fills in the states of commands that do not run now. It sends no requests, because those would start the commands.
+// addCommandStates fills in the states of backends that are commands and do not run now. It sends them no requests, because a
+// request would start the command.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
-	all, _ := s.core.Config.Backends(ctx)
+	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just read the backends to make the list
 	for _, b := range all {
 		i := slices.IndexFunc(list, func(l admin.Backend) bool { return l.Name == b.Name })
 		if i < 0 || b.Command == nil || b.Workspace != workspace || s.commands.Running(b) {

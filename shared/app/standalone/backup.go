@@ -25,8 +25,9 @@ const (
 )
 
 // Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
-// directory at the same time. If the keys keep changing during the backup, the error is of kind [fault.Conflict]. If shown is not nil,
-// Backup writes progress bars to it.
+// directory at the same time. The backup then contains everything that the server had accepted before the backup began. If
+// the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If shown is not nil, Backup writes
+// progress bars to it.
 func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
@@ -73,7 +74,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(out.Name()) }()
+	defer func() { _ = os.Remove(out.Name()) }() // fails if the file was renamed
 	zipped, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -115,7 +116,8 @@ func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err erro
 		secretsPath(data))
 }
 
-// explain adds the failed operation to an error, and whether ctx has ended.
+// explain adds the name of the failed operation, which is the parameter what, to an error. If ctx has ended, the error says that the
+// operation was interrupted.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)
@@ -151,8 +153,8 @@ func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader
 	return err
 }
 
-// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If shown is not nil, Restore
-// writes progress bars to it.
+// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is damaged,
+// it removes the files that it has written. If shown is not nil, Restore writes progress bars to it.
 func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
 	defer func() { err = explain(ctx, err, "restore "+file) }()
 	in, err := os.Open(file)

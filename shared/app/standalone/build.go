@@ -111,7 +111,8 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 	return keys, nil
 }
 
-// roles are the parts that are needed only to start the server.
+// roles are the parts that are needed only to start the server: run starts their workers, and newRoutes and serveAdmin serve
+// them over HTTP.
 type roles struct {
 	publishing    app.Publishing
 	fanout        *fanout.Fanout
@@ -124,7 +125,8 @@ type roles struct {
 	mux           *http.ServeMux
 }
 
-// build creates all roles. Each step needs parts of the steps before it.
+// build creates all roles. Each step needs parts of the steps before it: publishing counts dropped events at the gateway, conversations
+// publish events, and the MCP endpoint needs all of them.
 func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {

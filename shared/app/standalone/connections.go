@@ -19,14 +19,15 @@ import (
 
 // connections is a listener with a limited number of connections.
 //
-// When it is full, it closes old connections on which the server only waits for the client: idle connections, connections without a
-// complete request header, and connections whose client is slow to send a request body or to read a response. It closes connections of
-// the client address that has most of them, so that one client cannot lock out the others. It reserves a few connections for health
-// checks and operators.
+// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client.
+// These are idle connections, connections without a complete request header, and connections whose client is slow to send a
+// request body or to read a response. It closes connections of the client address that has most of them, so that one client
+// cannot lock out the others. It never closes a connection while the server is working on its request, or has a stream open
+// whose client keeps up. It reserves a few connections for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // concurrent connections
-	reserved int
+	reserved int // how many of them are only for health checks and operators
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
@@ -60,11 +61,11 @@ type connection struct {
 	reserved bool // true if it serves only health checks and operators
 
 	state http.ConnState
-	body  bool
+	body  bool      // true if the client is still sending the body of a request
 	since time.Time // when state or body changed last
 
 	writing atomic.Int64 // the start of the current write minus the field blocked, in nanoseconds since 1970; 0 between writes
-	bounded atomic.Bool
+	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
 	// bytes at a time would never exceed readTime.
@@ -105,9 +106,11 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes several connections that wait for their clients. It spares running requests that have waited for less than [slowClient],
-// unless there is no other connection to close, or more than a quarter of all connections wait in a running request, because a client could
-// open new requests faster than they count as slow. The caller holds l.mu.
+// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections. It
+// closes several at a time, because each call has to look at all connections. It spares running requests that have waited for less
+// than [slowClient], with two exceptions. One is that there is no other connection to close. The other is that more than a quarter of
+// all connections wait in a running request, because a client could open new requests faster than they count as slow. The caller
+// holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -120,8 +123,9 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes up to about 1/64 of the connections: idle ones, ones without a complete request header, and ones whose request has
-// waited for the client for longer than patience. It returns their number. The caller holds l.mu.
+// closeWaiting closes up to about 1/64 of all connections: idle connections, connections without a complete request header, and
+// connections whose request has waited for the client for longer than the parameter patience. It returns the number of closed
+// connections. The caller holds l.mu.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	byPrefix := map[netip.Prefix]int{}
@@ -142,8 +146,8 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waitTime returns how long a running request has waited for the client to send its body or to read the response. The caller holds the mutex
-// of k.all.
+// waitTime returns how long a running request has waited for the client to send its body or to read the response. It returns 0 if the
+// request does not wait. The caller holds the mutex of k.all.
 func (k *connection) waitTime(now time.Time) time.Duration {
 	var since time.Time
 	if at := k.writing.Load(); at != 0 {
@@ -212,7 +216,8 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// recordBody records whether the client of a request is still sending the request's body.
+// recordBody sets whether the client of a request is still sending the request's body. It does nothing if the request did not arrive
+// through a [connections] listener.
 func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
@@ -259,15 +264,17 @@ func forOperators(path string) bool {
 	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)
 }
 
-// bodyTime is how long a client may take to send the body of a request, which has up to 5 MiB.
+// bodyTime is how long a client may take to send the body of a request. For the largest body, 5 MiB, that is about 85 KiB per
+// second.
 const bodyTime = time.Minute
 
-// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read. net/http reads up to 256 KiB of it
-// before it sends the response.
+// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read to its end. Otherwise the
+// response could be late, because net/http first reads up to 256 KiB of that rest.
 const refusedBodyTime = time.Second
 
-// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams too, so
-// boundBodies sets a deadline and removes it after the body.
+// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams
+// too, so boundBodies sets a deadline and removes it after the body. If a handler responds without reading the body, the client
+// gets the response within [refusedBodyTime].
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := newTimedBody(w, r, limit)
@@ -278,8 +285,8 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	})
 }
 
-// timedBody is a request body that must arrive before the read deadline of its connection. When the whole body has been read, it removes the
-// deadline, which would otherwise end a stream that answers the request.
+// timedBody is a request body that must arrive before the read deadline of its connection. When the whole body has been read, it removes
+// the deadline, which would otherwise end a stream that answers the request.
 type timedBody struct {
 	io.ReadCloser
 	control  *http.ResponseController
@@ -288,8 +295,9 @@ type timedBody struct {
 	received func()
 }
 
-// newTimedBody returns nil if there is no body, or if the connection cannot have a deadline. It is a separate function so that its variables
-// do not take up space on the stack of boundBodies, which an open stream keeps until it ends.
+// newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
+// the connection cannot have a deadline. It is a separate function so that its variables do not take up space on the stack of
+// boundBodies, which an open stream keeps until it ends.
 func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil

@@ -16,12 +16,12 @@ var (
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)
 )
 
-// checkHosts refuses entries of settings that can never match. For example, a URL in --blocked-targets blocks nothing, because targets are
-// compared by host. On AWS, the template refuses such values.
+// checkHosts refuses entries of settings that can never match, because they would silently have no effect. For example, a URL in
+// --blocked-targets blocks nothing, because targets are compared by host. On AWS, the template refuses such values.
 func checkHosts(l config.Limits) error {
 	for name, list := range map[string][]string{"blocked-targets": l.BlockedTargets, "allowed-hosts": l.AllowedHosts} {
 		for _, host := range list {
-			if name == "blocked-targets" {
+			if name == "blocked-targets" { // in this setting, .example.com stands for all names below it
 				host = strings.TrimPrefix(host, ".")
 			}
 			if !hosts.MatchString(host) {
@@ -43,7 +43,8 @@ func isOrigin(text string) bool {
 		!(strings.HasPrefix(text, "http:") && strings.HasSuffix(text, ":80"))
 }
 
-// trimLists removes the spaces around the elements of lists, which the command line keeps.
+// trimLists returns the limits without spaces around the elements of lists, as [config.FromEnv] reads them. The command line keeps the
+// spaces, so that no host would equal the second element of "a.example, b.example".
 func trimLists(l config.Limits) config.Limits {
 	v := reflect.ValueOf(&l).Elem()
 	for i := range v.NumField() {

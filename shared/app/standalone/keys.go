@@ -72,8 +72,9 @@ var (
 	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a check value that the keys open. fresh says whether the keys were just created. If the keys
-// do not fit the database, the error is of kind fault.Conflict. A database that never had subscriptions fits any keys.
+// checkSealed reports whether the database has a check value that the keys open. The parameter fresh says whether the keys were just
+// created. If the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind
+// fault.Conflict. A database that never had subscriptions fits any keys.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {
@@ -175,7 +176,7 @@ func readKeysFile(data string) (content []byte, s secrets, err error) {
 	return content, s, nil
 }
 
-// writeSecrets writes atomically, because a partly written file could not open any stored secret.
+// writeSecrets replaces the keys file atomically, because a partly written file could not open any stored secret.
 func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -184,8 +185,9 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// lockKeys locks the keys of a data directory, so that a command can read, change and write them. A running server does not need the lock,
-// because it only reads the keys when it starts.
+// lockKeys locks the keys of a data directory, so that a command can read, change and write them. Without the lock, a command
+// could replace the keys that another one has just written, and secrets sealed with a lost key can never be opened. A running
+// server does not need the lock, because it only reads the keys when it starts.
 func lockKeys(data string) (unlock func(), err error) {
 	if _, err := readSecrets(data); err != nil {
 		return nil, err // return before a lock file is created
@@ -197,7 +199,8 @@ func lockKeys(data string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// loadIdentity returns the server's own key for v1a signatures, or nil if it is off.
+// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If the parameter on is false, it returns
+// nil, and webhooks have no v1a signature.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -209,8 +212,10 @@ func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	return webhook.NewIdentity(key), nil
 }
 
-// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. It then seals new
-// secrets with the new key, and still opens existing ones with the old keys.
+// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. From then
+// on it seals new secrets with the new key, and still opens existing ones with the old keys. On AWS, where several processes
+// share the keyset, this takes two steps: first all processes must be able to open with the new key, and then they may seal with
+// it.
 func RotateKeys(data string) error { return rotateKeys(data, webhook.AddKey) }
 
 func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error {
@@ -233,8 +238,9 @@ func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error 
 	return writeSecrets(data, s)
 }
 
-// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with which no other
-// stored secret is sealed. It refuses a directory that a server uses.
+// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with
+// which no other stored secret is sealed. It refuses a directory that a server uses. Earlier backups can still be restored, because
+// each backup contains the keys of its database.
 func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKeys(ctx, data, reseal) }
 
 // OldKeys counts the old keys that [DropKeys] removed, and those that stored secrets still need.
@@ -302,8 +308,9 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. It leaves out the last bits of
-// prefix that share a character with the following byte. For example, 5 bytes (40 bits) become 6 characters (36 bits).
+// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The parameter prefix
+// has the first bytes of the sealed secret. For example, 5 bytes (40 bits) become 6 complete base64 characters (36 bits). sealedText
+// leaves out the last 4 bits, because they share a character with the following byte.
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

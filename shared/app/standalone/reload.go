@@ -42,7 +42,8 @@ func (o Options) files() (apply.Files, error) {
 // error in a catalog.
 //
 // Open streams are notified of changed catalogs and backends, and webhook subscriptions to event types that no longer exist
-// end. If a workspace loses its own catalog, its streams are not notified of later changes of the shared catalog.
+// end. If a workspace loses its own catalog, its streams are notified once. To be notified of later changes of the shared
+// catalog, their clients have to reconnect.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
 	if err == nil {
@@ -74,16 +75,18 @@ func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error 
 	return cmp.Or(err, before.CheckNotEmptied(now))
 }
 
-// applyConfig applies only the configuration, after Reload has refused the options as a whole. It keeps the current configuration if the new
-// one is invalid or empty.
+// applyConfig applies only the configuration. It is called after Reload has refused the options as a whole, for example because of an
+// invalid catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see
+// [Server.checkNotEmptied]).
 //
 // It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would fail and
-// all webhook subscriptions would end.
+// all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return
 	}
-	// AllowBreaking is safe here, because no catalog is applied.
+	// AllowBreaking skips the check for subscriptions that the catalogs would end. It is safe here, because no catalog is
+	// applied.
 	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -93,13 +96,14 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// isRefusal reports whether err means that the settings are invalid.
+// isRefusal reports whether err means that the settings are invalid, and not that reading or writing them failed.
 func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused returns nil if the server starts although its settings were refused. With [Options.LastSettings], the server starts with the
-// previous settings if the store has some that this version can read.
+// startRefused decides whether the server starts although its settings were refused, and returns nil if so. With
+// [Options.LastSettings], the server starts with the previous settings if the store has some that this version can read. Otherwise
+// startRefused returns the refusal, which may be nil.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused

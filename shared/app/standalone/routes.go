@@ -48,7 +48,8 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }
 
-// readyz responds with 200 if the server can write to the store and read the queues.
+// readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
+// the keys, because the server does not start without them.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	responder := httpjson.Responder{Log: s.core.Log}
 	responder.Serve(w, r, http.StatusOK, func() (any, error) {

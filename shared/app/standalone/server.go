@@ -1,5 +1,6 @@
 // Package standalone runs the whole product in one process, with its state in one SQLite file. Package app creates the roles, such as
-// fanout and dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them.
+// fanout and dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them. Only one process
+// at a time may use a data directory.
 //
 // Read [New] first, then [Server.build], which connects the roles, and [Server.run], which starts the workers.
 package standalone
@@ -43,10 +44,11 @@ import (
 
 // Options configure a server.
 type Options struct {
-	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the program serves
-	// [Server.Handler] itself, and is responsible for restricting access to it.
+	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the server does
+	// not listen. Then the program serves [Server.Handler] itself, and is responsible for restricting access to it.
 	Addr string
-	// Data is the directory of the database and the keys. With ":memory:", all data is lost when the process ends.
+	// Data is the directory of the database and the keys. The server creates it if necessary. With ":memory:", all data is
+	// lost when the process ends.
 	Data string
 	// Catalog declares the event types, in YAML. CatalogName is the file's name in error messages, by default catalog.yaml.
 	Catalog     []byte
@@ -55,26 +57,33 @@ type Options struct {
 	Workspaces map[string]*catalog.Catalog
 	// Config has the API keys, backends and sources. It may be nil.
 	Config *config.Config
-	// Upstream is the program's own MCP server, which becomes a backend in this process. It receives its requests at the path /mcp. Only
-	// callers of the default workspace see its tools, prompts and resources. Requests to it carry no credentials, because the server has
-	// already authenticated the caller.
+	// Upstream is the program's own MCP server, which becomes a backend in this process. It speaks Streamable HTTP of any
+	// revision, and receives its requests at the path /mcp. Only callers of the default workspace see its tools, prompts and
+	// resources, together with the events. Requests to it carry no credentials, because the server has already authenticated
+	// the caller.
 	Upstream http.Handler
 	// Auth is how callers are authenticated, by default [auth.ModeNone].
 	Auth auth.Mode
 	// AllowBreaking accepts catalogs that end live subscriptions. Otherwise they are refused.
 	AllowBreaking bool
-	// SettingsError is set by a program that could not read the catalogs or the configuration, which then count as refused.
+	// SettingsError is set by a program that could not read the catalogs or the configuration. [New] and [Server.Reload] then
+	// treat these settings as refused, with this error as the reason.
 	SettingsError error
-	// LastSettings lets the server start with the previous catalogs and configuration if the new ones are refused. The server then reports
-	// the refusal in its log, in GET /readyz and in a metric. Without LastSettings, New fails.
+	// LastSettings lets the server start with the previous catalogs and configuration, which are in the data directory, if
+	// the new ones are refused. The server then logs the reason, and reports it in GET /readyz and in a metric until
+	// [Server.Reload] succeeds. Without LastSettings, New fails.
 	LastSettings bool
-	// Limits are all other settings, see [DefaultLimits], which the zero value means.
+	// Limits are all other settings, which correspond to the flags of the command serve. The zero value means [DefaultLimits].
+	// To change some settings, start from DefaultLimits().
 	Limits config.Limits
 	// AdminAddr is a separate address for the admin API and the console. With [auth.ModeNone] it must be a loopback address.
+	// If it is empty, they are served at Addr.
 	AdminAddr string
-	// Metrics are readers that receive the same metrics as GET /metrics. The program that passes them shuts them down.
+	// Metrics are readers that receive the same metrics as GET /metrics, for example a periodic exporter of OpenTelemetry. The
+	// program that passes them shuts them down.
 	Metrics []sdk.Reader
-	// Traces receives the spans of events and of calls to backends. The program that passes it shuts it down.
+	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
+	// that passes it shuts it down.
 	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
@@ -83,10 +92,10 @@ type Options struct {
 // DefaultLimits returns the default settings.
 func DefaultLimits() config.Limits { return config.DefaultLimits() }
 
-// Event is an event to publish.
+// Event is an event to publish; see [publish.Input].
 type Event = publish.Input
 
-// Accepted is an accepted event.
+// Accepted is an accepted event: its id, and its URI in canonical form.
 type Accepted = publish.Accepted
 
 // Server is a running server. [New] starts it and [Server.Shutdown] ends it. Its methods may be called concurrently.
@@ -119,13 +128,13 @@ type Server struct {
 	terminator   *lifecycle.Terminator
 	conversation *conversation.Service
 
-	refused   atomic.Bool
-	unflushed sync.Once // logs that responses cannot be flushed
+	refused   atomic.Bool // true if the last catalogs or configuration were refused
+	unflushed sync.Once   // logs that responses cannot be flushed
 
 	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
 	stop    context.CancelFunc
-	drained atomic.Bool
+	drained atomic.Bool // true when the server begins to close the database
 	workers sync.WaitGroup
 	undo    []func() // if the start fails, these functions close the parts that it has opened
 
@@ -133,8 +142,8 @@ type Server struct {
 	ended    error // the result of the shutdown
 }
 
-// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If the options or the data directory
-// are invalid, the error is of kind fault.Invalid.
+// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If something in the
+// options or in the data directory is missing or out of range, the error is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -265,7 +274,8 @@ func canFlush(w http.ResponseWriter) bool {
 }
 
 // Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication,
-// the workspace is "default". Publish returns when the events are on disk.
+// the workspace is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its
+// errors.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if !auth.ValidWorkspace(workspace) { // no client could subscribe to events of such a workspace
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
@@ -284,8 +294,10 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 	}
 }
 
-// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. If ctx ends first, Shutdown cancels
-// the running deliveries, which the server repeats after its next start, and returns the error of ctx within a few seconds.
+// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay
+// in the store. If ctx ends first, Shutdown cancels the running deliveries, which the server repeats after its next start, and
+// returns the error of ctx within a few seconds. It also returns an error if the store cannot be closed. Further calls wait
+// for the first one and return the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
 	return s.ended
@@ -312,7 +324,7 @@ func (s *Server) drain(ctx context.Context) error {
 		if s.upstream != nil {
 			_ = s.upstream.Wait(ctx) // fails only if ctx ended, which is reported below
 		}
-		_ = s.conversation.Close(ctx)
+		_ = s.conversation.Close(ctx) // fails only if ctx ended, which is reported below
 		s.tails.Close()
 		close(done)
 	}()
@@ -324,7 +336,8 @@ func (s *Server) drain(ctx context.Context) error {
 	s.commands.Close(ctx)
 	s.backends.Flush()
 	s.drained.Store(true)
-	// Close cancels the contexts of handlers that still run. A handler that ignores this gets an error from the closed database.
+	// Close cancels the contexts of handlers that still run, and waits a few seconds for them before the database is closed. A
+	// handler that ignores the cancellation gets an error from the closed database.
 	closing := s.queues.Close()
 	select {
 	case <-done:

@@ -9,23 +9,27 @@ import (
 )
 
 const (
-	// attemptPatience is how long a page task waits for a first attempt. After that, the attempt continues in the background or is repeated
-	// in the slow lane.
+	// attemptPatience is how long a page task waits for a first attempt while the endpoint does not respond. After that, the attempt
+	// continues in the background. If too many attempts already do so, the slow lane, which has workers of its own, repeats the attempt.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
-	// pageWorkers is the number of batches of page tasks that are handled concurrently. It is large because a batch may wait several seconds
-	// for slow endpoints. pagesPerGroup limits the workers for the same pattern, or for the same busy endpoint.
+	// pageWorkers is the number of batches of page tasks that are handled concurrently. A page task sends events to a range of
+	// subscribers. The number is large because a batch may wait several seconds for slow endpoints. At most pagesPerGroup workers handle
+	// page tasks of the same pattern, or of the same busy endpoint, so that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the message bodies that a queue keeps in memory, and attemptBytes the events in running attempts. Each payload is
-	// copied several times.
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the
+	// database. attemptBytes limits the total size of the events in running attempts. Without these limits, large payloads would need
+	// much memory, because each payload is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
-	// savePositions is long, so that an idle server does not write to the disk.
+	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that an idle server does
+	// not write to the disk.
 	savePositions = time.Hour
-	// replayEvery is how often replays continue. It is short because canceling a replay does not stop the deliveries that are already
-	// scheduled until the next time.
+	// replayEvery is how often replays continue. Each time, a replay schedules its deliveries for the next few seconds. The interval is
+	// short because canceling a replay does not stop the deliveries that are already scheduled.
 	replayEvery = 4 * time.Second
-	// callLogDelay is how long the log line of a call may be delayed, so that several are written together.
+	// callLogDelay is how long the log line of a call to a backend may be delayed, so that several lines are written together. If the
+	// process is killed, the delayed lines are lost.
 	callLogDelay = 100 * time.Millisecond
 	// streamLinger is how long the GET stream of a session with a backend stays open after a call, because a new connection with TLS takes
 	// several round trips.
@@ -39,13 +43,15 @@ type attemptLimits struct {
 	slow     int // attempts of the slow lane, of which a principal gets at most three quarters (see [queue.Outgoing.Owner])
 }
 
-// newAttemptLimits divides conns connections to endpoints among the kinds of attempts. Detached and slow attempts together get at most half
-// of them, so that endpoints that hang leave the other half to new first attempts.
+// newAttemptLimits divides the connections to endpoints among the kinds of attempts. The parameter conns is the number of
+// connections. Attempts that take long become detached or go to the slow lane. Together they get at most half of the connections, so
+// that endpoints that hang leave the other half to new first attempts. With very few connections, first and slow attempts still get
+// at least one each.
 func newAttemptLimits(conns int) attemptLimits {
 	return attemptLimits{first: min(256, max(1, conns/2)), detached: min(1024, conns/4), slow: min(512, max(1, conns/4))}
 }
 
-// run starts the workers. They continue when ctx ends, which is the context of [New].
+// run starts the workers. They stop at [Server.Shutdown]. They continue when ctx ends, which is the context of [New].
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})

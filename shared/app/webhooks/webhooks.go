@@ -29,7 +29,7 @@ import (
 
 // SenderOptions configure [NewSender].
 type SenderOptions struct {
-	// OwnHost is the address on which this process listens. The sender sends no webhooks to it.
+	// OwnHost is the address on which this process listens. The sender refuses to send webhooks to it. It may be empty.
 	OwnHost string
 	// Identity signs webhooks with the server's own key (v1a signatures of Standard Webhooks). It may be nil.
 	Identity *webhook.Identity
@@ -45,7 +45,7 @@ func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 	if o.OwnHost != "" {
 		guard.BlockedHosts = append(guard.BlockedHosts, o.OwnHost)
 	}
-	if !l.AllowInsecureTargets {
+	if !l.AllowInsecureTargets { // with AllowInsecureTargets, any address and port is allowed
 		for _, p := range l.TargetPorts {
 			guard.Ports = append(guard.Ports, uint16(p))
 		}
@@ -92,7 +92,8 @@ type DispatcherOptions struct {
 	Opener        delivery.Opener
 	// Cursors returns the sealer of the cursors in gap notices.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
-	// Gate is nil if another process ends subscriptions.
+	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
+	// subscriptions.
 	Gate *delivery.Gate
 	// Options has only the fields that depend on the process.
 	Options delivery.Options
@@ -140,13 +141,15 @@ func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewReplays returns the component that runs replays. It sets the EventLog of the options.
+// NewReplays returns the component that runs replays, which send selected events or dead letters again. It sets the
+// EventLog of the options, and the caller sets their other fields.
 func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 	o.EventLog = c.EventLog
 	return deadletter.NewReplays(o)
 }
 
-// NewSwitches returns the switches that pause deliveries. alone is true if no other process attempts deliveries.
+// NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if no other process attempts
+// deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}
 }
@@ -161,7 +164,8 @@ type JobOptions struct {
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that run every minute on AWS and on a stand-alone server.
+// NewJobs returns the jobs that run every minute in both modes. On AWS, the retry function runs them, and it also
+// continues replays and reads the inbox queue. In a stand-alone server, other goroutines do that more often.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{

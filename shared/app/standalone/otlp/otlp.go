@@ -35,7 +35,8 @@ func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error
 	return sdk.NewPeriodicReader(sender), nil
 }
 
-// Export adds exporters to the server options s. When the server has shut down, call end, which sends the remaining metrics and traces.
+// Export adds exporters to the server options s, which send metrics and traces to the collector at s.Limits.OTLPEndpoint. When
+// the server has shut down, call end, which sends the remaining metrics and traces.
 func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
 	if err := s.Limits.Check(); err != nil {
 		return nil, err

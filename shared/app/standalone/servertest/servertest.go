@@ -87,7 +87,8 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers endpoint for the events of uris as the given principal. It returns the id of the subscription.
+// Subscribe registers endpoint for the events of uris with resources/subscriptions/register, as the given principal. It returns
+// the id of the subscription. url is the server's URL.
 func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -101,7 +102,8 @@ func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) st
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
 }
 
-// SubscribeEvents subscribes endpoint to an event type with events/subscribe. The endpoint must pass the challenge, for example with [Echo].
+// SubscribeEvents subscribes endpoint to the event type with the given name with events/subscribe, as the given principal. It
+// returns the id of the subscription. The endpoint must pass the challenge, for example with [Echo].
 func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, arguments map[string]any) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -118,7 +120,8 @@ func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, argume
 	return got.ID
 }
 
-// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false.
+// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false and writes no
+// response.
 func Echo(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.Header.Get("Webhook-Id"), webhook.VerificationPrefix) {
 		return false
