@@ -36,7 +36,8 @@ const (
 // scope, so that clients do not request it by default, and --auth none does not grant it.
 const ScopeManage = "consent:manage"
 
-// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope either.
+// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request
+// it together with the general scopes.
 const ScopeOperate = "events:operate"
 
 // Scopes returns the general scopes in a stable order.
@@ -62,7 +63,8 @@ type Principal struct {
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
-	// ScopePrefix is the prefix of scopes at the caller's authorization server, for example "https://events.example.com/".
+	// ScopePrefix is the prefix of scopes at the authorization server of the caller's token, for example
+	// "https://events.example.com/". [Challenge] adds it to the names of scopes.
 	ScopePrefix string
 }
 
@@ -116,7 +118,7 @@ type MissingScopes struct {
 	prefix string
 }
 
-// LacksScope reports whether err is an error of [Principal.Require].
+// LacksScope reports whether err is an error of [Principal.Require], because the caller lacks a scope.
 func LacksScope(err error) bool {
 	_, ok := fault.DataOf(err).(MissingScopes)
 	return ok
@@ -140,8 +142,8 @@ type Authenticator interface {
 
 type none struct{ principal Principal }
 
-// AcceptAll returns an authenticator that accepts every request without credentials, with all general scopes and [ScopeOperate]. It must
-// not be used on a network, see [CheckListen].
+// AcceptAll returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the
+// default workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
 func AcceptAll() Authenticator {
 	return none{Principal{ID: anonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
@@ -158,7 +160,8 @@ const (
 	ModeJWT  Mode = "jwt"
 )
 
-// CheckListen returns an error if a server without authentication would listen on an address that other machines can reach.
+// CheckListen returns an error if a server without authentication would listen on an address that other machines can reach. Only loopback
+// addresses and "localhost" are allowed, and an address without a host means all interfaces. Other modes may listen anywhere.
 func CheckListen(addr string, mode Mode) error {
 	if mode != ModeNone {
 		return nil
@@ -174,8 +177,9 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer returns the token in the Authorization header (RFC 6750, section 2.1), or [ErrNoToken] if there is no such header. It ignores tokens
-// in URLs, but see [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns
+// [ErrNoToken]. For several headers, for a malformed token, and for a token over 16 KiB, the error is of kind
+// fault.Unauthenticated. It ignores tokens in URLs, but see [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
@@ -192,7 +196,7 @@ func Bearer(h http.Header) (string, error) {
 	return token, nil
 }
 
-// maxToken is in bytes. It limits the work for callers who are not authenticated yet.
+// maxToken is the maximum size of a token in bytes. It limits the work for callers who are not authenticated yet.
 const maxToken = 16 << 10
 
 // ErrNoToken is returned for a request without credentials. [Challenge] then names no error (RFC 6750, section 3).
@@ -201,7 +205,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for unknown, expired and malformed tokens.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is an error with a [Principal.ScopePrefix] for [Challenge].
+// prefixedError is an error with a [Principal.ScopePrefix]. Its caller has to get a token at an authorization server that prefixes
+// the names of scopes, so [Challenge] adds this prefix to the scopes.
 type prefixedError struct {
 	error
 	prefix string
@@ -209,7 +214,7 @@ type prefixedError struct {
 
 func (e *prefixedError) Unwrap() error { return e.error }
 
-// WithScopePrefix returns err with a scope prefix, for a caller whose principal is unknown.
+// WithScopePrefix returns err with a scope prefix, for an error of a caller whose principal, which would have the prefix, is unknown.
 func WithScopePrefix(err error, prefix string) error {
 	if err == nil || prefix == "" {
 		return err
@@ -217,11 +222,12 @@ func WithScopePrefix(err error, prefix string) error {
 	return &prefixedError{err, prefix}
 }
 
-// Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1). For an
-// error that is not of kind fault.Unauthenticated and has no [MissingScopes], it returns "", and the response needs no such header.
+// Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1): the
+// URL of the protected resource's metadata if there is one, the required scopes, and the error. For an error that is
+// not of kind fault.Unauthenticated and has no [MissingScopes], Challenge returns "", and the response needs no such header.
 //
-// The challenge has the given scopes and the missing scopes of the error, with the authorization server's prefix, because clients request
-// exactly the scopes of a challenge.
+// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error. It
+// writes all these scopes with the authorization server's prefix, because clients request exactly the scopes of a challenge.
 func Challenge(err error, metadataURL string, scopes ...string) string {
 	var code, prefix string
 	scopes = slices.Clone(scopes)
@@ -265,12 +271,12 @@ func Challenge(err error, metadataURL string, scopes ...string) string {
 var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 // Guard prevents web pages of other sites from calling an endpoint through a visitor's browser. The zero value admits callers that are
-// not browsers and, on a loopback address, pages of this machine.
+// not browsers and, on a loopback address, pages of this machine. It does not log. Create a logging Guard with [NewGuard].
 type Guard struct {
 	// Origins are the allowed origins, for example "https://console.example.com".
 	Origins []string
-	// Hosts are additional values of the Host header that are allowed on a loopback address, because a proxy on this machine passes on
-	// the Host of its own requests. A host without a port is allowed with any port.
+	// Hosts are additional values of the Host header that are allowed on a loopback address. They are needed if a proxy on this machine passes
+	// on the Host of its own requests, for example "events.example.com". A host without a port is allowed with any port.
 	Hosts []string
 
 	log    *slog.Logger
@@ -285,7 +291,8 @@ const (
 	loggedHosts = 20
 )
 
-// NewGuard returns a guard that logs each refused host once, up to a limit.
+// NewGuard returns a guard that logs each refused host once. If a caller makes up many hosts, it logs the first 20, and then one per
+// minute.
 func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts), lines: rate.NewLimiter(rate.Every(time.Minute), loggedHosts)}
 }
@@ -328,7 +335,7 @@ func (g Guard) logHost(r *http.Request) {
 	if g.log == nil {
 		return
 	}
-	host := fmt.Sprintf("%.128s", r.Host)
+	host := fmt.Sprintf("%.128s", r.Host) // callers choose it, so it is cut
 	if _, known := g.logged.Get(host); known || !g.lines.Allow() {
 		return
 	}
@@ -336,7 +343,8 @@ func (g Guard) logHost(r *http.Request) {
 	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
-// On Lambda, requests have no local address, so onLoopback returns false.
+// onLoopback reports whether the request arrived on a loopback address. On Lambda it returns false, because requests have no address
+// there.
 func onLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
 	case *net.TCPAddr: // the usual type, which needs no conversion to text

@@ -23,7 +23,7 @@ import (
 // protect a password.
 type Key struct {
 	Principal string
-	Workspace string
+	Workspace string // [DefaultWorkspace] if it is empty
 	Scopes    []string
 	// SHA256 is the SHA-256 of the key as 64 hexadecimal digits.
 	SHA256 string
@@ -47,11 +47,11 @@ func (k *hashedKey) isExpired(now time.Time) bool {
 // StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [NewStaticKeys].
 type StaticKeys struct {
 	all    []hashedKey
-	byName map[name][]int
+	byName map[name][]int // the indices in all of each principal's keys
 	now    func() time.Time
 }
 
-// MaxKeys is limited because the key of each request is compared with all of them.
+// MaxKeys is the largest number of keys. It is limited because the key of each request is compared with all of them.
 const MaxKeys = 10_000
 
 var (
@@ -62,11 +62,11 @@ var (
 // ValidPrincipal reports whether id can name a principal.
 func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
 
-// ValidWorkspace reports whether name can name a workspace.
+// ValidWorkspace reports whether name can name a workspace: up to 64 letters, digits, - and _, beginning with a letter or digit.
 func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
 // NewStaticKeys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind
-// fault.Invalid. A nil clock is time.Now.
+// fault.Invalid if a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
 func NewStaticKeys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	now = periodic.Clock(now)
 	if len(list) > MaxKeys {
@@ -122,7 +122,8 @@ func hashKey(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-// Authenticate takes the same time whichever key matches, and however many bytes of a key match.
+// Authenticate compares the hash of the token with all keys. It takes the same time whichever key matches, and however many bytes of a
+// key match.
 func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {
@@ -143,7 +144,8 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 	return k.all[found].principal, nil
 }
 
-// Directory looks up the current rights of a principal without a request from it, for example to decide whether its subscriptions may continue.
+// Directory looks up the current rights of a principal without a request from it, for example to decide whether its subscriptions may
+// continue.
 type Directory interface {
 	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. The result is empty
 	// if the principal can no longer authenticate.
@@ -179,8 +181,8 @@ const (
 	forwardedProto = "X-Forwarded-Proto"
 )
 
-// Handler rewrites requests to secret paths and passes all requests on to next. A key that is unknown, expired or not allowed in a path gets
-// a 404, as if the path did not exist.
+// Handler rewrites requests to secret paths and passes all requests on to next. A key that is unknown, expired or not allowed in a path
+// gets a 404, as if the path did not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {
@@ -221,7 +223,8 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// isSecure reports whether a request used https or came from this machine. X-Forwarded-Proto: https counts only from a trusted proxy.
+// isSecure reports whether a request used https or came from this machine. If the header X-Forwarded-Proto is present and not https, the
+// request is not secure. If it is https, that counts only for requests from a trusted proxy.
 func (s SecretPath) isSecure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")

@@ -34,7 +34,8 @@ var statuses = map[fault.Kind]int{
 
 // Responder writes the responses of one HTTP interface.
 type Responder struct {
-	// Challenge is the WWW-Authenticate header of a 401 for interfaces without bearer tokens, such as sources.
+	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1) for interfaces that do not use bearer tokens, such as sources.
+	// If it is empty, a 401 asks for a bearer token.
 	Challenge string
 	// Scope is the scope that a bearer token needs.
 	Scope string
@@ -54,9 +55,10 @@ type Answer struct {
 	Body   any
 }
 
-// Serve calls serve and writes its result as JSON. An [Answer] has its own status, and an [http.Handler] writes the whole response. An error
-// becomes {"error":{"kind","message"}}, or problem details, together with the members of the error's data. A panic becomes an internal error,
-// because on Lambda it would otherwise end the process.
+// Serve calls the function serve and writes its result as JSON with the status. An [Answer] replaces the status with its own. An
+// [http.Handler] writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
+// [Responder.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
+// error, because on Lambda it would otherwise end the process.
 func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -82,7 +84,8 @@ type allowed struct {
 	Methods string `json:"allow"`
 }
 
-// NotAllowed returns the error for a request whose HTTP method is not allowed. methods is for example "PUT, DELETE".
+// NotAllowed returns the error for a request whose HTTP method is not allowed. The parameter methods lists the allowed methods, for
+// example "PUT, DELETE".
 func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
@@ -121,7 +124,8 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	writeJSON(w, status, "application/json", map[string]json.RawMessage{"error": encodeError(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
-// pathOf returns the path of a request for the log. If the path contains names that the caller chose, it returns the route's pattern instead.
+// pathOf returns the path of a request for the log. If the path contains names that the caller chose, it returns the route's pattern
+// instead.
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern
@@ -143,10 +147,11 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encodeError adds the members of the error's data to err, except for internal errors.
+// encodeError encodes err, which is an object with the error's kind and text, and adds the members of the error's data. It leaves out
+// the data of internal errors.
 func encodeError(kind fault.Kind, data, err any) json.RawMessage {
-	b, _ := json.Marshal(err)
-	more, _ := json.Marshal(data)
+	b, _ := json.Marshal(err)     // strings and a number always marshal
+	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
 		return b
 	}
@@ -192,7 +197,7 @@ func (r *Recorder) Write(b []byte) (int, error) {
 }
 
 // ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query, because the rest of the query could
-// mean something else, e.g. an erasure instead of a dry run.
+// mean something else, e.g. an erasure instead of a dry run, or the caller instead of another principal.
 func ParseQuery(u *url.URL) (url.Values, error) {
 	values, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
@@ -201,8 +206,9 @@ func ParseQuery(u *url.URL) (url.Values, error) {
 	return values, nil
 }
 
-// CheckEncoding returns an error if a request has a Content-Encoding other than identity. Compressed JSON would otherwise be reported as
-// invalid JSON, and a proxy in front of the server could not inspect plain JSON with a wrong Content-Encoding.
+// CheckEncoding returns an error of kind fault.Unsupported if the headers of a request name a Content-Encoding other than identity.
+// Handlers that read the body as it arrives call it first, because otherwise they would report compressed JSON as invalid JSON. They would
+// also accept plain JSON with a wrong Content-Encoding, which a proxy in front of the server could not inspect.
 func CheckEncoding(h http.Header) error {
 	for _, codings := range h["Content-Encoding"] {
 		for coding := range strings.SplitSeq(codings, ",") {

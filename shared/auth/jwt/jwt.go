@@ -1,6 +1,6 @@
-// Package jwt authenticates callers with access tokens of OAuth 2.1 authorization servers (--auth jwt). go-jose parses tokens and verifies
-// signatures. This package decides which keys are trusted and for how long, and maps tokens to principals. It never issues, stores, forwards
-// or logs a token.
+// Package jwt authenticates callers with access tokens of OAuth 2.1 authorization servers (--auth jwt). go-jose parses tokens and
+// verifies signatures. This package decides which keys are trusted and for how long, and maps tokens to principals. It never issues,
+// stores, forwards or logs a token.
 package jwt
 
 import (
@@ -29,7 +29,8 @@ import (
 
 const maxLeeway = time.Minute
 
-// algorithms are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are refused.
+// algorithms are the accepted signature algorithms. All are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are
+// refused.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512, jose.EdDSA,
 }
@@ -38,7 +39,8 @@ var algorithms = []jose.SignatureAlgorithm{
 type Options struct {
 	// Issuers are the authorization servers whose tokens are accepted, written as in the claim iss: https URLs, or http URLs on this machine.
 	Issuers []string
-	// JWKS are the URLs of the issuers' keys, in the order of Issuers. By default each issuer's metadata names the URL.
+	// JWKS are the URLs of the issuers' keys, in the order of Issuers. If it is empty, each issuer's metadata names the URL (RFC 8414,
+	// OpenID Connect Discovery 1.0).
 	JWKS []string
 	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707).
 	Audience []string
@@ -165,7 +167,8 @@ func (a *Authenticator) refuse(ctx context.Context, reason string) error {
 	return auth.ErrInvalidToken
 }
 
-// verify parses a token and verifies its signature with its issuer's keys. It ignores keys in the token itself (jwk, jku, x5c).
+// verify parses a token and verifies its signature with its issuer's keys. Before the signature is verified, it only uses the parts of the
+// token that select the key. It ignores keys in the token itself (jwk, jku, x5c).
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, algorithms)
 	if err != nil {
@@ -202,7 +205,7 @@ func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error
 }
 
 // isAccessToken reports whether the header typ allows a token to be an access token (RFC 9068, section 2.1). Many servers only say JWT or
-// leave it out.
+// leave it out. Identity and logout tokens that have their own type are refused.
 func isAccessToken(h jose.Header) bool {
 	value, given := h.ExtraHeaders[jose.HeaderType]
 	typ, _ := value.(string)
@@ -215,8 +218,9 @@ func isAccessToken(h jose.Header) bool {
 	return false
 }
 
-// Verifying a token costs more than most requests that carry one. So verified tokens are cached, but not beyond the expiry of the token, and
-// only until the issuer's keys are fetched again. So the cache does not extend the trust in a key that the issuer has removed ([fresh]).
+// Verifying a token costs more than most requests that carry one. So verified tokens are cached, but not beyond the expiry of the token,
+// and only until the issuer's keys are fetched again. So the cache does not extend the trust in a key that the issuer has removed
+// ([fresh]).
 
 const (
 	remember    = time.Minute
@@ -263,7 +267,8 @@ type claims struct {
 // maxExpiry is the end of the year 9999 in seconds since 1970. An exp in milliseconds is later, and would make a token valid forever.
 const maxExpiry = 253402300799
 
-// validate returns the reason why a token with a valid signature is refused, or "".
+// validate returns the reason why this server refuses a token although its signature is valid, or "" if it accepts the token. The issuer
+// need not be checked again, because the token was verified with the issuer's key.
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
@@ -341,7 +346,8 @@ func (a *Authenticator) principalOf(ctx context.Context, c *claims) (auth.Princi
 }
 
 // PrincipalID returns the id of the principal to whom tokens with this issuer and claim value belong: "jwt:" and the base64url SHA-256 of
-// issuer, claim and value, each preceded by its length. The value is hashed because it may be long or personal, such as an email address.
+// issuer, claim and value, each preceded by its length. The issuer is included because values are only unique per issuer. The value is
+// hashed because it may be of any length and may be personal, such as an email address.
 func PrincipalID(issuer, claim, value string) string {
 	var b []byte
 	for _, part := range []string{issuer, claim, value} {
@@ -358,8 +364,9 @@ func (c *claims) stringClaim(name string) string {
 	return s
 }
 
-// scopes returns the scopes that begin with the prefix, without it. They are in the claim scope (RFC 9068, section 2.2.3) or, at some
-// servers, scp. Each claim is an array or a string in which spaces separate the scopes.
+// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section
+// 2.2.3), or in scp, which some servers use instead. Each claim is an array or a string. In both, only spaces separate scopes
+// (RFC 6749, section 3.3).
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
@@ -375,7 +382,7 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// listTexts returns the claims that access rules can use.
+// listTexts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
 func (c *claims) listTexts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {
@@ -386,7 +393,7 @@ func (c *claims) listTexts() map[string][]string {
 	return out
 }
 
-// textsOf returns a string or number, or those in an array.
+// textsOf returns the text of a string or number, or the texts of an array of them. It ignores other values.
 func textsOf(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil

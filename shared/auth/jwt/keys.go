@@ -27,7 +27,8 @@ const (
 	fresh = 5 * time.Minute
 	// usable is the age up to which keys are used if the issuer cannot be reached.
 	usable = time.Hour
-	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer.
+	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer. For up to 5 s
+	// after a fetch, a token that is signed with a newer key is refused.
 	pause = 5 * time.Second
 	// retry is the pause after a failed fetch while the old keys are still usable.
 	retry = 30 * time.Second
@@ -67,7 +68,8 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	}, load)}
 }
 
-// find returns the keys with which a token with this key id and algorithm may be signed, if any, and the [issuerKeys] that contain them.
+// find returns the keys with which a token with this key id and algorithm may be signed, and the [issuerKeys] that contain them. If the
+// issuer has no such key, find returns no keys and no error. If it cannot be reached, the error is of kind fault.Unavailable.
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
@@ -90,8 +92,8 @@ func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	return loaded.Add(fresh)
 }
 
-// match returns the keys that fit a token. For a token without a key id it returns at most one key, because such tokens could make the server
-// try many keys.
+// match returns the keys with the key id kid that fit the algorithm. If a token has no key id, match returns a key only if it is the
+// issuer's only key for the algorithm. Otherwise a token without a key id could make the server try many keys.
 func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
 	if k == nil {
 		return nil
@@ -154,7 +156,8 @@ func newClient() *http.Client {
 	}
 }
 
-// fetcher's errors are of kind fault.Internal, so that callers do not see the details.
+// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, so that their details are logged but not shown
+// to callers.
 type fetcher struct{ client *http.Client }
 
 func (f fetcher) fetchJSON(ctx context.Context, url string, into any) error {
@@ -255,7 +258,8 @@ func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string,
 	return doc.Authorize, doc.Token, err
 }
 
-// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter.
+// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter: RFC 8414, OpenID Connect with
+// the issuer's path after the well-known part, and OpenID Connect with the path before it.
 func metadataURLs(issuer string) []string {
 	u, err := url.Parse(issuer)
 	if err != nil {
@@ -283,13 +287,14 @@ func parseSecureURL(text string) (*url.URL, error) {
 	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
 }
 
-// WellKnown is the path of the protected resource metadata (RFC 9728, section 3), before the path of the resource.
+// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). The path of the resource is appended to it, for example
+// /mcp.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
-// resourcePath matches paths that need no encoding and no resolution.
+// resourcePath matches paths such as /mcp that need no encoding and have no segments . and .. to resolve.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// metadataURL returns the URL of a resource's metadata.
+// metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
 func metadataURL(text string) (*url.URL, error) {
 	u, err := parseSecureURL(text)
 	if err != nil {
@@ -316,7 +321,8 @@ type metadata struct {
 	Name                 string   `json:"resource_name"`
 }
 
-// Mount serves the metadata at all paths at which clients look for it. Anyone may read it, including web pages of other sites.
+// Mount serves the metadata at [WellKnown], at [WellKnown] with the path of the resource, and at [WellKnown] with /mcp, because clients
+// look for it at any of these. Anyone may read it, including web pages of other sites.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
 	var scopes []string
 	for _, scope := range auth.Scopes() {

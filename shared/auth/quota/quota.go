@@ -39,8 +39,9 @@ type principal struct{ workspace, id string }
 // maxPrincipals is the number of principals that a Rate keeps in memory.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate. burst returns how many things a principal with the given limit may do in one instant. name is the name of the
-// limit in errors (for example "publishRate"), and what is the plural of the counted things (for example "events").
+// NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a principal
+// with this limit may do in one instant. Error messages contain the two other parameters: name is the name of the limit (for example
+// "publishRate"). The parameter what is the plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -56,7 +57,7 @@ func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
 
-// ExceededFor is like [Exceeded], with a number of seconds.
+// ExceededFor returns an error like [Exceeded], with the given number of seconds in its [RetryAfter].
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
@@ -77,8 +78,8 @@ func SetRetryAfter(h http.Header, status int, err error) {
 	h.Set("Retry-After", strconv.Itoa(after.Seconds))
 }
 
-// Take counts n things, or none and returns an error of kind fault.Exhausted. It does not limit the anonymous principal, because that stands
-// for all callers.
+// Take counts n things. If they exceed the principal's limit, it counts none of them and returns an error of kind fault.Exhausted
+// with [RetryAfter]. It does not limit the anonymous principal, because that stands for all callers.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
@@ -107,7 +108,7 @@ const (
 	Calls            = "calls"
 	Sessions         = "sessions"
 	ConversationRate = "conversationRate"
-	// Verifications limits how many challenges per minute are sent for a principal.
+	// Verifications limits how many challenges per minute are sent to webhook endpoints for a principal.
 	Verifications = "verifications"
 	// WorkspaceSubscriptions limits the subscriptions of a workspace. By default there is no limit.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
@@ -126,7 +127,8 @@ func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }
 
-// Buckets are token buckets, one for each key. If there are too many keys, the buckets that have been unused the longest are dropped.
+// Buckets are token buckets, one for each key. If there are too many keys, the buckets that have been unused the longest are dropped. If
+// such a key is used again, it gets a new, full bucket.
 type Buckets[K comparable] struct {
 	perSecond rate.Limit
 	burst     int
@@ -135,7 +137,8 @@ type Buckets[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewBuckets returns at most bound buckets. Each has room for burst tokens and gets perSecond new tokens per second.
+// NewBuckets returns Buckets that keep at most as many buckets as the parameter bound says. Each bucket has room for burst tokens and
+// gets perSecond new tokens per second.
 func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
 	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
@@ -193,13 +196,16 @@ type Concurrency struct {
 	held       holdings
 }
 
-// NewConcurrency returns a Concurrency. total is the limit of all principals together. name and what are as in [NewRate].
+// NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
+// principals together. Error messages contain the two other parameters: name is the name of the limit. The parameter what is the plural
+// of the counted things.
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
 
-// Take counts one thing until release is called, which must happen exactly once. All callers without credentials share the anonymous
-// principal, so only the limit of all principals together applies to it.
+// Take counts one thing until release is called, which must happen exactly once. If a limit is reached, the error is of kind
+// fault.Exhausted with [RetryAfter]. All callers without credentials share the anonymous principal, so it has no limit of its own. Only the
+// limit of all principals together applies to it.
 func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
 	if c == nil {
 		return func() {}, nil
@@ -222,19 +228,21 @@ func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(
 }
 
 // Share divides memory between principals. No principal may hold more memory than is left free. For example, with a total of 60 MiB, a
-// single principal can hold 30 MiB, and then a second one can hold 15 MiB.
+// single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process only.
 type Share struct {
 	name, what string
 	total      int
 	held       holdings
 }
 
-// NewShare returns a Share of total bytes. what is the use of the bytes, for example "answers that clients have not read".
+// NewShare returns a Share that divides total bytes. Error messages contain the two other parameters: name is the name of the limit.
+// The parameter what is the use of the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
 
-// Take counts bytes until release is called, which must happen exactly once.
+// Take counts bytes until release is called, which must happen exactly once. If the limit is reached, the error is of kind
+// fault.Exhausted with [RetryAfter].
 func (s *Share) Take(p auth.Principal, bytes int) (release func(), err error) {
 	key := principal{p.Workspace, p.ID}
 	s.held.mu.Lock()
