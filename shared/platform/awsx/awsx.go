@@ -2,6 +2,7 @@
 //
 // Lambda passes the region, credentials and endpoints in environment variables, so this package reads no files and no metadata service.
 // This makes a function's first request 3 ms faster and its archive 0.7 MB smaller. The command line uses awsx/profile instead.
+// Only main packages and the code that wires them call [Load].
 package awsx
 
 import (
@@ -108,8 +109,9 @@ func isLoopback(host string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may help. A request
-// that the service rejects is [fault.Internal], because we check input before it reaches a client.
+// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may
+// help: the service did not answer, the service failed, or the SDK itself would retry. A request that the service rejects is
+// [fault.Internal], because we check input before it reaches a client.
 func KindOf(err error) fault.Kind {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return fault.KindOf(err)

@@ -22,16 +22,21 @@ type Kind uint8
 const (
 	// Internal is a failure of this program. The error's text stays in the log.
 	Internal Kind = iota
+	// Invalid is input that cannot be accepted as it is.
 	Invalid
 	// NotFound is a reference to something that does not exist for this caller.
 	NotFound
+	// Forbidden is a request that the caller may not make.
 	Forbidden
+	// Unauthenticated is a request without valid credentials.
 	Unauthenticated
+	// Exhausted is a limit or quota that was reached.
 	Exhausted
 	// Unavailable is a dependency that failed or did not answer. A retry may help.
 	Unavailable
 	// Conflict is a write that was refused because its condition did not hold.
 	Conflict
+	// TooLarge is input larger than a limit.
 	TooLarge
 	// Unprocessable is well-formed input that does not match a schema.
 	Unprocessable
@@ -145,8 +150,9 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public returns the text of err that a caller may see. For an [Internal] error, and for an [Unavailable] one with a cause, that is a fixed
-// text, because the messages of such errors describe internal steps.
+// Public returns the text of err that a caller may see. If err is [Internal] or [Unavailable] with a cause, that is a fixed
+// text, because the messages of such errors describe internal steps. Otherwise Public joins the messages of all [Error]s in the
+// chain, up to the first [Internal] one.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	switch {

@@ -23,12 +23,16 @@ const (
 	EMFEvery = 10 * time.Second
 	// maxValues is the maximum number of values that the embedded metric format allows for a metric in one line.
 	maxValues = 100
+	// dimensionStack is the name of the dimension that every metric has. Its value distinguishes the deployments of an account.
+	dimensionStack = "stack"
 )
 
 // EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process between
-// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation.
+// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation. Create it
+// with [NewEMF].
 //
-// The format has no buckets, so each measurement of a histogram appears as the middle of its bucket.
+// The format has no buckets, so EMF writes a histogram as a list of values. Each measurement appears as the middle of its bucket. So the
+// number of values is exact, and each value is wrong by at most half the bucket's width.
 type EMF struct {
 	// Export, if set, also receives the metrics of each write.
 	Export func(context.Context, *metricdata.ResourceMetrics)
@@ -173,11 +177,11 @@ type emfLine struct {
 // next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an
 // attribute, the line also declares the dimension "stack" alone, so that an alarm can be set on the total.
 func (l *emfLine) next(stack string, now time.Time) slog.Attr {
-	about := metrics{Namespace: Namespace, Dimensions: [][]string{{"stack"}}}
-	members := []any{slog.String("stack", stack)}
+	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
+	members := []any{slog.String(dimensionStack, stack)}
 	if l.by != "" {
 		names, values := strings.Split(l.by, ","), strings.SplitN(l.value, ",", 1+strings.Count(l.by, ","))
-		about.Dimensions = append(about.Dimensions, append([]string{"stack"}, names...))
+		about.Dimensions = append(about.Dimensions, append([]string{dimensionStack}, names...))
 		for i, name := range names {
 			members = append(members, slog.String(name, values[i]))
 		}

@@ -153,7 +153,7 @@ var Table = []Definition{
 const Success = "success"
 
 // lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server
-// delivers that fast. A last bucket counts longer times.
+// delivers that fast. They end with a day. Retries can take three days, so a last bucket counts all longer times.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -206,8 +206,9 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt to deliver an event. took is the duration of the POST, and lag is the time from publishing to the end of the
-// POST. The category is the kind of failure, or empty after a success.
+// Attempt records an attempt to deliver an event. The parameter took is the duration of the POST, and lag is the time from publishing
+// to the end of the POST. If first is true, the lag counts as the lag of a first attempt. The category is the kind of failure, or
+// empty after a success.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -310,7 +311,8 @@ type Reading struct {
 	Value float64
 }
 
-// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently.
+// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently. If it fails,
+// the exporter leaves the metric out.
 func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) error {
 	if s == nil {
 		return nil

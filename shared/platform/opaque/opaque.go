@@ -10,7 +10,8 @@ import (
 
 var errToken = errors.New("opaque: not unpadded base64url")
 
-// Decode decodes a token. It rejects every text that [Encode] cannot return, such as one with line breaks, which encoding/base64 ignores.
+// Decode decodes a token. It rejects every text that [Encode] cannot return. For example, encoding/base64 ignores line breaks,
+// so it would accept a changed token as the original one.
 func Decode(token string) ([]byte, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
 	if err != nil || strings.ContainsAny(token, "\r\n") {

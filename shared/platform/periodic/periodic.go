@@ -108,6 +108,7 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 	return nil
 }
 
+// run calls Run and returns a panic as an error, because a panic would end the process with all other jobs.
 func (j Job) run(ctx context.Context) (done int, err error) {
 	defer fault.Recovered(&err)
 	return j.Run(ctx)

@@ -36,7 +36,8 @@ const (
 	Latest Freshness = true
 )
 
-// Options configure a [Value]. With the zero value, each call gets the result of a load that began after the call.
+// Options configure a [Value]. With the zero value, each call gets the result of a load that began after the call, and calls
+// that wait for the same load share it.
 type Options struct {
 	// Name names the value in the error of a caller that stops waiting, e.g. "the private keyset".
 	Name string
@@ -103,8 +104,8 @@ func (v *Value[T]) Get(ctx context.Context) (T, error) {
 	})
 }
 
-// Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale. If the load fails, it returns
-// the load's error and not an older value.
+// Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale, so if the load
+// fails, it returns the load's error and not an older value. With a maxAge of 0, it accepts only a load that begins after the call.
 func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) {
 	after := v.options.Now().Add(-maxAge)
 	return v.get(ctx, 0, func(time.Duration) bool { return v.loaded.After(after) })
@@ -125,7 +126,8 @@ func (v *Value[T]) IsPausing() bool {
 }
 
 // Expire makes the next call load the value again, if matches returns true for the current value. The next call does not use a
-// load that is already running, because that load may have read the outdated value.
+// load that is already running, because that load may have read the outdated value. If the new load fails, [Value.Get] still
+// returns the old value until it is older than Stale.
 func (v *Value[T]) Expire(matches func(T) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -138,8 +140,8 @@ func (v *Value[T]) Expire(matches func(T) bool) {
 	}
 }
 
-// get returns the current value if usable accepts its age, and otherwise loads it. If the load fails, get returns the old value if that is
-// younger than stale. get holds v.mu while it calls usable.
+// get returns the current value if the function usable accepts the value's age, and otherwise loads the value. If the load fails, get
+// returns the old value if that is younger than the parameter stale. get holds v.mu while it calls usable.
 func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
 	called := v.options.Now()
 	for waited := false; ; waited = true {
@@ -154,7 +156,8 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 		}
 		switch {
 		case r.began.Before(called):
-			// This load began before the call, so its result may be too old. Check the value again.
+			// This load began before the call, so its result may be too old. It may also have failed only because the
+			// process was frozen. So check the value again.
 		case r.err == nil:
 			return r.value, nil
 		default:
@@ -165,8 +168,10 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. waited is true if the caller has already
-// waited for a load that began before the time called. If several callers have, one of them starts a load and the others share its result.
+// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. The parameter called is the time
+// of the call to Get or Within. The parameter waited is true if the caller has already waited for a load that began before that time.
+// The first of these callers starts a new load. If it fails, the others get its error or the old value, instead of starting a load
+// each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -187,7 +192,8 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	return value, v.running, nil
 }
 
-// fallback returns the old value after a failed load, or err if the value is older than stale. The caller holds v.mu.
+// fallback returns the old value after a failed load. If the value is older than the parameter stale, it returns the load's error,
+// which is the parameter err. The caller holds v.mu.
 func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	if v.loaded.IsZero() || v.options.Now().Sub(v.loaded) >= stale {
 		return value, err
@@ -195,8 +201,8 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// isPausing reports whether it is too soon after a failed load to start another one. serves is true if the old value can still be returned.
-// The caller holds v.mu.
+// isPausing reports whether it is too soon after a failed load to start another one. The parameter serves is true if the old value
+// can still be returned, because the pause is then [Options.Backoff] and otherwise [Options.EmptyBackoff]. The caller holds v.mu.
 func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.failed.err == nil {
 		return false
@@ -205,7 +211,9 @@ func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if serves {
 		pause = v.options.Backoff
 	}
-	// If the load took far longer than its timeout, Lambda froze the process during the load. So count as if it had failed at its timeout.
+	// If the load took far longer than its timeout, Lambda froze the process during the load, for example for ten minutes. That time
+	// says nothing about the source. So count as if the load had failed exactly at its timeout: its duration is the timeout, and the
+	// pause before the next load begins at that moment.
 	end, took := v.failed.ended, v.failed.ended.Sub(v.failed.began)
 	if limit := v.options.Timeout; took > 2*limit {
 		end, took = v.failed.began.Add(limit), limit
@@ -232,6 +240,7 @@ func (v *Value[T]) run(ctx context.Context, r *run[T]) {
 	close(r.done)
 }
 
+// try calls load. It returns a panic as an error, because a panic would end the process.
 func (v *Value[T]) try(ctx context.Context, old T) (value T, err error) {
 	defer fault.Recovered(&err)
 	return v.load(ctx, old)

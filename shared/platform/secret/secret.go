@@ -46,8 +46,9 @@ func (v Value) IsReference() bool { return v.env != "" || v.ssm != "" }
 // Parameter returns the name of the parameter of SSM Parameter Store that the value refers to.
 func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
 
-// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. The error is of kind
-// [fault.Invalid] if the variable is missing or empty, or if v refers to SSM.
+// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. It looks the variable
+// up with lookup, for example [os.LookupEnv]. It returns an error of kind [fault.Invalid] if the variable is missing or empty,
+// or if v refers to SSM.
 func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 	if v.ssm != "" {
 		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
@@ -65,8 +66,8 @@ func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 // FromEnvironment resolves a value in the environment of this process.
 func FromEnvironment(_ context.Context, v Value) (string, error) { return v.Resolve(os.LookupEnv) }
 
-// ForHeader resolves a value that is sent in an HTTP header. It rejects control characters, such as the line break at the end of a secret
-// that was read from a file.
+// ForHeader resolves a value that is sent in an HTTP header. It rejects a text with a control character, because each request
+// with it would fail. For example, a secret that was read from a file may end with a line break.
 func ForHeader(ctx context.Context, v Value, resolve func(context.Context, Value) (string, error)) (string, error) {
 	text, err := resolve(ctx, v)
 	if err == nil && !httpguts.ValidHeaderFieldValue(text) {

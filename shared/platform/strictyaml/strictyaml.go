@@ -139,7 +139,7 @@ type Field struct {
 	read func(n *Node, what string)
 }
 
-// Func declares a member that a function reads. The argument what is the member's name for messages.
+// Func declares a member that a function reads. The function receives the member's name for messages as the argument what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
 // Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
@@ -182,8 +182,9 @@ type Member struct {
 	Value *Node
 }
 
-// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for each key that
-// is a duplicate, a merge key, or of another type than text and integer. what is the name of the mapping in messages.
+// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for
+// each key that is a duplicate, a merge key, or of another type than text and integer. The parameter what is the name of the
+// mapping in messages, for example "event github.push".
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
@@ -241,8 +242,8 @@ func (f *File) Items(n *Node, what string, limit int) []*Node {
 	return out
 }
 
-// Text reads a text. Numbers, truth values and null are faults, because their text may not be what the author meant. For example, the
-// version 1.10 without quotes is the number 1.1.
+// Text reads a text. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are faults,
+// because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
 func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {
@@ -352,7 +353,8 @@ func Clip(s string) string {
 }
 
 // JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
-// expands aliases within the limit, so a small file cannot grow without bound. It adds a fault and returns nil if JSON cannot express the node.
+// expands aliases within the limit, so a small file cannot grow without bound. If JSON cannot express the node, for example because
+// of a binary value, an infinity or a duplicate key, JSON adds a fault and returns nil.
 func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	w := jsonWriter{file: f, what: what, limit: limit}
 	if !w.node(n, 0) {

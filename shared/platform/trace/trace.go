@@ -75,7 +75,8 @@ func (s Span) Set(attributes ...attribute.KeyValue) {
 	}
 }
 
-// End ends the span. failure is empty if the operation succeeded, and otherwise a category or message that operators may see.
+// End ends the span. The parameter failure is empty if the operation succeeded, and otherwise a category or message that operators
+// may see.
 func (s Span) End(failure string) {
 	if s.span == nil {
 		return
@@ -111,19 +112,19 @@ func (all Spans) End(failure string) {
 	}
 }
 
-// The names of the headers of W3C Trace Context. CloudEvents' extension attributes, SQS message attributes and members of MCP's _meta (SEP-414)
-// have the same names.
+// The names of the headers of W3C Trace Context. CloudEvents' extension attributes, SQS message attributes and members of MCP's _meta
+// (SEP-414) have the same names.
 const (
 	Parent = "traceparent"
 	State  = "tracestate"
 )
 
 const (
-	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. [shorten] drops members
-	// longer than largeEntry first.
+	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. If a tracestate is
+	// longer, we drop members until it fits, and first the members that are longer than largeEntry.
 	maxState   = 512
 	largeEntry = 128
-	// maxRead is the maximum length of a tracestate that we parse, in bytes.
+	// maxRead is the maximum length of a tracestate that we parse, in bytes. Longer ones are ignored.
 	maxRead = 8 << 10
 	// parentSize is the length of a traceparent of version 00.
 	parentSize = 55

@@ -43,14 +43,16 @@ const (
 const (
 	// sendTime is the timeout of a request, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. A batch is sent every second, and
-	// further spans are dropped.
+	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. Further spans are
+	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second
+	// later.
 	queued, batch = 16_384, 2048
 )
 
 // Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL without a path. HTTP sends the requests; nil is a client with a timeout of 5 s.
+	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" or "/v1/metrics". HTTP sends the requests; nil
+	// is a client with a timeout of 5 s.
 	Endpoint string
 	HTTP     *http.Client
 	// Ratio is the share, from 0 to 1, of this process's own traces that are sent. The sampling of other systems' traces is kept.
@@ -191,6 +193,7 @@ type value struct {
 	Double *float64 `json:"doubleValue,omitempty"`
 }
 
+// statusError is OTLP's number for STATUS_CODE_ERROR.
 const statusError = 2
 
 // requestOf returns the request that sends the spans. All spans come from one provider, so they share the resource and the
@@ -240,8 +243,9 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 	return out
 }
 
-// Metrics returns a function that sends the metrics of a process, for [metric.EMF]. The instance id is different in each process, because
-// the collector must not mix the gauges of two processes.
+// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack"
+// distinguishes deployments that use the same collector. The instance id is different in each process, because the collector
+// must not mix the gauges of two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
@@ -281,7 +285,7 @@ type point struct {
 	ExplicitBounds    []float64  `json:"explicitBounds,omitempty"`
 }
 
-// These are the numbers of OTLP's enumeration AggregationTemporality.
+// temporalities maps OpenTelemetry's temporalities to their numbers in OTLP's enumeration AggregationTemporality.
 var temporalities = map[metricdata.Temporality]int{metricdata.DeltaTemporality: 1, metricdata.CumulativeTemporality: 2}
 
 func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
