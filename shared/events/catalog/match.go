@@ -18,7 +18,7 @@ import (
 // node is a node of a trie whose keys are segments of URIs. All variables share one child, because their names do not matter for matching.
 // Entries cannot overlap, so at most one entry matches a URI.
 type node struct {
-	next  map[string]*node // by literal; "" is a variable
+	next  map[string]*node // by the literal, or "" for a variable, because a canonical URI has no empty segments
 	entry *Entry           // the entry that ends here
 }
 
@@ -93,6 +93,7 @@ func canonicalRest(uri string, wildcards bool) (string, bool) {
 	return uri[len(Scheme):], true
 }
 
+// find returns the entry that matches a URI without its scheme, or nil. It tries literals before variables.
 func (n *node) find(rest string) *Entry {
 	seg, tail, more := strings.Cut(rest, "/")
 	for _, next := range []*node{n.next[seg], n.next[""]} {

@@ -189,9 +189,9 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 // A person can pause deliveries with a switch (package switches). Paused work waits without using up attempts or time of its schedule:
 //
 //   - While an event type or everything is paused, the page task waits as a whole, before its subscribers are read. So an event
-//     with very many subscribers needs only a few items. Each waiting task has a second item, its mark: the position of its earliest event in
-//     the event log. Until the events are attempted, no subscription's cursor advances past the mark, so that a client that resumes from its
-//     cursor gets them; see [lifecycle.Watermark].
+//     with very many subscribers needs only a few items. Each waiting task has a second item, its mark: the position of its
+//     earliest event in the event log. Until the events are attempted, no subscription's cursor advances past the mark, so that a
+//     client that resumes from its cursor gets them; see [lifecycle.Watermark].
 //   - While an origin or a subscription is paused, each delivery waits separately, and keeps its attempts.
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
