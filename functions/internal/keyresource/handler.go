@@ -59,6 +59,9 @@ func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	if err := json.Unmarshal(raw, &event); err != nil {
 		return nil, err
 	}
+	if event.ResponseURL == "" {
+		return nil, fault.New(fault.Invalid, `the event is neither an order, e.g. {"rotate":"add"}, nor a request of CloudFormation`)
+	}
 	return cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
 		return resourceID, map[string]any{"Fingerprint": fingerprint(e.ResourceProperties)}, h.change(ctx, e)
 	})(ctx, event)

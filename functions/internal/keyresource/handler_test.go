@@ -133,6 +133,15 @@ func TestTheResourceCanAlwaysBeDeleted(t *testing.T) {
 	}
 }
 
+func TestAMisspelledOrderIsReported(t *testing.T) {
+	for _, order := range []string{`{"rotation":"add"}`, `{}`, `null`} {
+		_, err := Handler{}.Handle(t.Context(), json.RawMessage(order))
+		if err == nil || !strings.Contains(err.Error(), `{"rotate":"add"}`) {
+			t.Errorf("%s: got %v", order, err)
+		}
+	}
+}
+
 // AWS-11: new versions of the functions are published exactly when a setting changes.
 func TestTheFingerprintFollowsTheSettings(t *testing.T) {
 	_, open := database(t)
