@@ -45,7 +45,8 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if it cannot be checked.
+	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if the server cannot
+	// check the backend, e.g. because only callers have credentials for it.
 	State string `json:"state,omitempty"`
 	// Rules has the configured access rules by the kind of entries, e.g. "tools".
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
@@ -71,12 +72,13 @@ type Options struct {
 	Explainer     *judge.Explainer
 	Backends      func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources       ingest.Sources
-	// SourceSecrets looks up the secret of a source when an operator tries the source. If it is nil, such a trial does not check the signature.
+	// SourceSecrets looks up the secret of a source when an operator tries the source with a saved request. If it is nil, such
+	// a trial does not check the signature.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits how many changes each owner may request per second.
+	// Rate limits how many changes each owner may request per second. Operators are not limited. Nil means no limit.
 	Rate  *quota.Rate
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
-	// Closing is closed at a shutdown, when live streams must end.
+	// Closing is closed at a shutdown, when live streams must end. It may be nil.
 	Closing <-chan struct{}
 	// Limited is called with the name of each exceeded limit. It may be nil.
 	Limited func(limit string)
@@ -126,8 +128,8 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// Names of switches and origins may contain "//", for which the mux would answer with a redirect. So ServeHTTP handles these paths before it
-// calls the mux.
+// Names of switches and origins may contain "//", for which the mux would answer with a redirect. So ServeHTTP handles these paths before
+// it calls the mux.
 const (
 	oneSwitch = "switches/{name}"
 	oneNote   = "notes/{origin}"
@@ -265,7 +267,8 @@ type list[T any] struct {
 	Next  string `json:"next,omitempty"`
 }
 
-// newList returns a page of views. next is the key of the last item if there are more items.
+// newList returns a page with the items as the function view returns them. The parameter next is the key of the last item if there
+// are more items, and otherwise empty.
 func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {
@@ -274,8 +277,8 @@ func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] 
 	return list[V]{Items: views, Next: c.cursorAfter(next)}
 }
 
-// cutPage returns a page of an in-memory list, which begins after the key. If no item has this key any more, it is the first page. next is the
-// key of the page's last item if more follow.
+// cutPage returns a page of an in-memory list. The page begins after the item whose key equals the parameter after. If no item has
+// this key any more, cutPage returns the first page. next is the key of the page's last item, or empty if no items follow.
 func cutPage[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
 	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
 	if len(all) <= limit {
@@ -287,10 +290,11 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 // asIs is a view of items that are shown unchanged.
 func asIs[T any](v T) T { return v }
 
-// change makes a change by calling do, after writing it to the audit trail. A state is nil if the object does not exist then.
+// change makes a change by calling do. It first writes the change to the audit trail, with the object's states before and
+// after it. A state is nil if the object does not exist then.
 func (c *call) change(action, target string, before, after any, do func() error) error {
 	via := "api"
-	if c.Header.Get("Sec-Fetch-Site") == "same-origin" {
+	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // only browsers can set this header
 		via = "console"
 	}
 	was, err := json.Marshal(before)
@@ -335,7 +339,7 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		err := run()
 		return out, err
 	}
-	if out.Principal == c.principal.ID && !c.principal.Anonymous {
+	if out.Principal == c.principal.ID && !c.principal.Anonymous { // without authentication there is only one principal
 		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}
 	err := c.change("principal.erase", erase.Pseudonym(c.principal.Workspace, out.Principal), nil, nil, run)

@@ -100,7 +100,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	return parts, truncated, nil
 }
 
-// urisOf returns the URIs of an event type that had events within the last month.
+// urisOf returns the URIs of an event type that had events within the last month. The result more is true if there are further URIs.
 func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
@@ -130,8 +130,9 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names. Only some stores have an index of event ids. Otherwise find looks for the id in the
-// delivery log, whose records have the event's URI, and at last searches the event log for each URI in use.
+// find returns the event that the request's path names. Only some stores have an index of event ids, so find also looks for the id in
+// the delivery log. The record of an attempt there has the event's URI, and after a failed attempt the event itself is stored, too.
+// If all this fails and there is no index, find searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
@@ -229,7 +230,8 @@ func (h *eventHandlers) listTypes(c *call) (any, error) {
 	}), nil
 }
 
-// tailedPartitions returns the partitions of all event types, at most [maxTailed].
+// tailedPartitions returns the partitions of the event log from which a live stream reads new events: the partitions of all event
+// types, but at most [maxTailed]. truncated is true if partitions are missing.
 func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, truncated bool, err error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
@@ -237,7 +239,7 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 	}
 	for _, e := range cat.Entries() {
 		some, more, err := h.partitions(c, cat, "", e.Name)
-		if err != nil {
+		if err != nil { // partitions fails because the URIs of the type have no common parent
 			truncated = true
 			continue
 		}
@@ -321,8 +323,8 @@ func (h *eventOutcomeHandler) list(c *call) (any, error) {
 	return eventOutcomeList{newList(c, found, next, viewOfEventOutcome), keptOf(h.kept, state.KeptFor)}, nil
 }
 
-// find returns the event that the request's path names. If the log has no such event, find builds one without payload from a record of
-// an attempt.
+// find returns the event that the request's path names. If the log has no such event, because it has expired or is a test
+// event, find builds one without payload from a record of an attempt.
 func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	e, err := h.events.find(c)
 	if err == nil {

@@ -18,20 +18,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A live stream polls the delivery log and the event log. A poll reads a limited number of items, shows the newest and only counts the rest.
+// A live stream polls the delivery log and the event log. A poll reads a limited number of items, shows the newest and only counts the
+// rest.
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
 	// pollRarely is for stores that charge for each request.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is how far each poll looks back before the previous one, because a record or an event may appear in its log later than its time
-	// says. In the event log on DynamoDB, the delay can be up to [eventlog.Window].
+	// lookBack is how far each poll looks back before the time of the previous poll, because a record or an event may appear in its
+	// log up to lookBack later than its time says. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // maximum number of attempts, and of events, in a message of a stream
 	heartbeat = 15 * time.Second // maximum time without a message
-	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money.
+	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
+	// each poll looks for them.
 	findURIsEvery = 30 * time.Second
 )
 
@@ -126,7 +128,8 @@ func (h *liveHandler) stream(c *call) (any, error) {
 	}), nil
 }
 
-// run serves the stream until it is too old, the caller loses access or a poll fails. Clients reconnect by themselves.
+// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message
+// that says why, because clients reconnect by themselves.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
@@ -241,7 +244,7 @@ func (t *tail) poll() (*tick, error) {
 	return news, nil
 }
 
-// newEvents may include events that earlier polls have returned.
+// newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
 	if end := t.events.log.Position(); end != t.end { // always true if the log has no total order, because positions are then times
 		t.end, t.grew = end, now

@@ -50,7 +50,8 @@ type recent struct {
 }
 
 type kept struct {
-	// Kept is the operator's setting: all, failures or none.
+	// Kept is the operator's setting: all, failures or none. With failures, the log has no record of a successful attempt, and
+	// only the subscription has the time of its last success.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }
@@ -68,7 +69,7 @@ type overviewHandler struct {
 	quota      func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
-// show reads a limited number of items with a fixed number of queries.
+// show responds with the overview. It makes a fixed number of queries and reads a limited number of items with each.
 func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.principal.Workspace, time.Now().UTC()
 	o := overview{
@@ -118,7 +119,8 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// If there are many attempts, they may cover only a few minutes of the requested time. Failures alone go back further.
+		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read the failures
+		// alone, because the same number of records then goes back further.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -171,7 +173,8 @@ type step struct {
 	figures
 }
 
-// newSeries groups the attempts of the last [seriesLength] into steps. found is newest first.
+// newSeries groups the attempts of the last [seriesLength] into steps of [stepLength], oldest first. It leaves out steps without
+// attempts. The records in the parameter found are newest first.
 func newSeries(found []records.Record, now time.Time) []step {
 	series := []step{}
 	for len(found) > 0 {

@@ -34,7 +34,8 @@ const (
 	cursorVersion = 2
 )
 
-// request holds the checked query parameters of a request. All operations share it, because a parameter means the same in each.
+// request holds the query parameters of a request, as [readRequest] has checked them. All operations share it, because a
+// parameter means the same in each. Parameters that the operation does not have, or the caller did not give, are zero.
 type request struct {
 	Subscription, Event, Name, Principal, Queue string
 	State, Outcome, Kind                        string
@@ -50,8 +51,8 @@ type request struct {
 	list string // the pattern of the path, which tells the cursors of different lists apart
 }
 
-// readRequest reads the query parameters of an operation. It refuses unknown and repeated ones, because a list with a
-// misspelled filter would show everything.
+// readRequest reads the query parameters of an operation. It refuses unknown and repeated parameters, because a list with a
+// misspelled filter would show everything. Operations without a list of parameters ignore the query.
 func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
 	values, err := readValues(r.URL, params)
@@ -140,8 +141,8 @@ func readTime(name, v string) (time.Time, error) {
 	return t, nil
 }
 
-// readOrigin returns an origin in the spelling in which the server stores it. It refuses, for example, a host without a scheme, because the
-// operator would get an empty list, and might conclude that no delivery has failed.
+// readOrigin returns an origin in the spelling in which the server stores it. It returns an error if v is not an origin, for example a host
+// without a scheme. Otherwise the operator would get an empty list, and might conclude that no delivery to the host has failed.
 func readOrigin(v string) (string, error) {
 	origin := subscription.SameOrigin(v)
 	if _, err := switches.Parse(string(switches.OriginSwitch(origin))); err != nil {
@@ -158,7 +159,7 @@ func readQueue(v string) (string, error) {
 	return "", fault.New(fault.Invalid, "queue is %.100q (allowed: %s, inbox, events, deliveries, slow, table:NAME)", v, deadletter.WebhookQueue)
 }
 
-// checkOrder returns an error if a time span ends before it begins.
+// checkOrder returns an error if a time span ends before it begins. A zero time means that the span has no beginning or no end.
 func checkOrder(since, until time.Time) error {
 	if since.IsZero() || until.IsZero() || !until.Before(since) {
 		return nil
@@ -166,7 +167,7 @@ func checkOrder(since, until time.Time) error {
 	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
 }
 
-// readEventURI returns the URI of one event as the server writes it.
+// readEventURI returns the URI of one event as the server writes it, and refuses patterns.
 func readEventURI(name, v string) (string, error) {
 	uri, err := catalog.Canonical(v)
 	switch {
@@ -186,8 +187,8 @@ func readLimit(v string, most int) (int, error) {
 	return n, nil
 }
 
-// readCursor returns the key in a cursor of this list. It needs no signature, because with a forged cursor the caller only gets another
-// page of the same list.
+// readCursor returns the key in a cursor of this list. A cursor consists of [request.mark] and the key of an item. It needs no
+// signature, because with a forged cursor the caller only gets another page of the same list.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
@@ -197,7 +198,8 @@ func (q *request) readCursor(v string) (string, error) {
 	return string(key), nil
 }
 
-// mark returns the first bytes of this list's cursors: a version and a hash of the list's path.
+// mark returns the first bytes of this list's cursors: a version and a hash of the list's path. They keep clients from using
+// one list's cursor in another.
 func (q *request) mark() []byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(q.list))
@@ -211,7 +213,7 @@ func (q *request) cursorAfter(key string) string {
 	return opaque.Encode(append(q.mark(), key...))
 }
 
-// readBody decodes the JSON body into v, if there is one.
+// readBody decodes the JSON body into v. Without a body it leaves v unchanged.
 func (c *call) readBody(v any) error { return c.readBodyUpTo(maxBody, v) }
 
 func (c *call) readBodyUpTo(most int64, v any) error {
@@ -239,8 +241,8 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	return nil
 }
 
-// findRepeated returns the name of a repeated member in a JSON value, or "". Package json ignores the case of names and uses the last member,
-// so a later "DryRun": false could override "dryRun": true.
+// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores the
+// case of names and uses the last member of the same name, so a later "DryRun": false could override "dryRun": true.
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {

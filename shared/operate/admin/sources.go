@@ -95,7 +95,7 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After })
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // by name, because the source c.After may be gone
 	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())

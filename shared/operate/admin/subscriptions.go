@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// subscriptionView leaves out the query of the target's URL, which often contains a secret of the endpoint.
+// subscriptionView is a subscription as the API shows it. It leaves out the webhook secret and the query of the target's URL, which often
+// contains a secret of the endpoint.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
@@ -106,8 +107,9 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match the choice. If the URI is the only criterion, choose reads only the subscriptions to
-// the URI's event type and to parents of the URI.
+// choose returns a page of the subscriptions that match the choice. The page is empty if no event type has the choice's URI,
+// because such events cannot be published. If the URI is the only criterion, choose reads only the subscriptions to the URI's
+// event type and to parents of the URI, instead of searching all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -198,7 +200,8 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. It also reactivates suspended deliveries.
+// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
+// subscription was disabled. If the request is interrupted before that, the caller can repeat it.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -237,9 +240,10 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and sets or removes its switch. A new reason replaces the old one, and an operator's pause
-// replaces the owner's, so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because
-// only its subscriber can reactivate it.
+// setPaused pauses or resumes a subscription and sets or removes its switch. If the subscription is already in the wanted state,
+// setPaused changes nothing, with two exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's,
+// so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because only its
+// subscriber can reactivate it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)
@@ -277,7 +281,8 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	})
 }
 
-// readSwitch returns the switch that pauses the subscription, or nil. An owner gets an error if an operator has paused the subscription.
+// readSwitch returns the switch that pauses the subscription, or nil if there is no such switch. An owner gets an error if an
+// operator has paused the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
 	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // if s is not paused, the switch is left over, as in read
@@ -304,12 +309,13 @@ func (h *subscriptionHandlers) test(c *call) (any, error) {
 
 var noContent = httpjson.Answer{Status: http.StatusNoContent}
 
+// visible finds the subscriptions that a caller may see. An operator sees all subscriptions of the workspace, and an owner their own.
 type visible struct {
 	subscriptions *subscription.Service
 	lists         *subscription.Lists
 }
 
-// find returns a subscription that the caller may see.
+// find returns a subscription. If the caller may not see it, the error is NotFound.
 func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	s, err := v.subscriptions.Find(c.Context(), c.principal.Workspace, id)
 	if err != nil {
@@ -324,8 +330,10 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 // maxOwn limits lists for all subscriptions of an owner. An owner with more must name one of them.
 const maxOwn = 100
 
-// checkOwned checks that the caller may list the deliveries of a subscription. For an owner and an empty id, own has the ids of all their
-// subscriptions. Operators may also list the deliveries of an ended subscription, unless mustExist is true.
+// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and
+// the id is empty, own has the ids of all their subscriptions. Otherwise own is nil.
+//
+// Operators may also list the deliveries of an ended subscription, unless mustExist is true.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
 	switch {
 	case c.operator && !mustExist:

@@ -22,10 +22,13 @@ type switchView struct {
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches is how many switches of one response get a count of waiting messages, which takes four queries.
+// maxCountedSwitches is how many switches of one response get a count of the messages that they hold back. A count takes four
+// queries, so the other switches of the page are listed without it.
 const maxCountedSwitches = 20
 
-// list counts the messages that the first switches hold back, but not for a switch of a single subscription, whose view has the count.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
+// it also counts the messages that they hold back. It does not count them for the switch of a single subscription, because the
+// view of that subscription has the count.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -113,8 +116,8 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	return h.read(c)
 }
 
-// checkEventType refuses a switch for an event type that does not exist, because it would pause nothing. If the catalog cannot be read, it
-// allows the switch.
+// checkEventType refuses a switch for an event type that does not exist. Such a switch would look effective but pause
+// nothing. If the catalog cannot be read, checkEventType allows the switch.
 func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
 	event, ok := strings.CutPrefix(string(name), string(switches.EventSwitch("")))
 	if !ok {

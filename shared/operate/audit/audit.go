@@ -22,9 +22,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// defaultRetention is a year and a month.
+// defaultRetention is how long entries are kept by default: a year and a month.
 const defaultRetention = 400 * 24 * time.Hour
 
+// Entry describes one action of an operator or owner.
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
@@ -52,7 +53,7 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-// Do adds the entry e, whose id and time it sets, and then calls do.
+// Do adds the entry e and then calls the function do to perform the action. It sets the entry's id and time.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -90,8 +91,9 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns a page of the entries between since and until, newest first. The page starts after the entry with the id before. next is
-// the value of before for the following page.
+// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The parameter before is
+// the id of the entry after which the page starts; if it is empty, the page starts at the newest entry. next is the value of
+// before for the following page, or empty on the last page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -112,10 +114,12 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes an erased principal from the entries, and calls visit for each affected one. It replaces the principal's name with a
-// pseudonym where the principal acted. A target, or a state before or after the action, is replaced as a whole if the name is one of its
-// values, or if it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member whose key equals the name
-// does not count. In a dry run Redact does not change the entries.
+// Redact removes an erased principal from the entries. It replaces the principal's name with a pseudonym where the principal
+// acted. A target, or a state before or after the action, is replaced as a whole in two cases: the name is its value or one
+// of the values in it, or it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member
+// whose key happens to equal the name does not count, because it is not about the principal.
+//
+// Redact calls visit for each affected entry. In a dry run it does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	redacted, _ := json.Marshal(pseudonym)
@@ -151,7 +155,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 			e.After = redacted
 		}
 		out := *it
-		out.Value, _ = json.Marshal(e)
+		out.Value, _ = json.Marshal(e) // cannot fail, because it was read from JSON
 		if err := t.DB.Write(ctx, store.Put(out, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}

@@ -96,7 +96,7 @@ func New(o Options, log *slog.Logger) *Handler {
 	return h
 }
 
-// ServeHTTP does not authenticate callers, because the files contain no data.
+// ServeHTTP serves a file. It does not authenticate callers, because the files contain no data.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := cmp.Or(strings.TrimPrefix(r.URL.Path, Prefix), "index.html")
 	header := w.Header()
@@ -135,7 +135,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(f.content)
 }
 
-// buildPolicy returns the Content-Security-Policy of the page.
+// buildPolicy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token
+// requests to the authorization server.
 func buildPolicy(at *signIn) string {
 	connect := "'self'"
 	if at != nil {
@@ -147,8 +148,9 @@ func buildPolicy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server, or nil. Callers wait for the server only until the handler knows the
-// endpoints.
+// endpoints returns the endpoints of the authorization server, or nil if there is no such server. Until the handler knows the
+// endpoints, callers wait for the server, and get nil if it does not answer. Later callers get the last known endpoints while the
+// handler asks again.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
@@ -173,7 +175,8 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return h.signIn
 }
 
-// If the request fails, ask keeps the known endpoints, and the handler does not ask again for five seconds.
+// ask requests the endpoints from the authorization server and then closes answered. If the request fails, the handler keeps the
+// endpoints that it knows and does not ask again for five seconds.
 func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -2,7 +2,8 @@
 // that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
 //
 // Other packages find the principal's items, and this package deletes them in a safe order. A run erases a limited number of
-// items, and the next run continues. Events that the principal published stay in the log until they expire like all others.
+// items, and the next run continues. The principal is erased when a run finds no more items. Events that the principal
+// published stay in the log until they expire like all others.
 package erase
 
 import (
@@ -28,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
+// Eraser erases principals.
 type Eraser struct {
 	DB            store.DB
 	Subscriptions *subscription.Service
@@ -49,6 +51,7 @@ const (
 	flushAt     = 500     // deletions that are written together
 )
 
+// Result is the result of one call of [Eraser.Erase].
 type Result struct {
 	Counts   map[string]int // found items by kind
 	Complete bool           // false if there are more items than a run may erase or count
@@ -70,8 +73,8 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, and copies has the keys
-	// of everything else that belongs to these items.
+	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, for
+	// example in a list of the principal's sessions. copies has the keys of everything else that belongs to these items.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
@@ -139,8 +142,8 @@ func (r *run) eraseAll(ctx context.Context) error {
 	return nil
 }
 
-// erase counts an item and schedules its keys for deletion. The first key is the one by which the run found the item. erase returns errEnough
-// if the run has reached its limit.
+// erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run
+// found the item. erase returns errEnough if the run has reached its limit.
 func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
@@ -159,8 +162,9 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions in r.copies, and then those in r.found, which lead the run to an item's copies and to the stored events. If
-// the run is interrupted in between, the next one still finds everything that is left.
+// flush writes the deletions in r.copies, and then those in r.found. The keys in r.found lead the run to an item's copies and
+// to the stored events, so they are deleted last. If the run is interrupted in between, the next one still finds everything
+// that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err

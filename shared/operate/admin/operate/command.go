@@ -25,21 +25,23 @@ type Command struct {
 	Terminal
 	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". A value for {name...} may contain slashes.
 	API string
-	// Columns are the columns of a list. A narrow terminal leaves out some of them, first those in Drop.
+	// Columns are the columns of the table that a list prints. A narrow terminal leaves out some of them, first the columns in Drop.
 	Columns, Drop []string
 	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}.
 	Also string
+	// Args are the values of the path's variables, in order.
 	Args []string
-	// Values are the parameters of the query or the members of the body.
+	// Values are the parameters of the query or, with POST and PUT, the members of the body.
 	Values map[string]any
 	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
 	// Format is json, yaml or name, or empty for a table or an easily readable document.
 	Format string
 	// Wide prints tables in full, however narrow the terminal is.
-	Wide   bool
+	Wide bool
+	// Follow waits until the started replay is done, and shows its progress.
 	Follow bool
-	// Confirm is confirmErase or confirmEnd to ask before an action that cannot be undone.
+	// Confirm is confirmErase or confirmEnd for an action that cannot be undone, so that Run asks before it. Empty does not ask.
 	Confirm string
 }
 
@@ -115,7 +117,8 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 
 const alsoLimit = 100
 
-// print prints the response in the chosen format. Without a format it calls human.
+// print prints the response in the chosen format. With -o name it prints only the ids or names of the items. Without a format
+// it calls human, which prints a table or a readable document.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
 	switch c.Format {
 	case formatJSON:
@@ -133,8 +136,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the member that identifies an object: "id" or "name". In a list, "name" must be the first column, because a later one
-// has the name of an event type.
+// findNaming returns the name of the member that identifies an object in other commands: "id" or "name". In a list, "id" may be
+// any column, but "name" must be the first one, because a later column "name" has the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -189,7 +192,7 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 	return method, path, query, body, nil
 }
 
-// parseTime converts a time, a date, or a duration before now (e.g. 90m or 7d) to the format of the API.
+// parseTime converts a time, a date in now's time zone, or a duration before now (e.g. 90m or 7d) to the format of the API.
 func parseTime(text string, now time.Time) (string, error) {
 	if days, err := strconv.ParseUint(strings.TrimSuffix(text, "d"), 10, 16); err == nil && strings.HasSuffix(text, "d") {
 		return now.AddDate(0, 0, -int(days)).UTC().Format(time.RFC3339), nil
@@ -259,7 +262,8 @@ const (
 	confirmEnd   = "end"   // shows the object, and has the caller type yes
 )
 
-// confirm asks whether to continue. It refuses if standard input is not a terminal, because a script should fail rather than wait forever.
+// confirm shows what the command would change and asks whether to continue. It refuses if standard input is not a terminal, because
+// a script should fail rather than wait forever for an answer, or answer by accident.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	if !c.Interactive {
 		return fault.New(fault.Invalid, "this cannot be undone, and standard input is not a terminal on which to ask: add --yes if you are sure")
@@ -292,7 +296,8 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finishErasure repeats an erasure until it is complete, and returns the total counts.
+// finishErasure repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the
+// total counts.
 func (c *Command) finishErasure(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
@@ -337,8 +342,8 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// followReplay shows the progress of a replay until the replay is over. If the user interrupts the command, or the server stays
-// unreachable, the replay continues on the server.
+// followReplay shows the progress of a running replay until the replay is over. If the user interrupts the command, or the server stays
+// unreachable, the replay continues on the server. followReplay then says so, and returns an error because it did not see the end.
 func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {

@@ -1,6 +1,9 @@
-// Package operate implements the commands with which operators use the admin API from a terminal.
+// Package operate implements the commands with which operators use the admin API from a terminal. They send requests to the API and print
+// the responses.
 //
-// Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
+//	Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
+//
+// [Commands] has the commands. Package operations declares the operations, and package admin implements them.
 package operate
 
 import (
@@ -202,7 +205,7 @@ type Source struct {
 // Request names a file whose content is sent; - is the standard input.
 type Request string
 
-// maxRequest is higher than the server's limit, so the server refuses a larger file.
+// maxRequest is the number of bytes up to which the file is read. The server's limit is lower, so it refuses a larger file.
 const maxRequest = 8 << 20
 
 func (r Request) read(in io.Reader) (string, error) {
@@ -224,7 +227,7 @@ type Page struct {
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
-// Validate implements kong's validation.
+// Validate refuses a negative limit.
 func (p *Page) Validate() error {
 	if p.Limit < 0 {
 		return fault.New(fault.Invalid, "--limit %d is not allowed (at least 1, or 0 for all items)", p.Limit)
@@ -279,7 +282,7 @@ type Flags struct {
 	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
 }
 
-// Validate implements kong's validation.
+// Validate refuses --json together with another output format.
 func (o *Flags) Validate() error {
 	if o.JSON && o.Output != "" && o.Output != formatJSON {
 		return fault.New(fault.Invalid, "--json and --output %s cannot be combined", o.Output)
@@ -349,10 +352,11 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
-// notSent lists the flags that are not sent to the API.
+// notSent lists the flags that only the command itself uses. All others are sent to the API.
 var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}
 
-// prefix repeats admin.Prefix, because importing package admin would link the whole server into the client.
+// prefix is the path of the API. It repeats admin.Prefix, because importing package admin would link the whole server into the
+// client.
 const prefix = "/admin/v1"
 
 const maxPage = 100
@@ -409,7 +413,8 @@ type list struct {
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until it has limit items, or all items if limit is 0. The result's omitted is the sum over all pages.
+// List reads pages until it has limit items, or all items if limit is 0. [list.More] has the other members of the last page, except
+// that its member omitted is the sum over all pages.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
 	for {
@@ -467,7 +472,7 @@ func (l list) json() json.RawMessage {
 
 var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-]*)$`)
 
-// beginning matches the first digits of a subscription's id, which has 32.
+// beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
 // idLists has the list of the API that contains the ids of a kind of objects.
@@ -486,7 +491,8 @@ func (c *Command) kind() string {
 	return kind
 }
 
-// explainNotFound adds the user's id to a NotFound error, and the command that lists ids.
+// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids. If the command has ids of two
+// objects, such as an event and a subscription, the server's message says which one is not found.
 func (c *Command) explainNotFound(err error) error {
 	if !fault.Is(err, fault.NotFound) {
 		return err
@@ -529,7 +535,8 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	return nil
 }
 
-// resolveID returns the complete id for a shortened one. It returns other texts unchanged.
+// resolveID returns the complete id for a shortened one. It fails if no id or several ids match. It returns other texts
+// unchanged.
 func (c Client) resolveID(ctx context.Context, kind, text string) (string, error) {
 	found := shortened.FindStringSubmatch(text)
 	if found == nil && kind == "subscriptions" {

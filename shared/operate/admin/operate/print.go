@@ -21,7 +21,7 @@ import (
 
 const timeForm = "2006-01-02 15:04:05"
 
-// localTime formats a time in the local time zone. It returns other texts unchanged.
+// localTime formats a text that is a time in the local time zone. It returns other texts unchanged.
 func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
@@ -41,11 +41,12 @@ const (
 	leastColumns = 2
 )
 
-// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a heading, e.g.
-// events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
+// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
+// heading, e.g. events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
 //
 // If the table is wider than width, printTable shortens ids, except in the column id, whose values are arguments of other commands.
 // If that is not enough, it hides columns, first those in drop and then the last ones, and returns their headings.
+// A width of 0 has no limit.
 func printTable(w io.Writer, columns, drop []string, width int, items []json.RawMessage) (hidden []string, err error) {
 	rows := [][]string{nil} // the first has the headings
 	var paths []string
@@ -131,7 +132,7 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
-// decodeItem keeps numbers as text, because a float64 cannot represent some large numbers exactly.
+// decodeItem decodes an item of a list. It keeps numbers as text, because a float64 cannot represent some large numbers exactly.
 func decodeItem(raw json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -182,7 +183,8 @@ func memberAt(v any, path string) any {
 	return v
 }
 
-// formatCell returns a value as a single line. Control characters are escaped because they could manipulate the terminal.
+// formatCell returns a value as text for a table. The text has a single line, and its control characters are escaped because they
+// could manipulate the terminal.
 func formatCell(v any) string {
 	var text string
 	switch v := v.(type) {
@@ -214,7 +216,7 @@ const (
 	exactTimes = false // as the API sends them, for programs
 )
 
-// printDocument prints a JSON value as YAML.
+// printDocument prints a JSON value as YAML, which is easier to read. It keeps the order of the members.
 func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()

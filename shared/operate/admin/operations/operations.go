@@ -15,9 +15,9 @@ import (
 // Operation is an HTTP method on a path of the admin API.
 type Operation struct {
 	ID, Method, Path, Summary string
-	// Owners permits callers with the scope events:subscribe.
+	// Owners permits callers with the scope events:subscribe, who then see only their own subscriptions and deliveries.
 	Owners bool
-	// Query lists the query parameters. If it is nil, all are ignored.
+	// Query lists the query parameters. Requests with other parameters are refused, unless Query is nil.
 	Query []Param
 	// Body is the name of the schema of the request's body.
 	Body         string
@@ -37,12 +37,13 @@ type Param struct {
 type Answer struct {
 	Status      int
 	Description string
-	// Schema is the name of a JSON schema. "object" means any object, and empty means no content.
+	// Schema is the name of the JSON schema of the response. "object" means any object, and empty means no content.
 	Schema string
 	Stream bool
 }
 
-// listQuery returns a list that is never nil, because for nil, the API accepts any parameter.
+// listQuery returns the list of an operation's query parameters. The list is never nil, because for nil, the API accepts any
+// parameter.
 func listQuery(params ...Param) []Param { return append([]Param{}, params...) }
 
 func withPaging(params ...Param) []Param {
