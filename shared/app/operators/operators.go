@@ -32,8 +32,8 @@ type Options struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Switches      *switches.Set
-	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, where the function admin sends no requests to
-	// backends. The states are then empty.
+	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, where the function admin sends no requests
+	// to backends. The states are then empty.
 	AddStates func(ctx context.Context, workspace string, backends []admin.Backend)
 	// SourceSecrets looks up the secrets of sources, to check the signature of a request that an operator tries. It is nil on
 	// AWS, because the function admin must not read secrets. Signatures are then not checked.
