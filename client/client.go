@@ -34,7 +34,8 @@ type Options struct {
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server which revisions it
-	// knows, and uses the newest that both know. If it is set, Connect sends no request.
+	// knows, and uses the newest that both know. If it is set, Connect sends no request, because there is nothing to ask. If that
+	// revision has sessions, the first call starts one.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
@@ -61,7 +62,8 @@ type Client struct {
 }
 
 // Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both sides know. That is 2026-07-28,
-// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it.
+// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it. If the server does not
+// answer, Connect tries five times.
 func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	c, err := newClient(url, o)
 	if err != nil || o.Revision != "" {
@@ -174,7 +176,8 @@ func (c *Client) sessionID() string {
 	return ""
 }
 
-// call sends a request and returns the header of the response. It starts a new session if none is open.
+// call sends a request and returns the header of the response. It starts a new session if the last one has ended, or if an
+// earlier call could not start one.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.session.Load()
 	if c.isStateless() {
@@ -198,7 +201,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session, unless another goroutine has already replaced the session gone.
+// renewSession starts a new session, unless another goroutine has already done so, and returns the session to use. The parameter gone
+// points to the id of the session that has ended.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -255,11 +259,12 @@ func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
 
-// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error.
+// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error, for example because the server
+// does not answer.
 const maxTries = 5
 
 // retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the
-// error of the previous try, because that error says what is wrong with the server.
+// error of the previous try, because that error says what is wrong with the server. The last error only says that ctx has ended.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -311,7 +316,8 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 }
 
 // exchangeIn sends a request in the given session and returns the header of the response. It does not look at the client's current
-// session, because a concurrent call may replace that session before the response arrives.
+// session, because a concurrent call may replace that session before the response arrives. If the session has ended, the caller
+// starts another one.
 func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -349,8 +355,8 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// readAnswer reads the body of an answer. In a stream, it returns the first response without waiting for the end, because a server may keep
-// the stream open, or nil if there is no response.
+// readAnswer reads the body of an answer. If the body is a stream, readAnswer skips malformed messages and returns the first response, or
+// nil if the stream ends before it. It does not wait for the end of the stream, because a server may keep it open after the response.
 func readAnswer(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(resp.Body)
@@ -372,7 +378,8 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	}
 }
 
-// request encodes a request. It does not change params, which the caller may share between concurrent calls.
+// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the maps belong to the
+// caller, who may share them between concurrent calls.
 func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	if params == nil {
 		params = map[string]any{}
@@ -470,7 +477,8 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
 
-// newTerminated returns the error of a subscription that the server ended for the reason e, which may be nil.
+// newTerminated returns the error of a subscription that the server ended. e is the server's reason; it is nil if the server
+// gave none.
 func newTerminated(name string, e *rpcError) *Terminated {
 	if e == nil {
 		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
@@ -484,6 +492,7 @@ type rpcError struct {
 	Data    json.RawMessage `json:"data"`
 }
 
+// fault converts e to a [fault.Error]. Its kind depends on the JSON-RPC code or, if the code is unknown, on the HTTP status.
 func (e *rpcError) fault(status int) error {
 	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {
@@ -513,8 +522,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps JSON-RPC error codes to kinds. Servers of the released profile (see [spec.Profile]) number the errors of MCP Events differently
-// from SEP-3415.
+// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because servers of the released profile (see [spec.Profile]) number
+// the errors of MCP Events differently from SEP-3415.
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

@@ -8,8 +8,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// cursorSaver saves the cursors of a subscription in its store, in a goroutine of its own, so that a slow store does not stop the
-// subscription from reading and handling events. If several cursors arrive during a save, only the newest one is saved next.
+// cursorSaver saves the cursors of a subscription in its store. It saves in a goroutine of its own, so that a slow store does not stop the
+// subscription from reading and handling events. One save runs at a time. If several cursors arrive meanwhile, only the newest one is saved
+// next, because it replaces the others.
 type cursorSaver struct {
 	store Store
 	key   string
@@ -72,8 +73,8 @@ func (c *cursorSaver) saveAndHold(cursor string) {
 	s.wait()
 }
 
-// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if there is nothing to save, while hold(true)
-// is in effect, or if the store did not save an earlier cursor in time.
+// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if the cursor is empty or
+// already saved, while hold(true) is in effect, or if the store did not save an earlier cursor in time.
 func (c *cursorSaver) start(cursor string) *saving {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +106,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that will end last, or nil. The caller holds c.mu.
+// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is running.
+// The caller holds c.mu.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -113,7 +115,7 @@ func (c *cursorSaver) last() *saving {
 	return c.running
 }
 
-// The caller of dropNext holds c.mu.
+// dropNext removes the save that waits for the running one. The caller holds c.mu.
 func (c *cursorSaver) dropNext() {
 	if c.next != nil {
 		close(c.next.done)
@@ -121,6 +123,7 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
+// finish waits until the last save has ended. The caller must not start another save afterwards.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()
@@ -128,8 +131,9 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves cursors until there are none. If the store fails, run ends the subscription, because a restarted program would handle all events
-// after the saved cursor again. After a timeout, run does not call the store again, so that running events do not wait twice.
+// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store fails, run ends the
+// subscription. Otherwise the saved cursor would fall behind, and a restarted program would handle all events after it again. After a
+// timeout, run does not call the store again, so that events that are still being handled do not wait for a second timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,8 +160,9 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save saves a cursor, even if the subscription has ended, because the cursor's event was acknowledged. The time is limited because
-// [Subscription.Close] and the answers to webhooks wait. late is true if the store took too long.
+// save saves a cursor in the store. late is true if the store took longer than saveTimeout or, after the subscription has ended,
+// longer than drainTime. save stores the cursor even if the subscription has ended, because the cursor's event was acknowledged. The
+// time is limited because [Subscription.Close] and the answers to webhooks wait until the cursor is saved.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

@@ -19,8 +19,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// flow passes a subscription's events to the program's function and saves the cursor. It never saves a cursor past an event that was not
-// acknowledged. For example, if events 1, 2 and 3 are handled concurrently and 2 fails, the saved cursor stays after 1 until 2 succeeds.
+// flow passes a subscription's events to the program's function, in the same way for all modes, and saves the cursor. It
+// never saves a cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently
+// and 2 fails, the saved cursor stays after 1 until 2 succeeds, and then moves after 3.
 type flow struct {
 	sub     SubscribeOptions
 	cursors *cursorSaver
@@ -54,13 +55,15 @@ type step struct {
 	event  bool
 }
 
-// maxAhead limits how many events are handled while an older event is not acknowledged. After a restart the program handles them again.
+// maxAhead limits how many events are handled while an older event is not acknowledged, for example because the program's function
+// fails for it again and again. The saved cursor cannot pass the older event, so after a restart the program handles the later ones again.
 const maxAhead = 1000
 
 // maxHandled is how many acknowledged events a subscription remembers, to recognize repetitions.
 const maxHandled = 10_000
 
-// maxName is the length, in bytes, above which handleOnce hashes an event's id, URI and time, so that a server cannot fill the memory.
+// maxName is the length, in bytes, above which handleOnce shortens an event's name (its id, URI and time) to a hash. A server
+// thus cannot fill the memory with long ids.
 const maxName = 512
 
 // maxWebhooks limits how many webhooks are handled or wait at the same time. Further ones are refused with 503.
@@ -86,8 +89,8 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	return f, nil
 }
 
-// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It contains a hash of the URL, because a URL may
-// contain a secret.
+// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It is the same for the same server, event type
+// and arguments. It contains a hash of the URL, because a URL may contain a secret.
 func (c *Client) storeKey(s SubscribeOptions) string {
 	name := cmp.Or(s.Name, "uris")
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, name, s.arguments))
@@ -100,8 +103,8 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// handleOnce calls the program's function for an event, unless it has acknowledged the event already. The id alone does not identify an event,
-// because publishers choose the ids.
+// handleOnce calls the program's function for an event, unless it has acknowledged the event already. It recognizes an event by id,
+// URI and time, because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" {
@@ -115,7 +118,8 @@ func (f *flow) handleOnce(e Event) error {
 	return f.doOnce(name, handle)
 }
 
-// doOnce calls do, unless an earlier call with the same name has succeeded. Concurrent calls with the same name get one outcome.
+// doOnce calls the function do, unless an earlier call of doOnce with the same name has succeeded. Concurrent calls with the same
+// name run do only once, and all get its outcome.
 func (f *flow) doOnce(name string, do func() error) error {
 	_, err, _ := f.handling.Do(name, func() (any, error) {
 		if _, seen := f.handled.Get(name); seen {
@@ -151,8 +155,9 @@ func (f *flow) finish(cause error) {
 	f.cursors.finish()
 }
 
-// startHandling starts a goroutine that calls the program's function until it acknowledges an event. startHandling blocks while the limits
-// SubscribeOptions.Concurrency or maxAhead are reached.
+// startHandling starts a goroutine that handles an event of a stream or a poll, and that calls the program's function until it
+// acknowledges the event. startHandling blocks while as many events are being handled as [SubscribeOptions.Concurrency] allows, or
+// while maxAhead events wait for an older one.
 func (f *flow) startHandling(e Event) error {
 	select {
 	case f.capacity <- struct{}{}:
@@ -194,7 +199,7 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program, and then continues at the gap's cursor, after the lost events.
+// handleGap reports a gap to the program, and then continues reading at the gap's cursor, which is after the lost events.
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {
@@ -211,7 +216,8 @@ func (f *flow) reportGap(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// advance records a position without an event, for example of a heartbeat.
+// advance records a position without an event, for example the position in a heartbeat. The saved cursor moves to this position as
+// soon as all earlier events are acknowledged.
 func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
@@ -219,7 +225,8 @@ func (f *flow) advance(cursor string) {
 	f.complete(f.enqueue(cursor, false))
 }
 
-// enqueue appends a step to the queue. The saved cursor cannot pass the step until complete is called with it.
+// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass this step until complete is
+// called with it.
 func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -228,8 +235,8 @@ func (f *flow) enqueue(cursor string, event bool) *step {
 	return s
 }
 
-// complete marks a step as done, removes the steps that are done from the front of the queue, and begins to save the cursor of the last one.
-// It returns that save, or nil.
+// complete marks a step as done. It then removes the steps that are done from the front of the queue, and begins to save the cursor of the
+// last one. It returns that save, or nil if there is nothing to save.
 func (f *flow) complete(s *step) *saving {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -252,15 +259,16 @@ func (f *flow) complete(s *step) *saving {
 	return f.cursors.start(cursor) // holding f.mu, so that the saves begin in the order of the queue
 }
 
-// Positions without an event do not count towards maxAhead.
+// makeRoom is called when the step s leaves the queue. If s has an event, makeRoom lets startHandling accept another event. Otherwise
+// it does nothing, because positions without an event do not count towards maxAhead.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity
 	}
 }
 
-// saveSafe saves a cursor of a webhook or of the answer to a refresh. The server has finished all events before it, so the cursor does not
-// wait in the queue.
+// saveSafe saves a cursor that a webhook or the answer to a refresh contains. The server has finished (delivered or given up)
+// all events before it, so the cursor does not wait in the queue.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
 // grant holds the server's id of a webhook subscription and its newest secret.

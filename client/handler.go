@@ -27,8 +27,9 @@ import (
 //	http.Handle("/hooks", hooks)
 //
 // It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names.
-// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet, because challenges arrive
-// before the answer (SEP-3415, "Endpoint verification").
+// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. For example, a challenge
+// arrives while that request is open (SEP-3415, "Endpoint verification"), and a server that has lost a subscription gives it a new
+// id when the client refreshes it.
 //
 // A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription
 // at the server. [Client.Subscribe] returns [ErrConflict] for the second one.
@@ -93,7 +94,7 @@ func (h *Handler) register(k *hook) {
 }
 
 // add adds a subscription of MCP Events. It refuses a second subscription of a client to the same event type with the same
-// arguments, because each event would reach only one of them.
+// arguments, because the server treats both as a single subscription and each event would reach only one of them.
 func (h *Handler) add(k *hook) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -145,9 +146,10 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the sender should try
-// again, because the subscription may not be registered yet. Subscriptions whose registration is unanswered are last, because verifying a
-// signature for them blocks until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the request
+// may belong to a subscription whose events/subscribe is not answered yet, or if no subscription can be the right one. The sender
+// should then try again. Subscriptions whose registration is unanswered are last, because verifying a signature for them blocks
+// until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -226,8 +228,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415, "Non-event
-// webhook bodies"). The client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK
-// leaves the type out.
+// webhook bodies"). A publisher cannot imitate a control envelope, because everything that publishers write is inside the member data. The
+// client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
@@ -258,7 +260,8 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	return k.answer(r, m.EventID, handle)
 }
 
-// answer runs do for a webhook and returns the response. If the sender gives up, do continues, and a repetition gets the outcome.
+// answer runs do for a webhook and returns the response to send. If the sender gives up before do has returned, do continues, and when the
+// sender repeats the webhook, the repetition gets the outcome.
 func (k *hook) answer(r *http.Request, id string, do func() error) (status int, reason string) {
 	if k.webhooks.Add(1) > maxWebhooks {
 		k.webhooks.Add(-1)
@@ -305,7 +308,7 @@ func (k *hook) terminate(e *rpcError) {
 	}
 }
 
-// maxChallenge limits a challenge that is echoed without a check of its signature, in bytes.
+// maxChallenge limits the body of a challenge that is echoed without a check of its signature, in bytes.
 const maxChallenge = 4 << 10
 
 // readWebhook reads the body of a webhook. It returns the HTTP status of a refusal, and otherwise 0.

@@ -32,7 +32,8 @@ func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
 
-// uri returns the event's URI from _meta, where only servers of this project put it, or "".
+// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, whose
+// _meta may be any JSON, it returns an empty string.
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string
@@ -84,8 +85,8 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	}
 	progress := page.Cursor != f.cursor
 	f.cursor = page.Cursor
-	// A page of a filtered poll can be empty although hasMore is true. If the cursor stays the same, the server is wrong, and polling again
-	// immediately would never end.
+	// A page of a filtered poll can be empty although matching events follow it. If hasMore is true but the cursor stays
+	// the same, the server is wrong, and polling again immediately would never end.
 	if page.HasMore && progress {
 		return 0, nil
 	}
@@ -202,13 +203,15 @@ func (c *Client) openStream(ctx context.Context, method string, header http.Head
 	return nil, httpcall.ReadRefusal(resp, b)
 }
 
-// deadAfter limits how long a stream may be silent. SEP-3415 ("Lifecycle") wants a heartbeat at least every 30 seconds.
+// deadAfter limits how long a stream may be silent. It is more than twice the interval between heartbeats (SEP-3415,
+// "Lifecycle": at least every 30 seconds; our server sends one every 15 seconds).
 const deadAfter = 65 * time.Second
 
 var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
 
-// liveBody is the body of a stream. It fails with errSilent if no byte arrives for too long, because a proxy can keep the connection open
-// although the server behind it is gone. The time in which the caller handles an event does not count.
+// liveBody is the body of a stream. It fails with errSilent if the connection brings no byte for too long, because a
+// proxy can keep the connection open although the server behind it is gone. Any byte counts, for example a comment that
+// serves as a heartbeat. The time in which the caller handles an event does not count.
 type liveBody struct {
 	io.ReadCloser
 	ctx    context.Context

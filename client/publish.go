@@ -248,7 +248,8 @@ func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	return values
 }
 
-// parseItems returns the events in a JSON value. n is the number of the value in the input.
+// parseItems returns the events in a JSON value. The parameter n is the number of this value in the input, counted from 1, for error
+// messages.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -264,7 +265,8 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete adds ids and times to events without them. n is for error messages.
+// complete adds ids to the events without an id, and times to the events without a time. The parameter n is the number of the JSON
+// value that contained the events, for error messages.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
@@ -294,7 +296,8 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it, refuses it permanently, or has refused it [Publisher.Tries] times.
+// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request
+// only for now, for example with status 503, send tries again. It gives up after [Publisher.Tries] requests, or when ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	var last error
 	for try := 0; ; try++ {
@@ -322,7 +325,7 @@ func (p Publisher) tellUser(format string, args ...any) {
 	}
 }
 
-// sendOnce calls [Publisher.Waiting] if the answer takes longer than patience.
+// sendOnce sends a request once, and calls [Publisher.Waiting] if the answer takes longer than patience.
 func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {

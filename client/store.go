@@ -17,17 +17,19 @@ import (
 // Store keeps the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. The key of a
 // cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_,
 // for example order.shipped-1f0c2a9be3d41c77. Two subscriptions with the same key would move each other's cursor. So use different
-// stores for callers with different rights, and for subscriptions that handle the same events in different ways. Implementations must
-// be safe for concurrent use.
+// stores for callers with different rights at the same server, and for subscriptions that handle the same events in different
+// ways. Implementations must be safe for concurrent use.
 type Store interface {
 	// Load returns the cursor that was saved last, or an empty string if none was saved.
 	Load(ctx context.Context, key string) (cursor string, err error)
-	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends, after a minute or,
-	// once the subscription is closed, after five seconds.
+	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends,
+	// because the subscription waits for it. ctx ends after a minute or, once the subscription is closed, after five
+	// seconds.
 	Save(ctx context.Context, key, cursor string) error
 }
 
-// Dir is a [Store] that keeps each cursor in a file of its own in this directory, which it creates. It replaces files atomically.
+// Dir is a [Store] that keeps each cursor in a file of its own in this directory, which it creates. It replaces and syncs the file as
+// a whole, so that a crash leaves either the old cursor or the new one.
 type Dir string
 
 // Load implements [Store].
@@ -43,14 +45,15 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] that keeps the cursor of a single subscription in this file. For any other subscription, both methods return
-// [ErrConflict], because two subscriptions would move the cursor past each other's events. An empty key stands for any subscription.
+// File is a [Store] that keeps the cursor of a single subscription in this file. Like [Dir], it replaces the file as a whole. The
+// file names its subscription. For any other subscription, both methods return [ErrConflict], because two subscriptions with one
+// cursor would move it past each other's events. An empty key stands for any subscription.
 type File string
 
-// maxCursor is in bytes.
+// maxCursor limits the cursor in a file, in bytes.
 const maxCursor = 64 << 10
 
-// Before version 1 a [File] contained only the cursor.
+// fileVersion is the version of the format of a [File]. Before version 1 the file contained only the cursor.
 const fileVersion = 1
 
 type savedCursor struct {
@@ -80,7 +83,7 @@ func (f File) Save(_ context.Context, key, cursor string) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(string(f), content), "save the cursor")
 }
 
-// read returns the zero value if there is no file.
+// read returns the content of the file, or the zero value if there is no file. It fails if the file belongs to another subscription.
 func (f File) read(key string) (saved savedCursor, err error) {
 	file, err := os.Open(string(f))
 	if errors.Is(err, fs.ErrNotExist) {

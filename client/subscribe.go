@@ -27,8 +27,9 @@ type SubscribeOptions struct {
 	// Arguments bind variables of the event type and filter its events, for example map[string]string{"carrier": "DHL"}. Any value
 	// that encodes as a JSON object is allowed.
 	Arguments any
-	// URIs select events by their URI instead of their event type, for example event://orders/42/shipped, or event://orders for all URIs
-	// below it. The events arrive as webhooks of SEP-1803 ([ModeWebhook]) or in a stream of resource updates ([ModePush]).
+	// URIs select events by their URI instead of their event type. For example, event://orders/42/shipped selects the events of one
+	// URI, and event://orders the events of all URIs below it. The events arrive as webhooks of SEP-1803 ([ModeWebhook]) or in a
+	// stream of resource updates ([ModePush]). [ModePoll] is not available.
 	URIs []string
 	// Mode is [ModeWebhook], [ModePush] or [ModePoll]. If it is empty, Subscribe chooses the first of these that both the server
 	// and this client support.
@@ -46,12 +47,12 @@ type SubscribeOptions struct {
 	// Rotate is the age at which a refresh replaces the webhook's secret; 0 is a day.
 	Rotate time.Duration
 	// Unsubscribe also ends the subscription at the server when it ends here. Otherwise the server keeps it until its lifetime
-	// ends, so that a restarted program receives the events. Do not set it if two versions of the program overlap during a deployment,
-	// because they share the subscription. Webhooks for URIs always end at the server.
+	// ends, and retries new events for some minutes, so that a restarted program receives them. Do not set it if two versions of
+	// the program overlap during a deployment, because they share the subscription. Webhooks for URIs always end at the server.
 	Unsubscribe bool
-	// Endpoint receives the webhooks of this subscription outside of this program. It replaces [Options.Webhooks]. Subscribe then only
-	// creates and refreshes the subscription: the endpoint verifies webhooks, answers challenges, and saves cursors in the subscription's
-	// Store, and Event is never called.
+	// Endpoint receives the webhooks of this subscription outside of this program, for example in a function that runs only while a
+	// webhook arrives. It replaces [Options.Webhooks]. Subscribe then only creates and refreshes the subscription: the endpoint verifies
+	// webhooks, answers challenges, and saves cursors in the subscription's Store, and Event is never called.
 	Endpoint *Endpoint
 
 	// Event handles an event and acknowledges it by returning nil. After an error the client calls it again, with growing pauses.
@@ -66,18 +67,20 @@ type SubscribeOptions struct {
 	arguments json.RawMessage
 }
 
-// Endpoint is a webhook endpoint outside of this program, for example in a function. Subscriptions with the same endpoint at the same
-// server are one subscription.
+// Endpoint is a webhook endpoint outside of this program. Subscriptions with the same endpoint at the same server are one subscription,
+// so a program that takes over from another one continues its subscription.
 type Endpoint struct {
 	// URL is where the server sends webhooks.
 	URL string
-	// Secret returns the secret for a registration or a refresh that is about to be sent. The endpoint must already accept it, and the
-	// previous one for some time.
+	// Secret returns the secret for a registration or a refresh that is about to be sent. The endpoint must already accept it. A new
+	// secret replaces the previous one, which the endpoint must accept for some time.
 	Secret func(context.Context) (string, error)
-	// Accepted is called after each registration or refresh, with the server's id and the end of the lifetime, or zero if it is
-	// unlimited. Accepted may be nil.
+	// Accepted is called after each registration or refresh, with the server's id and the end of the subscription's lifetime. The end is
+	// zero if the lifetime is unlimited. Accepted may be nil.
 	Accepted func(ctx context.Context, id string, until time.Time) error
-	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription.
+	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription. Without
+	// Resume, a server that still has the subscription ignores the saved cursor and sends only events that it has not delivered
+	// yet.
 	Resume bool
 }
 
@@ -102,8 +105,9 @@ type Event struct {
 }
 
 // Gap reports lost events: the server no longer had the events after a cursor, it gave up their delivery, or the stream of a server without
-// cursors was interrupted. Read the current state in another way, for example with a tool (SEP-3415, "Cursor Lifecycle"). A webhook
-// subscription continues at Cursor, so a server that only gave up the deliveries of events sends these events again.
+// cursors was interrupted. The client cannot find out which events were lost. Read the current state in another way, for example with a
+// tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription continues at Cursor, so a server that only gave up the deliveries of events
+// sends these events again.
 type Gap struct {
 	// Name is the event type. It is empty if the subscription is for URIs.
 	Name string
@@ -129,7 +133,7 @@ func (s *Subscription) ID() string { return s.flow.granted.Load().id }
 // Secret returns the newest secret with which the server signs webhooks. It is empty for unsigned webhooks and in other modes.
 func (s *Subscription) Secret() string { return s.flow.granted.Load().secret }
 
-// Done returns a channel that is closed when the subscription and all calls of the function for events have ended.
+// Done returns a channel that is closed when the subscription has ended and all calls of the function for events have returned.
 func (s *Subscription) Done() <-chan struct{} { return s.done }
 
 // Err returns why the subscription has ended. It returns nil while the subscription is running, after Close, and if the context
@@ -245,7 +249,8 @@ func (c *Client) completeOptions(ctx context.Context, o *SubscribeOptions) (err 
 	return err
 }
 
-// chooseMode prefers a webhook, which needs a connection only when there is an event, and then a stream, whose events arrive immediately.
+// chooseMode chooses a mode for an event type. It prefers a webhook, because a webhook needs a connection only when there is an
+// event, and then a stream, because its events arrive immediately. Polls are last.
 func (c *Client) chooseMode(ctx context.Context, name string) (string, error) {
 	types, err := c.EventTypes(ctx)
 	if err != nil {
@@ -316,8 +321,9 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether the client must try again. A proxy's error is transient once the server has accepted the subscription, because
-// the server is probably restarting. Before that, the URL is probably wrong.
+// isTransient reports whether the client must try again after an error. A proxy also returns an error if it cannot reach the server.
+// Once the server has accepted the subscription, such an error is transient, because the server is probably restarting. Before that,
+// the URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

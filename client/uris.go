@@ -91,7 +91,7 @@ func (c *Client) deregister(f *flow, uri string) {
 	f.log.Info("subscription ended", "subscription", uri)
 }
 
-// decodeRegistered decodes a webhook of SEP-1803. A body that is not JSON becomes a string.
+// decodeRegistered decodes a webhook of SEP-1803. If the body is not JSON, the event's data is the body as a string.
 func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event {
 	e := Event{
 		Via: "webhook", ID: h.Get(webhook.HeaderID), Subscription: h.Get(webhook.HeaderSubscription), Verified: &verified, Received: time.Now(),
@@ -111,8 +111,8 @@ func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event
 	return e
 }
 
-// listener reads the events of URIs from streams of resource updates. In revisions with sessions, each listener has its own session, because
-// a session has only one stream.
+// listener reads the events of URIs from streams of resource updates. In revisions with sessions, each listener has its own session,
+// because a session has only one stream.
 type listener struct {
 	*flow
 	client  *Client
@@ -173,7 +173,8 @@ func (l *listener) streamOnce() (time.Duration, error) {
 // serverPause returns how long the server asked to wait before the next stream, up to five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing or truncated is set.
+// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. cursor is the
+// position of the stream, or empty if the server sends no cursor. truncated is true if the server itself reports the gap.
 func (l *listener) markOpen(cursor string, truncated bool) error {
 	missed := truncated || l.mayMissEvents()
 	l.open = true
@@ -185,8 +186,9 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether events from before this stream may be missing. Without sessions, that is so if an earlier stream gave no
-// cursor. With sessions, the server resumes a stream only in the same session, and never from a saved cursor.
+// mayMissEvents reports whether the server may be unable to send the events that occurred before this stream was opened. Without
+// sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes a stream only in the same session
+// and after the id of an event that it has sent there, and never from a saved cursor.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""
@@ -194,7 +196,7 @@ func (l *listener) mayMissEvents() bool {
 	return l.last == "" && (l.started || l.cursor != "")
 }
 
-// subscribeInSession subscribes the session to the URIs, if the revision has sessions.
+// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
 func (l *listener) subscribeInSession() error {
 	c := l.client
 	if open := c.session.Load(); c.isStateless() || open != nil && l.session == open {
@@ -243,7 +245,8 @@ func (l *listener) handleMessage(data []byte) error {
 		l.log.Warn("invalid stream message", "error", "it is not JSON")
 		return nil
 	}
-	// encoding/json would also accept "URI" or "_Meta", which a server behind a gateway may send for other purposes.
+	// Read members by their exact names, because encoding/json would also accept "URI" or "_Meta", which a server behind a gateway
+	// may send for other purposes.
 	params := jsonrpc.Member(data, "params")
 	metadata := jsonrpc.Member(params, "_meta")
 	method, _ := jsonrpc.String(jsonrpc.Member(data, "method"))

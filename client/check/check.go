@@ -29,10 +29,12 @@ type Options struct {
 	// URL is the server's MCP endpoint. Key is sent as Authorization: Bearer.
 	URL, Key string
 	Agent    string
-	// Event is the event type to use, by default the first that offers all modes. Arguments is a JSON object.
+	// Event is the event type to use. If it is empty, Run uses the first event type that offers all modes. Arguments is a JSON object
+	// with the arguments of the subscriptions.
 	Event     string
 	Arguments json.RawMessage
-	// Publish makes the server emit an event of the type Event that matches Arguments. Without it, rules that need an event are not testable.
+	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the rules that need
+	// an event are reported as not testable.
 	Publish func(ctx context.Context) error
 	// Listen is the address on which the webhook receiver listens, by default 127.0.0.1:0.
 	Listen string
@@ -69,7 +71,8 @@ type eventType struct {
 }
 
 // Run checks a server. If the server does not offer MCP Events, Run returns both an error of kind fault.Unsupported and a
-// report, which has results only for the rules that also apply to such a server.
+// report, which has results only for the rules that also apply to such a server. If Run cannot reach the server, it returns no
+// report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Wait = cmp.Or(o.Wait, 40*time.Second)
 	if len(o.Arguments) == 0 {
@@ -222,7 +225,7 @@ func (c *checker) list(ctx context.Context) {
 	c.fail(ruleList, "there are more than %d pages", maxPages)
 }
 
-// maxPages is for a faulty server that sends cursors without end.
+// maxPages limits how many pages of events/list the check reads, because a faulty server could send cursors without end.
 const maxPages = 100
 
 func (c *checker) judgeType(t eventType, twice bool) {
@@ -236,8 +239,8 @@ func (c *checker) judgeType(t eventType, twice bool) {
 	}
 }
 
-// pick returns the event type with which to check a mode: the one of the options or, without one, the first that offers all modes, or
-// else this mode.
+// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type
+// that offers all modes, or else the first that offers this mode. pick returns false if no such type offers the mode.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {
@@ -254,8 +257,9 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that calls do with an event type that offers the mode, or marks the mode's rules as not testable. plural is for the
-// reason, for example "polls".
+// useMode returns a step that calls the function do with an event type that offers the mode. If no event type offers the mode, the
+// step marks the mode's rules as not testable, and the report says why. The parameter plural names the mode in this reason, for
+// example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
@@ -272,7 +276,7 @@ func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	return all
 }
 
-// emit makes the server emit n events. If that fails, emit ends the step.
+// emit makes the server emit n events. If that fails, emit marks the given rules as not testable and ends the step.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

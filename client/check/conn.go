@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// callTime is long because the server may send a challenge before it answers events/subscribe.
+	// callTime limits the duration of a request. It is long because the server may send a challenge to the webhook
+	// receiver, and wait for the echo, before it answers events/subscribe.
 	callTime = 30 * time.Second
 	// maxAnswer limits an answer, and each message of a stream, in bytes.
 	maxAnswer = 8 << 20
@@ -165,7 +166,8 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream wait for a check before the client stops reading.
+// maxNotes is how many messages of a stream the client keeps until a check reads them. When it keeps that many, it stops reading from
+// the connection.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")
@@ -191,8 +193,9 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that the server must refuse, and returns the answer. The error may be the first message of a stream. If the
-// server accepts the stream, the answer has no error.
+// openRefused opens a stream that the server must refuse, and returns the answer. The server may send the error in the HTTP
+// response, or as the first message of a stream. openRefused waits for that message for at most the duration wait. If the server
+// accepts the stream, the returned answer has no error.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -239,7 +242,8 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a notification with the given method. It calls seen with each message that it reads.
+// next waits for a notification with the given method, for at most the duration wait. It calls the function seen with each message
+// that it reads, so that the caller can also check the messages before the notification.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

@@ -27,7 +27,8 @@ type deliveryCheck struct {
 	hook         *hook
 	subscription *subscribed
 	endpoints    *endpoints
-	// quiet is how long to wait before concluding that no delivery will arrive.
+	// quiet is how long to wait before concluding that no delivery will arrive. It is at least three times as long as the
+	// first delivery took.
 	quiet time.Duration
 }
 
@@ -49,8 +50,9 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers: gone with 410, for
-// example. redirect redirects the server to target, which must receive no request. The subscription of expiring ends during the run.
+// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers. For
+// example, the endpoint gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which
+// must receive no request. The subscription of the endpoint expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it
@@ -142,8 +144,8 @@ func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// checkRetries waits for the second attempt at the endpoint that answered 500 once. There must be none after 410 and 413, and none that follows
-// a redirect.
+// checkRetries waits for the second attempt at the endpoint that answered 500 once. It also checks that the endpoints that
+// answered 410 or 413 got no second attempt, and that the server did not follow a redirect.
 func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
@@ -165,7 +167,8 @@ func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	c.judge(ruleRedirect, len(e.target.listDeliveries(false)) == 0 && len(e.target.listDeliveries(true)) == 0, "the target of a redirect received a request")
 }
 
-// judgeRetry checks the timestamp and signature of a second attempt. It returns false if there is none yet.
+// judgeRetry checks that the second attempt of an event has a new timestamp and a valid new signature. It returns false if no event has had
+// a second attempt yet.
 func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {

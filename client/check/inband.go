@@ -122,7 +122,8 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 	}
 }
 
-// begin opens a stream after a cursor (or for new events) and checks that its first message is notifications/events/active.
+// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits for notifications/events/active. It checks that
+// this notification is the stream's first message.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
 	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
@@ -207,7 +208,8 @@ func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	c.judge(rulePushResume, got == arrived[1].EventID, "after the cursor of %s: got %s, want %s", arrived[0].EventID, got, arrived[1].EventID)
 }
 
-// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds, or is not testable if c.Wait is shorter.
+// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds. A missing heartbeat is not a failure if the check waits for a
+// shorter time.
 func (c *pushCheck) awaitHeartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.judgeNote(s))

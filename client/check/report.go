@@ -33,8 +33,8 @@ type Result struct {
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the version of MCP Events that the server follows: released, final (see [spec.Profile]), "mixed" or, if unknown, "".
-	// ShownBy lists, for each profile, what showed it, for example "error numbers".
+	// Profile is the version of MCP Events that the server follows: released or final (see [spec.Profile]), or "mixed" if its answers show
+	// both. It is empty if no answer showed a version. ShownBy lists, for each profile, what showed it, for example "error numbers".
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -46,7 +46,7 @@ type Report struct {
 
 const mixed = "mixed"
 
-// A rule that has failed once stays failed.
+// results are the results of the rules that were checked so far. A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
 	shownBy map[string][]string // by profile
@@ -108,7 +108,8 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. otherwise is the reason for rules without a result.
+// report returns the results of all rules. It marks the rules without a result as not testable. The parameter otherwise is the reason that
+// the report gives for these rules.
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)
@@ -131,7 +132,7 @@ func (r *results) report(server, otherwise string) *Report {
 	return out
 }
 
-// Write prints the report as a table or as JSON, and as JUnit XML to the file junit unless that is "".
+// Write prints the report as a table or as JSON. If junit is not empty, Write also writes the report as JUnit XML to that file.
 func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	if junit != "" {
 		f, err := os.Create(junit)

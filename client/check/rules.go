@@ -30,7 +30,8 @@ type Rule struct {
 	Text    string `json:"text"`
 }
 
-// rules are in the order of the report. A statement without MUST or SHOULD counts as a MUST if clients depend on it.
+// rules lists all rules in the order of the report. A statement of the specification without MUST or SHOULD counts as a MUST if clients
+// depend on it.
 var rules []*Rule
 
 func rule(id, level, section, text string) *Rule {
@@ -131,7 +132,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes has the JSON-RPC codes of errors. The final profile has the first one, and the released profile the second one.
+// codes maps the name of an error to its JSON-RPC code. If there are two codes, the final profile has the first one, and the
+// released profile the second one.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -140,7 +142,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the error with the given name. what describes the refused request.
+// judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the
+// report. If the code of the error shows which profile the server follows, judgeRefusal records the profile.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -176,7 +179,7 @@ func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occu
 	return o
 }
 
-// An absent schema allows any value. compile loads no other documents.
+// compile compiles a schema. An absent schema allows any value. References to other documents are not loaded.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage("true")
@@ -232,7 +235,8 @@ func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer
 	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// chooseCheapest prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
+// chooseCheapest returns a method and an event type that offers it, for requests that the server must refuse. It
+// prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
 func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true

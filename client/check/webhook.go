@@ -23,7 +23,8 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// expiry returns when the subscription ends, or the zero time for never. ok is false for an invalid time.
+// expiry returns when the subscription ends. The zero time means that it never ends. Ok is false if the server sent an invalid
+// time.
 func (s *subscribed) expiry() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
@@ -159,8 +160,8 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	c.checkAddresses(subscribe, h)
 }
 
-// checkAddresses checks that the server refuses http URLs and private addresses. Servers may accept these with development settings, so the
-// check is skipped if the receiver itself has an http URL.
+// checkAddresses checks that the server refuses an http URL and the URLs of private addresses such as 10.0.0.1. Servers may
+// accept these with development settings, so the check is skipped if the receiver itself has an http URL.
 func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
@@ -203,7 +204,8 @@ func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	c.checkFailing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
-// oracle is the text of an endpoint's response. The subscriber must not see it, because it could come from the server's internal network.
+// oracle is the text of an endpoint's response. The server must not show it to the subscriber, who could otherwise read responses from the
+// server's internal network.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
 func (c *webhookCheck) checkFailing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {

@@ -28,26 +28,30 @@ type Options struct {
 	URIs   []string
 	Stream bool
 
-	// Name is the event type to subscribe to, instead of URIs. Arguments is a JSON object. If Mode is empty, Run opens a stream or, if the
-	// server offers none, polls.
+	// Name is the event type to subscribe to (MCP Events), instead of URIs. Arguments is a JSON object. Mode is a mode of
+	// package client. If it is empty, Run opens a stream or, if the server offers none, polls.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow makes Run open a stream, or poll, if the server refuses the webhook or runs on another machine.
+	// OrFollow makes Run open a stream, or poll, instead of using a webhook in two cases: the server refuses the webhook, or it
+	// runs on another machine, which cannot reach the receiver at Listen.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
-	// File keeps the cursor. With a file, Run does not end a webhook subscription at the server, so that the next run continues it.
+	// File is the file that keeps the cursor of a subscription to an event type. With a file, Run does not end a webhook
+	// subscription at the server, so that the next run continues it.
 	File string
 
-	// Listen is the address of the webhook receiver. Target is its URL for the server, if different.
+	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
+	// receiver; if it is empty, Run uses the URL of Listen.
 	Listen, Target string
-	// Secret is where Run prints the webhook's secret, or nil.
+	// Secret is where Run prints the webhook's secret. If it is nil, Run does not print the secret.
 	Secret io.Writer
 
-	// Run is the command for each event, up to Concurrency at the same time. If it is nil, events are printed.
+	// Run is the command to run for each event of the event type, up to Concurrency at the same time. If it is nil, events are
+	// printed.
 	Run         *run.Command
 	Concurrency int
 
@@ -63,7 +67,7 @@ type Options struct {
 // leastPoll is short because a person watches the command.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives events until ctx ends or a limit is reached.
+// Run receives events until ctx ends, or until it reaches a limit: [Options.Count] or [Options.For].
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -83,6 +87,8 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
+// receive subscribes and receives events until the subscription ends. With OrFollow, it uses a stream or polls if webhooks are not
+// possible.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
@@ -115,8 +121,9 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// receiveOneWay receives in the mode of the options until the subscription ends. noWebhooks is why events do not arrive as webhooks, for the
-// log.
+// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server
+// accepted the subscription. If the parameter noWebhooks is not empty, it is the reason why events do not arrive as webhooks, and
+// receiveOneWay logs it.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}

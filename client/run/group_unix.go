@@ -12,8 +12,9 @@ import (
 const checkEvery = 20 * time.Millisecond
 
 // inGroup makes a command run in its own process group, so that the processes that it starts end with it. When the command's context
-// ends, the group gets SIGTERM. The caller must pass the outcome of the command to end, which kills the rest of the group if the command has
-// failed. A command that has succeeded may leave processes running on purpose.
+// ends, the group gets SIGTERM. The caller must pass the outcome of the command to the returned function end. If the command has
+// failed, end kills the rest of the group; after SIGTERM it first waits for the grace period. If the command has succeeded, end
+// leaves its processes running, because a command may start one on purpose.
 func inGroup(cmd *exec.Cmd) (end func(err error) error) {
 	var terminated time.Time // when the group got SIGTERM
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

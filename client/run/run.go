@@ -1,8 +1,10 @@
-// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions.
+// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions. That way an event can
+// start a program in any language, for example a coding agent with a prompt.
 //
 // The command gets the event as JSON on standard input, and its main members in the environment. The command line contains no part of
-// the event, because a shell interprets the line. Exit status 0 acknowledges the event. If this process is killed, a command may run again
-// for the same event, so it must be idempotent by EVENT_ID and EVENT_URI.
+// the event, because a shell interprets the line. Exit status 0 acknowledges the event. After any other status the command runs again, with
+// growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID and
+// EVENT_URI.
 package run
 
 import (
@@ -25,15 +27,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
+// Command is the command to run, and says how to handle its failures.
 type Command struct {
 	// Line is passed to sh -c.
 	Line string
-	// Timeout limits a run, by default to ten minutes. Then the command and its processes get SIGTERM, and ten seconds later SIGKILL.
+	// Timeout limits a run; 0 is ten minutes. After it, the command and the processes that it started get SIGTERM, and ten seconds
+	// later SIGKILL.
 	Timeout time.Duration
-	// Failed is a file to which an event is appended, and thereby acknowledged, when the command has failed Tries times for it. If Failed is
-	// empty, the command runs until it succeeds.
+	// Failed is a file. When the command has failed Tries times for an event, the event is appended to the file as a line of JSON, and
+	// is acknowledged. If Failed is empty, the command runs until it succeeds.
 	Failed string
-	// Tries is 5 by default.
+	// Tries is the number of failed runs after which an event is appended to Failed; 0 means five. Without Failed, Tries has no effect.
 	Tries int
 	// Stdout and Stderr receive the output of the command; nil discards it.
 	Stdout, Stderr io.Writer
@@ -51,7 +55,7 @@ const (
 // grace limits how long a command and its processes may take to end after SIGTERM.
 var grace = 10 * time.Second
 
-// Handle returns an error if the event must be handled again.
+// Handle runs the command for an event. It returns an error if the event must be handled again.
 func (c *Command) Handle(ctx context.Context, e client.Event) error {
 	input, err := json.Marshal(e)
 	if err != nil {
@@ -101,11 +105,12 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	return err
 }
 
-// hasSucceeded also accepts an [exec.ErrWaitDelay]: the command has exited with 0, but a process that it started still has its output open.
+// hasSucceeded reports whether a command has exited with 0. An [exec.ErrWaitDelay] also counts as success: the command has exited
+// with 0, but a process that it started still has its output open.
 func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
-// keyVariable is the variable with the server's key. The command must not get the key, because anyone may have written the event's text, and
-// an agent may follow instructions in it.
+// keyVariable is the beginning of the environment variable with the server's key. The command must not get the key, because anyone may have
+// written the event's text, and an agent may follow instructions in it.
 const keyVariable = "MCPEVENTS_KEY="
 
 func inheritedEnvironment() []string {
@@ -127,14 +132,15 @@ func eventEnvironment(e client.Event) []string {
 	return vars
 }
 
-// maxVariable limits the length of a variable. With a longer one, no command could start (Linux allows 128 KiB), and the event would block all
-// later ones.
+// maxVariable limits the length of a variable. With a longer variable, or one with a NUL, no command can start (the limit of Linux is
+// 128 KiB), and the event would block all later ones.
 const maxVariable = 64 << 10
 
-// The id alone does not identify an event, because publishers may choose the same id for events of two URIs.
+// eventKey identifies an event. The id alone does not, because publishers may choose the same id for events of two URIs.
 type eventKey struct{ id, uri string }
 
-// countFailure returns the number of failures so far, and whether this was the last try.
+// countFailure counts a failed run of the command for an event, and returns the number of failures so far. last is true if the
+// command must not run again for the event, which is never so without a Failed file.
 func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +158,7 @@ func (c *Command) forget(e client.Event) {
 	delete(c.failures, eventKey{e.ID, e.URI})
 }
 
-// keep appends an event to the file of failed events.
+// keep appends an event to the file of failed events and syncs the file.
 func (c *Command) keep(e client.Event, failure error, tries int) error {
 	line, err := json.Marshal(struct {
 		Event client.Event `json:"event"`

@@ -88,7 +88,8 @@ func (b *inbox) nextChange() <-chan struct{} {
 	return b.changed
 }
 
-// await registers a call that waits for the events of a subscription, or of all. It must call leave when it stops waiting.
+// await registers a call that waits for the events of a subscription or, if subscription is empty, of all subscriptions. When the
+// call stops waiting, it must call the returned function leave.
 func (b *inbox) await(subscription string) (leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,7 +102,8 @@ func (b *inbox) await(subscription string) (leave func()) {
 	}
 }
 
-// mustAnnounce reports whether the client must be notified of an entry.
+// mustAnnounce reports whether the client must be notified of an entry: it is unread, was not announced before, and no call
+// waits for it.
 func (b *inbox) mustAnnounce(e *entry) bool {
 	if e.read || e.announced {
 		return false
@@ -125,8 +127,9 @@ func (b *inbox) countUnannounced() (n int) {
 	return n
 }
 
-// announce returns the next announcement, and marks its events as announced. If single is true, it announces only the oldest event. Several
-// events are announced only with their number.
+// announce returns the next announcement, and marks its events as announced. If single is true, it announces only the oldest event
+// that must be announced. Otherwise it announces all of them: one event with its content, but several events only with their
+// number. ok is false if there is nothing to announce.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,8 +231,8 @@ type announcement struct {
 	Unread int `json:"unread,omitempty"`
 }
 
-// push notifies the client of the events that arrive while no call waits for them. It sends the next notification only when the client has
-// read the previous one.
+// push notifies the client of the events that arrive while no call waits for them, until the subscriptions end. It sends the next
+// notification only when the client has read the previous one.
 func (t *Tools) push(s *mcp.Server, lines *stdio) {
 	pace := rate.NewLimiter(rate.Every(pushEvery), pushBurst)
 	for {
@@ -267,8 +270,9 @@ func (t *Tools) notify(s *mcp.Server, lines *stdio, a announcement) {
 	}
 }
 
-// channelParams returns the params of [methodChannel]: a text and attributes, which Claude Code puts into a tag. The event cannot end that
-// tag, because the encoder escapes < and > in the text, and safeAttribute replaces them in attributes.
+// channelParams returns the params of [methodChannel]: a text, and attributes whose names consist of letters, digits and underscores.
+// Claude Code puts both into a tag. The event cannot end that tag, because the encoder escapes < and > in the text, and safeAttribute
+// replaces them in attributes.
 func (a announcement) channelParams() map[string]any {
 	meta := map[string]string{}
 	for name, value := range map[string]string{"event": a.Name, "event_id": a.ID, "subscription": a.Subscription} {
@@ -280,7 +284,7 @@ func (a announcement) channelParams() map[string]any {
 	return map[string]any{"content": untrusted + string(b), "meta": meta}
 }
 
-// safeAttribute replaces the characters that could end an attribute.
+// safeAttribute replaces the characters that could end an attribute, such as quotes, and shortens a long value.
 func safeAttribute(value string) string {
 	value = strings.Map(func(r rune) rune {
 		switch {

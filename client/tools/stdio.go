@@ -24,7 +24,8 @@ const maxLine = 4 << 20
 // lastWithBatches is the last revision of MCP in which a line may be a JSON-RPC batch.
 const lastWithBatches = "2025-03-26"
 
-// stdio exchanges messages with a client, one per line. It answers an invalid line with an error, because the SDK's session would end.
+// stdio exchanges messages with a client over standard input and output, one per line. It answers an invalid line with an error and
+// skips it, because the SDK's session would end otherwise.
 type stdio struct {
 	*output
 	in      *bufio.Reader
@@ -36,7 +37,8 @@ func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader]. It waits while the client has more than maxUnread bytes of our messages to read.
+// Read implements [io.Reader]. It returns only valid lines. It waits while the client still has more than maxUnread bytes of our
+// messages to read.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {
@@ -64,7 +66,7 @@ func (s *stdio) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readLine returns a line that is too long as an error.
+// readLine returns the next line. A line that is too long is discarded and returned as an error.
 func (s *stdio) readLine() (line []byte, err error) {
 	size := 0
 	for {
@@ -110,7 +112,7 @@ func (s *stdio) check(line []byte) *jsonrpc.Error {
 	return nil
 }
 
-// refuse sends no id, because the id in an invalid message is unreliable.
+// refuse answers an invalid line like the MCP endpoint does, without an id, because the id in an invalid message is unreliable.
 func (s *stdio) refuse(e *jsonrpc.Error) {
 	_, _ = s.Write(append(jsonrpc.AppendError(nil, nil, e), '\n'))
 }
@@ -129,7 +131,8 @@ func (s *stdio) Close() error { return nil }
 
 const maxInFlight = 64
 
-// bounded refuses requests while maxInFlight others are in flight. It accepts notifications and responses, which may end a request.
+// bounded is a transport whose connections refuse a request while maxInFlight others are in flight. They still accept
+// notifications and responses, because one of those may end a request.
 type bounded struct{ mcp.Transport }
 
 func (b bounded) Connect(ctx context.Context) (mcp.Connection, error) {
@@ -159,7 +162,8 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 	}
 }
 
-// begin counts a request as in flight, unless there are too many. An id that is in flight is no second request, because the session ignores it.
+// begin counts a request as in flight. It returns false if too many requests are in flight. It accepts an id that is already in
+// flight, because the session ignores a second request with the same id.
 func (c *connection) begin(id sdk.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,9 +184,9 @@ func (c *connection) Write(ctx context.Context, m sdk.Message) error {
 }
 
 const (
-	// While more than maxUnread bytes of our messages are unread, the server reads no request.
+	// maxUnread limits the bytes of our messages that the client has not read. While more bytes are unread, the server reads no request.
 	maxUnread = 4 << 20
-	// endTimeout is for a client that has closed our standard input but still reads.
+	// endTimeout is how long a client that has closed our standard input may take to read the remaining messages.
 	endTimeout = 2 * time.Second
 )
 
@@ -238,7 +242,8 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until at most rest bytes are unread. It fails if the output or ctx ends first.
+// waitUntilRead blocks until the client has so much of our messages read that the unread bytes are at most the parameter rest. It
+// fails if the output or ctx ends first.
 func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
@@ -256,8 +261,8 @@ func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	return ctx.Err()
 }
 
-// end waits up to endTimeout until the client has read the remaining messages. If it does not, the goroutine of run stays blocked until the
-// process exits.
+// end waits up to endTimeout until the client has read the remaining messages, and then ends the output. If the client
+// still does not read, the goroutine of run stays blocked in its write until the process exits.
 func (o *output) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()

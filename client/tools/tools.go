@@ -32,7 +32,7 @@ const (
 	startTimeout = 30 * time.Second
 )
 
-// Tools holds the subscriptions of one session.
+// Tools holds the subscriptions of one session. Close ends them.
 type Tools struct {
 	client        *client.Client
 	inbox         inbox
@@ -55,7 +55,8 @@ type subscription struct {
 	err      error // why the subscription has ended; nil if the model ended it
 }
 
-// position is the [client.Store] of one subscription. After a failure, a new subscription to the same events continues at the position.
+// position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events
+// continues at the position. If the model ends the subscription, a new one begins with the events that occur from then on.
 type position struct {
 	mu     sync.Mutex
 	cursor string
@@ -82,12 +83,14 @@ func New(c *client.Client) *Tools {
 	return t
 }
 
+// Close ends all subscriptions and waits for their goroutines.
 func (t *Tools) Close() {
 	t.stop()
 	t.wg.Wait()
 }
 
-// Serve serves one client over standard input and output.
+// Serve serves one client over standard input and output, as a server with this name and version, until the client closes its end or
+// ctx ends.
 func (t *Tools) Serve(ctx context.Context, name, version string, in io.Reader, out io.Writer) error {
 	lines := newStdio(in, out)
 	defer lines.end()
@@ -151,7 +154,8 @@ func (s *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, err
 }
 
-// Subscribe implements [eventtools.Source]. It returns the existing subscription if there is one to the same events.
+// Subscribe implements [eventtools.Source]. It waits until the other server has accepted the subscription. If this session has already
+// subscribed to the same events, Subscribe returns the id of that subscription.
 func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	key, err := subscriptionKey(name, arguments)
 	if err != nil {
@@ -192,7 +196,8 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	return name + " " + string(sorted), fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// start starts a subscription. ended receives the error with which it ends. If the subscription is already running, both channels are nil.
+// start starts a subscription. The channel accepted is closed when the server accepts the subscription, and the channel ended
+// receives the error with which it ends. If the same subscription is already running, start returns it, and both channels are nil.
 func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *subscription, accepted <-chan struct{}, ended <-chan error, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,6 +250,7 @@ func (t *Tools) remove(s *subscription) {
 	maps.DeleteFunc(t.subs, func(_ string, other *subscription) bool { return other == s })
 }
 
+// Unsubscribe implements [eventtools.Source].
 func (t *Tools) Unsubscribe(_ context.Context, id string) (bool, error) {
 	if id == "" {
 		return false, fault.New(fault.Invalid, "subscription is missing")
