@@ -1,5 +1,6 @@
-// Command relay is the function that stays connected to the backends and receives their notifications and events. It is invoked every minute.
-// An invocation ends immediately if another one is connected. Otherwise it stays connected for 15 minutes, Lambda's limit.
+// Command relay is the function that stays connected to the backends and receives their notifications and events. It is
+// invoked every minute. An invocation ends immediately if another one is connected. Otherwise it stays connected for as long as
+// a Lambda function may run (15 minutes), and then hands its connections over to the next invocation.
 package main
 
 import (
@@ -15,10 +16,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// shutdownTime leaves time to write the metrics, because Lambda sends SIGKILL 500 ms after SIGTERM.
+// shutdownTime limits how long the relay takes to shut down after SIGTERM. Lambda sends SIGKILL 500 ms after SIGTERM, so the
+// remaining time suffices to write the metrics.
 const shutdownTime = 400 * time.Millisecond
 
-// ignoreChanged does nothing, because the function retry announces changed event types, as soon as all functions use them.
+// ignoreChanged does nothing. The relay calls it after it has stored changed event types of a backend, but on AWS the function retry
+// announces them to clients, as soon as all functions use them.
 func ignoreChanged(context.Context) error { return nil }
 
 func main() { os.Exit(boot.Run(0, create)) }

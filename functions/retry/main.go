@@ -18,7 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is the extra time before an announcement. By then, the command that applied a catalog has usually announced the change.
+// announceLast is the extra time that this function waits before it announces a changed catalog. By then, the command that
+// applied the catalog has usually announced the change. This function announces it only if the command did not.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
@@ -41,7 +42,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.InvokedHandler(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
-			each = time.Until(end) - 3*time.Second
+			each = time.Until(end) - 3*time.Second // leave time in which the jobs record their progress
 		}
 		return periodic.Round(ctx, each, p.Log, jobs...)
 	}), nil

@@ -36,7 +36,8 @@ import (
 )
 
 // Environment variables that template.yaml sets in addition to the settings of [config.FromEnv]. The variable of a table or
-// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL.
+// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL. A function receives only
+// the names of the tables and queues that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
@@ -140,6 +141,7 @@ func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored)
 	return nil, ""
 }
 
+// Variable returns the value of an environment variable, or an error if the variable is not set.
 func (p *Process) Variable(name string) (string, error) {
 	if v := p.getenv(name); v != "" {
 		return v, nil
@@ -191,7 +193,8 @@ type collector struct {
 	paused time.Time
 }
 
-// send calls f, which must finish within flushTime, unless the collector was too slow recently.
+// send calls the function f, which must finish within flushTime. If the collector was too slow recently, send does not call f, and
+// the spans and metrics of that time are lost.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
 	paused := time.Now().Before(c.paused)
@@ -217,7 +220,8 @@ func (p *Process) sendSpans(ctx context.Context) {
 	}
 }
 
-// Lazy is a value whose creation needs requests. After a failure, the next use tries again.
+// Lazy is a value whose creation needs requests. It is created at first use and kept. After a failure, the next use
+// tries again.
 type Lazy[T any] struct {
 	make func(context.Context) (T, error)
 
@@ -250,7 +254,8 @@ func (l *Lazy[T]) Made() (value T, made bool) {
 	return l.value, l.made
 }
 
-// Handler returns a handler that passes requests to l's handler. It responds with 503 if that cannot be created.
+// Handler returns a handler that passes requests to l's handler, which the first request creates. It responds with 503
+// if that fails.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())

@@ -41,14 +41,14 @@ func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	return 1
 }
 
-// NewHandler returns a handler that calls f, which [lambda.Start] must accept. When Lambda sends SIGTERM to the process, the handler calls
-// end. Lambda kills the process 500 ms later.
+// NewHandler returns a handler that calls f, which [lambda.Start] must accept. If end is not nil, the handler calls it
+// when Lambda sends SIGTERM to the process. Lambda kills the process 500 ms later.
 func NewHandler(f any, end func()) Handler { return Handler{recovering{lambda.NewHandler(f)}, end} }
 
 // Serve serves invocations until Lambda ends the process.
 func (h Handler) Serve() {
 	if h.end == nil {
-		lambda.Start(h.invoke)
+		lambda.Start(h.invoke) // never returns
 	}
 	ended := make(chan struct{})
 	go lambda.StartWithOptions(h.invoke, lambda.WithEnableSIGTERM(func() { h.end(); close(ended) }))
@@ -56,14 +56,16 @@ func (h Handler) Serve() {
 }
 
 // InvokedHandler returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
-// invocation, because Lambda may then freeze the process, and every minute during a longer one.
+// invocation, because Lambda may then freeze the process. It also writes them every minute during a longer invocation,
+// and before the process ends.
 func (p *Process) InvokedHandler(f any) Handler {
 	h := NewHandler(f, p.flush)
 	h.invoke = measured{h.invoke.(lambda.Handler), p}
 	return h
 }
 
-// BeforeEnd returns the handler with a function that is called before Lambda ends the process.
+// BeforeEnd returns the handler with a function that is called before Lambda ends the process and before the remaining
+// metrics are written.
 func (h Handler) BeforeEnd(f func()) Handler {
 	end := h.end
 	h.end = func() {
@@ -75,8 +77,8 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// StreamHandler returns the handler of a function that streams its responses. If open is not nil, the open streams of that handler are
-// closed before the process ends.
+// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each
+// request. If open is not nil, StreamHandler closes the open streams of that handler before the process ends.
 func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {
@@ -97,8 +99,8 @@ func (p *Process) flush() {
 	p.sendSpans(context.Background())
 }
 
-// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to end. The process then stays alive until lastWords after SIGTERM, so
-// that the Lambda runtime, which does not signal when it is done, can forward their last messages.
+// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to end. The process then stays alive until lastWords after SIGTERM,
+// so that the Lambda runtime, which does not signal when it is done, can forward their last messages.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond
@@ -112,7 +114,7 @@ func (p *Process) endStreams(open *Lazy[http.Handler]) {
 	<-end
 }
 
-// drain closes the handler's open streams, if it was created.
+// drain closes the handler's open streams. It does nothing if the handler was never created or has no method Close.
 func (p *Process) drain(open *Lazy[http.Handler]) {
 	h, _ := open.Made()
 	streams, ok := h.(interface{ Close(context.Context) error })
@@ -139,8 +141,8 @@ func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte
 	return h.Handler.Invoke(ctx, payload)
 }
 
-// recoverStream responds with status 500 if a handler panics. Package lambdaurl calls the handler in a goroutine of its own, so a panic that
-// is not recovered would end the process.
+// recoverStream responds with status 500 if a handler panics before it writes a response. Package lambdaurl calls the
+// handler in a goroutine of its own, so a panic that is not recovered would end the process.
 func recoverStream(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -202,7 +204,8 @@ func (p *Process) measureStream(h http.Handler) http.Handler {
 	})
 }
 
-// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming.
+// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If the HTTP handler panics, the
+// response has status 500 and the process continues.
 func BufferedHandler(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)

@@ -18,7 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Needs are groups of settings that only some functions read. Invalid settings of other groups do not stop a function from starting.
+// Needs are groups of settings that only some functions read. If a function does not need a group, its settings keep
+// their defaults, and invalid ones do not stop the function from starting.
 type Needs uint8
 
 const (
@@ -133,7 +134,8 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. from is the origin of a dead letter if SQS does not report it.
+// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the queue's URL.
+// The parameter from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {
@@ -142,8 +144,8 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. The function batches returns the handler of the queue with an
-// ARN.
+// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function
+// url. For a batch of messages, it calls the function batches with the ARN of their queue, and passes the batch to the result.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

@@ -35,7 +35,8 @@ func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	return eventlog.NewSealer(key)
 }
 
-// Key returns the key that authenticates cursors. Keys that are derived from it seal other values that clients keep, such as the ids of tasks.
+// Key returns the key that authenticates cursors. Keys that are derived from it seal other values that clients keep, such as the ids of
+// tasks.
 func Key(ctx context.Context, db store.DB) ([]byte, error) {
 	items, err := db.Get(ctx, location)
 	if err != nil {

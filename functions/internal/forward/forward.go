@@ -24,13 +24,15 @@ import (
 // Invoke calls a function and returns its response.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
-// Handler forwards requests.
+// Handler forwards requests. If the other function cannot serve a request, the response says that the service is
+// temporarily unavailable.
 type Handler struct {
 	Invoke Invoke
 	Log    *slog.Logger
 }
 
-// maxBody is in bytes. The MCP endpoint accepts at most 1 MiB.
+// maxBody is the maximum size of a request body, in bytes. The MCP endpoint that passes requests to the handler accepts at
+// most 1 MiB.
 const maxBody = 2 << 20
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -77,11 +79,13 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 	return response, decoded, nil
 }
 
-// attempts is how many times a throttled invocation is tried, with pauses of at most a second.
+// attempts is how many times a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3
+// s.
 const attempts = 4
 
-// Lambda returns an Invoke for the named function. It repeats only throttled invocations, because a second invocation could create a second
-// subscription. Clients can repeat them with their idempotency key.
+// Lambda returns an Invoke for the named function. It repeats throttled invocations, because the function did not
+// run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can
+// repeat them with their idempotency key.
 func Lambda(cfg aws.Config, function string) Invoke {
 	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
 		o.RetryMaxAttempts = attempts

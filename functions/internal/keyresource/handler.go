@@ -39,8 +39,8 @@ type Handler struct {
 	StackStatus func(ctx context.Context, stackID string) (string, error)
 }
 
-// Handle handles one event. An operator's order is {"rotate":"add"}, {"rotate":"promote"} a minute or more later, or {"rotate":"drop"}, which
-// removes the keys from before a rotation. Every other event comes from CloudFormation.
+// Handle handles one event. An operator's order is {"rotate":"add"}, {"rotate":"promote"} a minute or more later, or {"rotate":"drop"},
+// which removes the keys from before a rotation. Every other event comes from CloudFormation.
 func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	var order struct {
 		Rotate sealing.Step `json:"rotate"`
@@ -95,8 +95,9 @@ func (h Handler) createKeys(ctx context.Context) error {
 	})
 }
 
-// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not have reached every AWS
-// service yet.
+// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not
+// have reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the
+// stored keys are from another deployment.
 func retryForSeconds(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
@@ -106,7 +107,7 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 	}
 }
 
-// resourceID never changes, so that CloudFormation never replaces the resource.
+// resourceID is the physical id of the custom resource. It never changes, so that CloudFormation never replaces the resource.
 const resourceID = "mcpevents-sealing-keys"
 
 // settingsProperty is the resource property with the deployment's settings. Its keys are the names of the functions' environment variables,
@@ -129,7 +130,7 @@ func checkSettings(properties map[string]any) error {
 
 // fingerprint returns a hash of the properties. When it changes, CloudFormation publishes new versions of the functions.
 func fingerprint(properties map[string]any) string {
-	b, _ := json.Marshal(properties)
+	b, _ := json.Marshal(properties) // the properties were decoded from JSON, and Marshal sorts their keys
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }
@@ -139,8 +140,10 @@ var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty one in its place. The
-// operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update, too, and must not be refused.
+// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty
+// one in its place. The operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update,
+// too, and refusing it would make the rollback fail. So checkAdopted accepts the update if the stack's status is unknown
+// or shows a rollback.
 func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
@@ -158,7 +161,8 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// readAdopted returns the values of the parameters in adoptable. Missing ones are empty.
+// readAdopted returns the values of the parameters in adoptable. Properties from an earlier version of the template may
+// have fewer values; the missing ones are empty.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)

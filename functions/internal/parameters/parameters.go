@@ -1,4 +1,5 @@
-// Package parameters reads secrets from SSM Parameter Store. It does without the SDK's client for SSM, which would make every function larger.
+// Package parameters reads secrets from SSM Parameter Store. It does without the SDK's client for SSM, which would make every function
+// larger.
 package parameters
 
 import (
@@ -32,9 +33,11 @@ const (
 	keep = 5 * time.Minute
 	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
+	// keepFault is the pause after a failed read, so that not every request of a client sends a request to SSM.
 	keepFault = 5 * time.Second
-	timeout   = 3 * time.Second
-	tries     = 3
+	// timeout limits each attempt to read a parameter, and tries is the maximum number of attempts.
+	timeout = 3 * time.Second
+	tries   = 3
 )
 
 // A value has at most 8 KB.
@@ -52,15 +55,17 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
+// maxHeld limits the parameters in memory, because each new configuration may name other parameters.
 const maxHeld = 1024
 
-// parameter is SSM's response: a value, or an error that would not change with another attempt.
+// parameter is SSM's response: a value, or an error that would not change with another attempt, for example because
+// the parameter does not exist.
 type parameter struct {
 	value string
 	err   error
 }
 
-// New creates a Store.
+// New creates a Store. It does not send requests yet.
 func New(cfg aws.Config, log *slog.Logger) *Store {
 	domain := "amazonaws.com"
 	if strings.HasPrefix(cfg.Region, "cn-") {
@@ -74,7 +79,8 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 	}
 }
 
-// Secret looks up a value in Parameter Store, or in the environment if it does not refer to a parameter.
+// Secret looks up a value: in Parameter Store if it is a reference to a parameter, and otherwise in the environment.
+// If the parameter does not exist or cannot be read with our permissions, the error is of kind fault.Invalid.
 func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
@@ -162,7 +168,7 @@ func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	return read(resp.StatusCode, answer)
 }
 
-// read parses a response. Errors contain only the type of SSM's error.
+// read parses a response. Errors contain only the type of SSM's error, not its message.
 func read(status int, answer []byte) (string, error) {
 	var out struct {
 		Parameter struct{ Value string }

@@ -34,8 +34,10 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create creates the keyset if it does not exist, even if several deployments do so concurrently, or completes it after a crash. It refuses
-// a keyset that was wrapped with another KMS key, or whose parts do not belong together, because dispatch could not use it.
+// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a keyset
+// that a crash left incomplete. It refuses keys that dispatch could not use: a keyset that was wrapped with another KMS
+// key, or a public and a private keyset that do not belong together, for example because only one of the tables was
+// restored.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	// The public keyset is written last, so if it exists, the private one does, too.
 	had, err := db.Get(ctx, publicKey)
@@ -143,7 +145,8 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 // Step is a change of the keys that an operator may request.
 type Step string
 
-// A rotation has two steps. The first adds a key that can open secrets. The second, at least [reloadAfter] later, makes it the key that seals.
+// A rotation has two steps. The first adds a key that can open secrets. The second, at least [reloadAfter] later, makes it the key that
+// seals.
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
@@ -193,7 +196,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 
 var errRotating = fault.New(fault.Conflict, "another rotation is under way")
 
-// writePrivate replaces the private keyset that was read with the given version.
+// writePrivate replaces the wrapped private keyset that was read with the given version, and increments the version. It
+// fails with fault.Conflict if another process has replaced the keyset since.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
@@ -202,7 +206,8 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 }
 
-// Sealer seals secrets with the stored public keyset. It is safe for concurrent use.
+// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
+// [reloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
 type Sealer struct {
 	DB store.DB
 
@@ -235,11 +240,12 @@ func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	return sealer, nil
 }
 
-// reloadAfter is how old a process's copy of a keyset may become before a [Sealer] reads the stored keyset again. An [Opener] reads it again
-// only if it cannot open a secret.
+// reloadAfter is how old a process's copy of a keyset may become. After that, a [Sealer] reads the stored keyset again
+// before it seals a secret. An [Opener] reads it again only if it cannot open a secret with its copy.
 const reloadAfter = 10 * time.Second
 
-// Opener opens sealed secrets. It is safe for concurrent use.
+// Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
+// key that the keyset lacks. It is safe for concurrent use.
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
@@ -276,7 +282,8 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load returns old if the stored keyset still has its version, because unwrapping costs a call of KMS.
+// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of the parameter old, load returns
+// old instead, because unwrapping would cost a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {
@@ -290,11 +297,14 @@ func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	return openable{opener, item.Version}, err
 }
 
-// maxDirect is the maximum number of bytes that KMS encrypts. A keyset exceeds it with the 26th rotation. KMS then encrypts only a data key.
+// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset
+// exceeds this limit with the 26th rotation. Then wrap encrypts the keyset with a data key, and KMS encrypts only the data
+// key. A smaller keyset is still encrypted by KMS itself, so that the previous version of the functions can read it.
 const maxDirect = 4096
 
-// envelopeMark is the prefix of a keyset that is encrypted with a data key. After it come the length of the wrapped data key in two bytes,
-// the wrapped data key, and the keyset in AES-256-GCM.
+// envelopeMark is the prefix of a keyset that is encrypted with a data key. KMS ciphertexts do not begin with it. It
+// is followed by the length of the wrapped data key in two bytes, the wrapped data key, and the keyset in
+// AES-256-GCM.
 var envelopeMark = []byte("mcpevents keyset 1\n")
 
 func wrap(ctx context.Context, w Wrapper, keyset []byte) ([]byte, error) {
@@ -354,10 +364,11 @@ const StepDrop Step = "drop"
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the phases "reseal" and "check". A stored termination notice has its own copy of the secret, which Drop does
-	// not reseal.
+	// dropWait is the time between the phases "reseal" and "check". A stored delivery of a termination notice has its own
+	// copy of the secret, which Drop does not reseal. No delivery stays stored for longer than [subscription.EndedKept].
 	dropWait = subscription.EndedKept
-	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page.
+	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page of subscriptions,
+	// so that it can complete a page that it has begun.
 	dropReserve = 20 * time.Second
 )
 
@@ -377,25 +388,28 @@ type dropState struct {
 	Resealed time.Time             `json:"resealed,omitzero"`
 }
 
+// DropResult tells an operator how far [Drop] has come.
 type DropResult struct {
 	// Phase is the phase that the next call continues, or "done".
 	Phase string `json:"phase"`
-	// NotBefore is when the phase "check" can begin.
+	// NotBefore is when the phase "check" can begin. It is set only if Phase is "wait".
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	Dropped   int       `json:"dropped"`
 }
 
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
-// Drop removes the keys that are older than the sealing key. If a secret were still sealed with one of them, its subscription would be lost.
-// So Drop works in phases:
+// Drop removes the keys that are older than the sealing key. If it removed a key while a secret is still sealed with it, that
+// secret's subscription would be lost. So Drop works in phases and removes the keys only after the last one:
 //
 //   - "reseal" seals the secrets of all subscriptions again with the sealing key.
 //   - "wait" lasts for [subscription.EndedKept]. After that, no stored delivery has a copy of a secret that is sealed with an
 //     older key, and no process seals with an older public keyset any more.
 //   - "check" looks at all secrets again. If one of them is sealed with an older key, Drop begins again.
 //
-// A call continues the current phase until shortly before the deadline of ctx. Concurrent calls and rotations get a fault of kind Conflict.
+// A call continues the current phase until shortly before the deadline of ctx, and stores its progress after each page of
+// subscriptions. If two calls run concurrently, or a rotation runs at the same time, one of them returns a fault of kind
+// Conflict.
 func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResult, error) {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -420,7 +434,8 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// If the step "promote" has crashed between writing the two keysets, the key in the public keyset is the one that still seals.
+	// Use the key in the public keyset as the sealing key and not the primary key in the private keyset. If the step
+	// "promote" has crashed between writing the two, the key in the public keyset is the one that still seals.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
@@ -493,8 +508,8 @@ func (p *progress) save(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, err, "store the progress")
 }
 
-// dropOlder removes the keys that are older than the key of s, and returns their number. Their public parts, which are not secret, stay
-// until the next rotation.
+// dropOlder removes from the private keyset the keys that are older than the key of the sealer s. It returns how many it removed.
+// Their public parts, which are not secret, stay in the stored public keyset until the next rotation.
 func dropOlder(ctx context.Context, db store.DB, w Wrapper, private []byte, version int64, s *webhook.Sealer) (dropped int, err error) {
 	left, _, dropped, err := webhook.DropKeys(private, func(prefix []byte) (bool, error) { return bytes.Equal(prefix, s.Key()), nil })
 	if err != nil || dropped == 0 {
