@@ -27,16 +27,18 @@ import (
 type Adapter struct {
 	Name    string  `yaml:"name"`
 	Publish Request `yaml:"publish"`
-	// Array says that the sender accepts a JSON array of publish bodies in one request.
+	// Array is true if the sender accepts a JSON array of publish bodies in one request. Otherwise, a batch is sent as one request
+	// per event.
 	Array bool `yaml:"array"`
 	// Register is sent for each endpoint before the first event. If it is nil, register the endpoints with the sender before the run.
-	// Their URLs are http://RECEIVER/endpoint/N, and endpoint N subscribes to the URI with the number N modulo URIs.
+	// Their URLs are http://RECEIVER/endpoint/N with N from 0 to URIs × subscribers - 1, and endpoint N subscribes to the URI with the
+	// number N modulo URIs.
 	Register *Request `yaml:"register"`
-	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. With it, the receiver verifies one signature in 64, in
-	// the format of Standard Webhooks.
+	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. If it is set, the receiver verifies one signature
+	// in 64. The signatures must have the format of Standard Webhooks.
 	Secret   string   `yaml:"secret"`
 	Received Received `yaml:"received"`
-	// PID is the id of the sender's process, or 0.
+	// PID is the id of the sender's process, whose CPU time and memory are measured. 0 means that they are not measured.
 	PID int `yaml:"pid"`
 }
 

@@ -103,8 +103,8 @@ const (
 	progressSteps = 20
 )
 
-// gateway measures each server with calls, progress messages and changes of the backend's tools. It compares the calls and progress messages
-// with direct calls to the backend. It returns the lines of the report.
+// gateway measures each server with calls, progress messages and changes of the backend's tools. It compares the calls and progress
+// messages with direct calls to the backend. It returns the lines of the report.
 func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
 	progressCalls := calls / progressSteps // fewer calls, because each sends many messages

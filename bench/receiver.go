@@ -155,7 +155,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// take records a webhook, and waits for the delay of the answer. It returns false if the receiver must not answer.
+// take records a webhook, and waits for the configured delay of the answer. verify says whether to check the signature. take returns
+// false if the receiver must close the connection without an answer, for example because the endpoint hangs.
 func (r *receiver) take(m *message, verify bool) bool {
 	at := time.Now()
 	if hangs(m.start()) {
@@ -265,7 +266,8 @@ func newLedger(prefix string, s Shape, secrets []string) *ledger {
 
 func (l *ledger) id(n int) string { return l.prefix + strconv.Itoa(n) }
 
-// publishing records when event n is sent or, with a fixed rate, should be sent, so that a server that accepts slowly counts as late.
+// publishing records when event n is sent or, with a fixed rate, when it should be sent. So if an event is sent late because the server
+// was slow to accept the previous events, the delay counts as part of the event's latency.
 func (l *ledger) publishing(n int, at time.Time) { l.sent[n].Store(int64(at.Sub(l.began))) }
 
 // arrive ignores events of other runs.
@@ -308,7 +310,7 @@ func (l *ledger) latencies() []time.Duration {
 	return out
 }
 
-// percentile is by nearest rank.
+// percentile returns the smallest of the sorted durations that is as long as, or longer than, at least p percent of them (nearest rank).
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -22,6 +22,7 @@ type Report struct {
 	Results []Result  `json:"results"`
 }
 
+// Machine describes the machine on which the benchmark ran.
 type Machine struct {
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
@@ -31,6 +32,7 @@ type Machine struct {
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
+// Result holds the measurements of one sender under the load of [Report.Shape].
 type Result struct {
 	Sender  string `json:"sender"`
 	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
@@ -40,14 +42,15 @@ type Result struct {
 	PublishedPerSecond float64 `json:"publishedPerSecond"`
 	DeliveredPerSecond float64 `json:"deliveredPerSecond"` // first publish to last arrival
 
-	// CPUPer10k is the CPU time of the sender and of this process per 10,000 deliveries. The pointers are nil if it is unknown.
+	// SenderCPU and DriverCPU are the CPU times of the sender and of this process, which publishes and receives. CPUPer10k is the
+	// sum of both per 10,000 deliveries. The pointers are nil if the CPU time of the sender is unknown.
 	SenderCPU       *float64 `json:"senderCPUSeconds"`
 	DriverCPU       float64  `json:"driverCPUSeconds"`
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
-	// SourceRatio is the sender's CPU time per delivery in the previous result, for events from a source, divided by that in this result, for
-	// the same events from POST /events.
+	// SourceRatio is set if the previous result is for events from a source, and this one for the same events from POST /events. It
+	// is the sender's CPU time per delivery in the previous result, divided by the sender's CPU time per delivery in this result.
 	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
 	Latency Latency `json:"latencyMillis"` // publish to arrival
@@ -136,7 +139,8 @@ func (r Report) Err() error {
 	return nil
 }
 
-// WriteTo calls f with a writer to a file, or to standard output if the name is -. It does nothing if the name is empty.
+// WriteTo calls f with a writer to the file with the given name. If the name is -, f writes to standard output. If the name is empty,
+// WriteTo does nothing.
 func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
 	switch name {
 	case "":
@@ -162,7 +166,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// ratio compares the 99th percentiles with and without hanging endpoints. A lost delivery has no latency.
+// ratio describes how many times longer the 99th percentile of the latency is with hanging endpoints than without. It is unknown if
+// deliveries were lost, because a lost delivery has no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"

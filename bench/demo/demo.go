@@ -55,8 +55,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Run starts a server with its data in a temporary directory, subscribes in four ways, publishes one event, and prints when it arrives. Then
-// it kills the server while 1,000 more events are published, and starts it again. Run returns an error unless all events arrive.
+// Run starts a server with its data in a temporary directory, subscribes in four ways, publishes one event, and prints when it arrives.
+// Then it kills the server while 1,000 more events are published, and starts it again. Run returns an error unless all events arrive.
 func Run(ctx context.Context, o Options) error {
 	dir, err := os.MkdirTemp("", "mcpevents-demo-")
 	if err != nil {
