@@ -100,7 +100,9 @@ func declares(schema json.RawMessage, pointer string) bool {
 		if json.Unmarshal(schema, &s) != nil {
 			return true
 		}
-		for _, other := range []string{"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "additionalProperties", "prefixItems"} {
+		for _, other := range []string{
+			"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "additionalProperties", "prefixItems",
+		} {
 			if s[other] != nil && string(s[other]) != "false" {
 				return true
 			}

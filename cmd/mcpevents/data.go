@@ -44,7 +44,7 @@ func (c *RestoreCmd) Run(g *Globals) error {
 	return err
 }
 
-// bar returns the writer for progress bars, which may be nil.
+// bar returns the writer for progress bars, or nil if standard error is not a terminal.
 func (g *Globals) bar() io.Writer {
 	if !isTerminal(g.err) {
 		return nil

@@ -26,7 +26,7 @@ const (
 	exitRefused     = 3 // the input was refused, and will be refused again
 	exitDenied      = 4 // the caller is unknown or may not do this
 	exitUnavailable = 5 // the server does not answer, a limit is reached, or the output cannot be written
-	// Shells use the same code for a command that SIGINT or SIGTERM ended.
+	// exitInterrupted means that SIGINT or SIGTERM ended the command before it was done. Shells use the same code.
 	exitInterrupted = 130
 )
 
@@ -100,8 +100,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve, return no error
-// then. Other commands return context.Canceled.
+// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve, return no
+// error then. Other commands return context.Canceled.
 func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitDone

@@ -191,8 +191,9 @@ func rewrite(args []string) []string {
 	return args
 }
 
-// unsetEmpty removes our environment variables that are empty, because kong would parse the empty text, for example of MCPEVENTS_QUOTA=${QUOTA}
-// in a compose file. The exception is MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
+// unsetEmpty removes our environment variables that are set but empty, because kong would parse the empty text. For example, a compose file
+// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too. The exception is
+// MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
 func unsetEmpty() {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) && name != config.EnvName("auth") {
@@ -201,8 +202,9 @@ func unsetEmpty() {
 	}
 }
 
-// findEmpty returns the name of a flag or an argument that has an empty value although it needs one, for example because of --data=$DATA with
-// a variable that is not set.
+// findEmpty returns the name of a flag or an argument that was given an empty value although it needs one, for example because of
+// --data=$DATA with a variable that is not set. Otherwise many commands would use the current directory, or complain about a file without
+// a name.
 func findEmpty(parsed *kong.Context) string {
 	for _, p := range parsed.Path {
 		name, value := "", p.Positional
@@ -222,7 +224,8 @@ func findEmpty(parsed *kong.Context) string {
 }
 
 // environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions
-// have, too, so their variables lack the name of the command.
+// have, too, so their variables are named only by the flag, for example MCPEVENTS_DATA. The variables of other commands contain the name of
+// the command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -426,7 +429,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	return t.Serve(ctx, name, version, g.in, g.out)
 }
 
-// open opens a file. what is its kind for error messages, for example "catalog".
+// open opens a file. The parameter what is the kind of the file for error messages, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -110,7 +110,7 @@ func (p *acceptedPrinter) print(events []client.Accepted) error {
 
 const acceptedStart = `{"accepted":[`
 
-// end completes the JSON document even if an error ended the command.
+// end completes the document of --json, so that it is valid JSON even if an error ended the command.
 func (p *acceptedPrinter) end() error {
 	if !p.json {
 		return nil
@@ -126,7 +126,7 @@ func (p *acceptedPrinter) end() error {
 // muchData is the size of the data, in bytes, from which the command shows progress.
 const muchData = 256 << 10
 
-// open opens the data of --data. size is 0 if it is unknown, as for standard input.
+// open opens the data of --data. size is its length in bytes, or 0 if that is unknown, as for standard input.
 func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error) {
 	switch {
 	case c.Data == "-":

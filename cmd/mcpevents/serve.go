@@ -37,8 +37,8 @@ type ServeCmd struct {
 	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
-// longestDrain is how long a shutdown waits for running requests and deliveries. Service managers allow 30 s or more, and a server that is
-// killed earlier loses no event.
+// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a
+// webhook may take by default. Service managers allow 30 s or more, and a server that is killed earlier loses no event.
 const longestDrain = 20 * time.Second
 
 func (c *ServeCmd) Run(g *Globals) error {
@@ -99,7 +99,7 @@ func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Durat
 	return err
 }
 
-// If a file cannot be read, SettingsError says why.
+// settings returns the options of the server from the flags and files. If a file cannot be read, SettingsError says why.
 func (c *ServeCmd) settings() standalone.Options {
 	s := standalone.Options{
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
@@ -124,8 +124,9 @@ func (c *ServeCmd) files() []string {
 // reloadAgain is the pause before a failed reload is repeated.
 const reloadAgain = 5 * time.Second
 
-// follow reloads the files whenever one changes, and on SIGHUP. If a reload fails for another reason than a refusal, for example because the
-// disk is full, follow repeats it.
+// follow reloads the catalog and configuration files until ctx ends: whenever a file changes, and on SIGHUP. If a file is refused, the
+// server keeps its settings; see [standalone.Server.Reload]. If a reload fails for another reason, for example because the disk is
+// full, follow repeats it.
 func (c *ServeCmd) follow(ctx context.Context, e *standalone.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
 	var again <-chan time.Time
 	for {
