@@ -263,7 +263,8 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed turns the error of a call during which the server was closed into an [ErrClosed].
+// markClosed returns the error err of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of
+// err.
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)
