@@ -3,8 +3,9 @@
 //	go run ./tools/conformance -requirements docs/requirements.tsv -log build/test.json -out docs/internals/conformance.md
 //
 // A test shows a requirement if its name contains the number (TestX/WHK-02_…, TestWHK02…) or the comment of its function
-// does. An optional third column of the requirements names the parts that the tests do not show. Such a requirement is at best
-// passed in part.
+// does. Tests in other languages are found by their titles in the output of the Go test that runs them. A requirement without
+// a test is open. An optional third column of the requirements names the parts that the tests do not show. Such a
+// requirement is at best passed in part.
 package main
 
 import (
@@ -103,14 +104,15 @@ type group struct {
 type requirement struct {
 	number string // WHK-02
 	asks   string
-	// missing names the parts of the requirement that its tests do not show.
+	// missing names the parts of the requirement that its tests do not show. If it is not empty, the requirement is never
+	// fully passed.
 	missing string
 }
 
 var number = regexp.MustCompile(`^[A-Z]{3}-[0-9]{2}$`)
 
-// readRequirements reads lines with a number, a tab and a sentence, and perhaps a tab and the missing parts. A line that begins with "# " is
-// the heading of the next group.
+// readRequirements reads lines with a number, a tab and a sentence. Another tab and a sentence about the missing parts may
+// follow. A line that begins with "# " is the heading of the next group.
 func readRequirements(r io.Reader) ([]group, error) {
 	var groups []group
 	seen := map[string]bool{}

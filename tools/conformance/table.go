@@ -49,7 +49,7 @@ no test carries it. What the tests do not show of a row stands beside its state.
 	return out.Bytes(), sum
 }
 
-// add counts the row and returns its state.
+// add counts the row and returns its state. A row with missing parts is never passed. Its state always names them.
 func (s *summary) add(r requirement, row []shows) string {
 	state := ""
 	switch {
@@ -193,7 +193,8 @@ type test struct {
 	state state
 }
 
-// readLog reads the output of "go test -json". A test that did not end counts as failed, and of several runs the last counts.
+// readLog reads the output of "go test -json". A test that started but did not end, because its package panicked or timed
+// out, counts as failed. If a test ran more than once, the last run counts.
 func readLog(r io.Reader) ([]test, error) {
 	type key struct{ pkg, name string }
 	running := map[key]int{}

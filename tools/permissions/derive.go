@@ -342,7 +342,7 @@ func keysIn(arg ssa.Value) int64 {
 	return 0
 }
 
-// operation returns the function of package store, the method of its DB or the method of a queue that is called, or "".
+// operation returns the name of the called function of package store, or of the called method of its DB or of a queue, or "".
 func operation(c *ssa.CallCommon) string {
 	if c.IsInvoke() {
 		params := c.Signature().Params()
@@ -503,7 +503,8 @@ func (t *trace) found(text string) {
 	}
 }
 
-// follow goes from a value to the values from which it is made. An address stands for what is there, and a slice or a map for what is in it.
+// follow goes from a value to the values from which it is made; path names the fields that are of interest. An address stands
+// for what is there, and a slice or a map for what is in it.
 func (t *trace) follow(v ssa.Value, path []string) {
 	if v == nil || len(path) > 6 {
 		return

@@ -78,7 +78,8 @@ func run(template, out string, check bool) error {
 	return os.WriteFile(out, page, 0o644)
 }
 
-// unused returns the permissions that no recorded call used and no code needs.
+// unused returns the permissions that no recorded call used and no code needs. A permission that the code needs may be
+// used after hours or after a rare failure, so it does not count that no test uses it.
 func unused(functions map[string][]statement, used map[permission]bool, needs map[string][]need) (never []permission) {
 	for _, id := range sorted(functions) {
 		for _, st := range functions[id] {
@@ -106,7 +107,8 @@ func (p permission) needed(st statement, needs []need) bool {
 	})
 }
 
-// byPoller reports whether Lambda sends the request for an event source mapping, or boot for a message that failed.
+// byPoller reports whether Lambda sends the request for a function's event source mapping, or boot does for a message
+// that failed.
 func byPoller(p permission) bool {
 	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
 }
