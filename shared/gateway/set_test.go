@@ -295,7 +295,6 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 func TestViewsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
 	g := gatewayOver(t, memory(t), at("b", s, forwarded))
-	const maxViews = 256
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range 4 {
@@ -308,6 +307,22 @@ func TestViewsAreBounded(t *testing.T) {
 	all.Wait()
 	expect.Equal(t, "the open sessions", s.alive(), maxViews)
 	expect.Equal(t, "the sessions", s.made, maxViews+20)
+}
+
+// maxViews is the limit of package backends.
+const maxViews = 256
+
+// GWN-19: given a principal that uses a new token for each request, then the views of the other principals stay.
+func TestOnePrincipalDoesNotUseUpTheViews(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+	g := gatewayOver(t, memory(t), at("b", s, forwarded))
+	list := func(principal, token string) { g.List(t.Context(), withToken(principal, "Bearer "+token), api.Tools) }
+	list("bob", "bob")
+	for i := range maxViews + 20 {
+		list("ann", fmt.Sprint(i))
+	}
+	list("bob", "bob")
+	expect.Equal(t, "the sessions", s.made, maxViews+21)
 }
 
 // GWN-19, GWN-04: the relay does not follow a backend without credentials of the operator, and clients cannot subscribe to its

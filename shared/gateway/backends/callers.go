@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"maps"
@@ -37,7 +38,7 @@ func (b *Backend) perCaller() bool {
 	return b.ActsForCallers() && !fixed && b.OAuth == nil
 }
 
-// maxViews limits how many views a backend has in memory if each caller has its own. A new view then replaces the least recently used one.
+// maxViews limits how many views a backend has in memory if each caller has its own. A new view then replaces another one.
 const maxViews = 256
 
 type callers struct {
@@ -63,7 +64,7 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view. Beyond maxViews, a new one replaces the least recently used one (old).
+// getOrCreate returns the client's view. Beyond maxViews, a new one replaces another one (old).
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -82,9 +83,17 @@ func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	return v, old
 }
 
-// evict removes and returns the least recently used view. The caller holds the lock.
+// evict removes and returns the least recently used view of the principal with the most views. So a principal that uses many tokens does
+// not remove the views of others. The caller holds the lock.
 func (cs *callers) evict() *View {
-	oldest := slices.MinFunc(slices.Collect(maps.Keys(cs.kept)), func(a, b viewer) int { return cs.kept[a].used.Compare(cs.kept[b].used) })
+	views := map[viewer]int{} // by principal
+	holder := func(k viewer) viewer { return viewer{workspace: k.workspace, principal: k.principal} }
+	for k := range cs.kept {
+		views[holder(k)]++
+	}
+	oldest := slices.MinFunc(slices.Collect(maps.Keys(cs.kept)), func(a, b viewer) int {
+		return cmp.Or(views[holder(b)]-views[holder(a)], cs.kept[a].used.Compare(cs.kept[b].used))
+	})
 	v := cs.kept[oldest]
 	delete(cs.kept, oldest)
 	return v
