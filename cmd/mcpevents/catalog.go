@@ -112,7 +112,7 @@ func declares(schema json.RawMessage, pointer string) bool {
 		var properties map[string]json.RawMessage
 		switch {
 		case types != "" && !strings.Contains(types, `"object"`) && (err != nil || !strings.Contains(types, `"array"`)):
-			return false // a text has no members, and those of a list are numbers
+			return false // a text has no members, and the elements of a list have numbers
 		case strings.Contains(types, `"array"`) && err == nil:
 			schema = s["items"]
 		case json.Unmarshal(s["properties"], &properties) != nil:

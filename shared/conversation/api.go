@@ -360,7 +360,7 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 if it has none.
+// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 without a context.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)

@@ -326,7 +326,7 @@ func TestReplay(t *testing.T) {
 	b.until(`[...document.querySelectorAll("tbody tr")].every(r => r.innerText.includes("op console"))`)
 }
 
-// TestRetriesThatAreRefused: OPS-11. Of the selected dead letters, those of an ended subscription stay, and the others are retried.
+// TestRetriesThatAreRefused: OPS-11. A selected dead letter of an ended subscription stays, and the other selected ones are retried.
 func TestRetriesThatAreRefused(t *testing.T) {
 	w := start(t, nil)
 	w.subscribe("bob", "/gone/1", built)

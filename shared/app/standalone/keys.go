@@ -243,7 +243,7 @@ func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error 
 // each backup contains the keys of its database.
 func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKeys(ctx, data, reseal) }
 
-// OldKeys counts the old keys that [DropKeys] removed, and those that stored secrets still need.
+// OldKeys counts the old keys that [DropKeys] removed, and the old keys that stored secrets still need.
 type OldKeys struct{ Removed, Kept int }
 
 func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (old OldKeys, err error) {

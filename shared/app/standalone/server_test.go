@@ -331,7 +331,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	expect.Receive(t, "the delivery, which is repeated", arrived)
 }
 
-// Browsers open connections in advance. While the server waits for them, nobody can reach it.
+// Browsers open connections in advance. While the server waits for them, clients cannot reach it.
 func TestShutdownDoesNotWaitForConnectionsWithoutARequest(t *testing.T) {
 	t.Parallel()
 	e := expect.Value(New(t.Context(), settingsFor(t, func(o *Options) { o.AdminAddr = "127.0.0.1:0" })))(t)

@@ -387,7 +387,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	}
 }
 
-// OPS-04: the messages of a dead letter that is sent back to the slow queue share the workers with those of other principals.
+// OPS-04: the messages of a dead letter that is sent back to the slow queue share the workers with the messages of other principals.
 func TestADeadLetterKeepsItsOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

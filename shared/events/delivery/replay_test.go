@@ -407,7 +407,7 @@ func TestAReplayThatChangesWhileItRuns(t *testing.T) {
 	}
 }
 
-// OPS-04: a replay counts the letters that it has retried, although it could not retry another one at once.
+// OPS-04: a replay counts the letters that it has retried, although it could not retry another one yet.
 func TestAReplayCountsLettersDespiteAnError(t *testing.T) {
 	r, _ := registered(t)
 	r.script = tooLarge

@@ -256,7 +256,7 @@ type logEnd struct {
 	fresh    []event.Event // the events of the batch that are still to be written
 }
 
-// appendTo appends events of a URI to the partition p, except those that its last segment already has.
+// appendTo appends events of a URI to the partition p, except the events that its last segment already has.
 func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
 	end, err := l.readEnd(ctx, p, uri, events)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 const (
 	maxFilterValues = 50  // of one filter
 	maxAllValues    = 200 // of all filters of a subscription
-	maxGlobs        = 50  // of these values, those that contain a `*`
+	maxGlobs        = 50  // the number of these values that may contain a `*`
 )
 
 // Filter accepts a payload whose value at Pointer is one of Values (`*` matches any characters) or in the range Span.

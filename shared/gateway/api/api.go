@@ -39,7 +39,7 @@ type Capabilities struct {
 	Tasks                            bool // the backend declares the tasks extension (2026-07-28)
 	// Instructions tell a model how to use the backend. For several backends, they say which part is about which backend.
 	Instructions string
-	// Extensions has the settings of the extensions that the backend declares, by identifier, but not of those of the gateway itself.
+	// Extensions has the settings of the extensions that the backend declares, by identifier, except the extensions of the gateway itself.
 	Extensions map[string]json.RawMessage
 }
 

@@ -147,7 +147,7 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 	return values, nil
 }
 
-// rank returns the values that match the typed text, first those that begin with the text. If a claim restricts the variable,
+// rank returns the values that match the typed text, first the values that begin with the text. If a claim restricts the variable,
 // rank keeps only values that the caller's claim contains.
 func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)

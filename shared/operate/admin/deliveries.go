@@ -149,7 +149,7 @@ type letterView struct {
 	// StatusCode is the status of the last attempt, for operators only.
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
-	// Attributes are those of a queue message that could not be handled.
+	// Attributes are the attributes of a queue message that could not be handled.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 

@@ -37,7 +37,7 @@ type sourceView struct {
 	Recent sourceRecent     `json:"recent"`
 }
 
-// sourceRecent counts the newest outcomes of the last hour, including those that were not stored.
+// sourceRecent counts the newest outcomes of the last hour, including outcomes that were not stored.
 type sourceRecent struct {
 	Since    time.Time             `json:"since"`
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`

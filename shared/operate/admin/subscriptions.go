@@ -32,7 +32,7 @@ type subscriptionView struct {
 	Created   time.Time `json:"created"`
 	Expires   time.Time `json:"expires,omitzero"`
 	Paused    time.Time `json:"paused,omitzero"`
-	// Arguments are those of events/subscribe: the variables of the event type and the filters.
+	// Arguments are the arguments of events/subscribe, which are the variables of the event type and the filters.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 	// Switch says who paused the subscription and why. Switch and Waiting are only in the answer for a single subscription.
 	Switch   *switches.Switch `json:"switch,omitempty"`

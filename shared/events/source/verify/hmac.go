@@ -95,7 +95,7 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// splitSignatures splits a header at spaces and, unless the prefix contains one, at commas. Encoded signatures contain neither.
+// splitSignatures splits a header at spaces and, unless the prefix contains one, at commas. Encoded signatures contain no spaces or commas.
 func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")
