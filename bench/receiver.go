@@ -142,7 +142,7 @@ func (r *receiver) serve(conn net.Conn) {
 	}
 }
 
-// ServeHTTP is for [ClientStd].
+// ServeHTTP receives webhooks if the benchmark uses [ClientStd].
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	m := message{head: []byte(req.Method + " " + req.URL.Path + " " + req.Proto + "\n")}
 	for name, values := range req.Header {

@@ -254,7 +254,7 @@ func (c *Client) Call(ctx context.Context, method string, params map[string]any,
 // drainTime limits how long closing a handler, a session or a subscription takes.
 const drainTime = 5 * time.Second
 
-// closingContext is for requests that end a session or a subscription, also if ctx has ended.
+// closingContext returns a context for requests that end a session or a subscription. They are sent even if ctx has ended.
 func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }

@@ -117,7 +117,7 @@ func inheritedEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, keyVariable) })
 }
 
-// eventEnvironment is for commands that do not read JSON.
+// eventEnvironment returns environment variables that describe an event, for commands that do not read JSON.
 func eventEnvironment(e client.Event) []string {
 	vars := []string{
 		"EVENT_ID=" + e.ID, "EVENT_NAME=" + e.Name, "EVENT_TIME=" + e.Time, "EVENT_URI=" + e.URI,

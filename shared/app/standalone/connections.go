@@ -207,7 +207,7 @@ func (k *connection) Close() error {
 	return k.Conn.Close()
 }
 
-// recordState is the [http.Server.ConnState] hook.
+// recordState records a state that net/http reports for a connection. It is used as [http.Server.ConnState].
 func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	if k, ok := c.(*connection); ok {
 		l.mu.Lock()

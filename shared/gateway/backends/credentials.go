@@ -154,7 +154,7 @@ type credentials struct {
 	bare  bool // send no Authorization header, because the caller sent no token
 }
 
-// add is the Credentials function of an [upstream.Client].
+// add adds the credentials to the headers of a request. An [upstream.Client] calls it as its Credentials.
 func (c credentials) add(ctx context.Context, h http.Header) error {
 	err := c.addHeaders(ctx, h)
 	switch {

@@ -114,7 +114,7 @@ const (
 	maxChecks  = 3 // failed checks in a row after which the relay closes the connection
 )
 
-// run is the main loop of an open connection. It ends when one of the connection's streams ends.
+// run runs the main loop of an open connection until one of the connection's streams ends.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()

@@ -287,7 +287,7 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 	return all[:limit], key(all[limit-1])
 }
 
-// asIs is a view of items that are shown unchanged.
+// asIs returns its argument. Lists use it as the view of items that are shown unchanged.
 func asIs[T any](v T) T { return v }
 
 // change makes a change by calling do. It first writes the change to the audit trail, with the object's states before and

@@ -337,7 +337,8 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker()
 }
 
-// always is the result of [memoryQueue.handle] for a batch that failed as a whole, and never for one that succeeded as a whole.
+// always reports that a message failed. [memoryQueue.handle] returns always for a batch that failed as a whole, and never for a batch that
+// succeeded as a whole.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }
