@@ -250,7 +250,11 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
 		if err != nil {
-			return nil, failure{reasonOf(asked, ctx, err)}
+			f := failure{reasonOf(asked, ctx, err)}
+			if errors.Is(err, errStarting) {
+				return nil, errors.Join(f, errStarting)
+			}
+			return nil, f
 		}
 		return raw, nil
 	})
@@ -282,10 +286,11 @@ const (
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
 type preparation struct{ backend, workspace, principal, session string }
 
-func (s *Service) prepare(c Caller, backend string) {
-	if !s.options.Prepares {
-		return
-	}
+// errStarting means that the session with a backend was not ready, and that the service starts it in the background.
+var errStarting = errors.New("conversation: the session with the backend starts")
+
+// prepare starts the caller's session with a backend. If that takes longer than prepareTime, it calls timedOut.
+func (s *Service) prepare(c Caller, backend string, timedOut func()) {
 	this := preparation{backend, c.Principal.Workspace, c.Principal.ID, c.Client.Session}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,6 +303,9 @@ func (s *Service) prepare(c Caller, backend string) {
 		defer cancel()
 		if err := s.options.Backends.Prepare(ctx, c.Client, backend); err != nil {
 			s.options.Log.WarnContext(ctx, "provider not ready", "workspace", this.workspace, "provider", backend, "error", err)
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				timedOut()
+			}
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -378,7 +386,8 @@ const (
 )
 
 // newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts and failed
-// connections. Other errors do not trip it, because they may concern one caller's message only.
+// connections. Other errors do not trip it, because they may concern one caller's message only. Messages whose session with a backend
+// still starts do not trip it either, because other callers may have sessions. Their preparations count instead if they time out.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: restFor,
@@ -389,7 +398,7 @@ func (s *Service) newBreaker(p *provider) *breaker {
 		},
 		IsExcluded: func(err error) bool {
 			f, _ := errors.AsType[failure](err)
-			return f.reason == abandoned
+			return f.reason == abandoned || errors.Is(err, errStarting)
 		},
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			s.options.Log.Info("provider state changed",
@@ -459,7 +468,7 @@ func (s *Service) newProvider(c *rules.Conversation, v rules.Provider) *provider
 		return p
 	}
 	p.to = hashStrings("backend", v.Backend, v.BackendURL)
-	p.ask = s.askBackend(v.Backend)
+	p.ask = s.askBackend(p, v.Backend)
 	p.isVisible = func(ctx context.Context, caller auth.Principal) bool {
 		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, caller), v.Backend)
 	}
@@ -476,7 +485,10 @@ func listKinds(user, assistant bool) (out []Kind) {
 	return out
 }
 
-func (s *Service) askBackend(name string) asker {
+func (s *Service) askBackend(p *provider, name string) asker {
+	timedOut := func() {
+		_, _ = p.breaker.Execute(func() (json.RawMessage, error) { return nil, failure{late} })
+	}
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
 		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
 		raw, err := s.options.Backends.Converse(ctx, c.Client, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
@@ -488,10 +500,14 @@ func (s *Service) askBackend(name string) asker {
 		case errors.Is(err, api.ErrRefused):
 			return nil, failure{refused}
 		}
-		if ctx.Err() != nil {
-			s.prepare(c, name)
+		if ctx.Err() == nil || !s.options.Prepares {
+			return nil, failure{unreachable}
 		}
-		return nil, failure{unreachable}
+		s.prepare(c, name, timedOut)
+		if errors.Is(err, api.ErrNoSession) {
+			return nil, errors.Join(failure{late}, errStarting)
+		}
+		return nil, failure{late}
 	}
 }
 

@@ -464,13 +464,13 @@ func TestPreparationsEnd(t *testing.T) {
 		b := &unready{takes: time.Hour}
 		r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
 		for i := range 2 * maxPreparing {
-			r.prepare(Caller{Principal: ann, Client: api.Client{Session: string(rune('a' + i))}}, "notes")
+			r.prepare(Caller{Principal: ann, Client: api.Client{Session: string(rune('a' + i))}}, "notes", func() {})
 		}
 		synctest.Wait()
 		expect.Equal(t, "concurrent preparations", b.prepared.Load(), maxPreparing)
 		time.Sleep(prepareTime)
 		synctest.Wait()
-		r.prepare(Caller{Principal: ann}, "notes")
+		r.prepare(Caller{Principal: ann}, "notes", func() {})
 		synctest.Wait()
 		began := time.Now()
 		if err := r.Close(t.Context()); err != nil || time.Since(began) > 0 || b.prepared.Load() != maxPreparing+1 {
@@ -595,4 +595,42 @@ func FuzzMerge(f *testing.F) {
 			t.Fatalf("got %s", members)
 		}
 	})
+}
+
+// sessionBased is a backend that answers at once in the session "ready". It answers in no other session.
+type sessionBased struct{ unready }
+
+func (b *sessionBased) Converse(ctx context.Context, c api.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
+	if c.Session == "ready" {
+		return json.RawMessage(`{"context":"x"}`), nil
+	}
+	<-ctx.Done()
+	return nil, errors.Join(ctx.Err(), api.ErrNoSession)
+}
+
+// CNV-05: messages whose sessions with a backend are not ready do not open the breaker. Otherwise a few new sessions would silence the
+// backend for everyone. But if the sessions cannot begin, it opens.
+func TestSessionsThatStartAreNoReasonToRest(t *testing.T) {
+	for _, hangs := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &sessionBased{unready: unready{takes: prepareTime / 2}}
+			if hangs {
+				b.takes = time.Hour
+			}
+			r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
+			r.consent("notes")
+			say := func(session string) string {
+				c := Caller{Principal: ann, Client: api.Client{Session: session}}
+				return expect.Value(r.Forward(t.Context(), c, &Message{Kind: UserMessage, ID: "m", Content: marker}))(t).Text
+			}
+			for i := range 2 * tripAfter {
+				expect.Equal(t, "the context in a new session", say(fmt.Sprint(i)), "")
+			}
+			expect.Equal(t, "whether there is a context in the session that is ready", say("ready") != "", true)
+			r.counted("notes", "timeout:10")
+			time.Sleep(prepareTime)
+			synctest.Wait()
+			expect.Equal(t, "whether there is a context after the preparations", say("ready") != "", !hangs)
+		})
+	}
 }

@@ -70,7 +70,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backen
 	for again := false; ; again = true {
 		s, _, err := g.sessions.getOrBegin(ctx, c, b, false)
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, api.ErrNoSession)
 		}
 		result, err := g.converse(ctx, b.ClientFor(c.Token), s, method, params)
 		if !errors.Is(err, upstream.ErrSession) || again {

@@ -166,8 +166,11 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 			_, err := g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said))
 			return err
 		}
+		expect.OK(t, g.Prepare(t.Context(), sessionBased("before"), "notes")) // the capabilities are known
 		for range 2 {
-			expect.Fault(t, "a message whose session is not ready", converse(budget), fault.Unavailable)
+			err := converse(budget)
+			expect.Fault(t, "a message whose session is not ready", err, fault.Unavailable)
+			expect.Is(t, "its cause", err, api.ErrNoSession)
 		}
 		expect.OK(t, g.Prepare(t.Context(), sessionBased("s"), "notes"))
 		made := len(b.received("initialize"))

@@ -127,10 +127,12 @@ func ReadNotice(encoded []byte) Notice {
 	return Notice{method, jsonrpc.Member(encoded, "p")}
 }
 
-// Reasons why a backend did not accept a message of a conversation.
+// Reasons why a message of a conversation failed.
 var (
 	// ErrIncapable means that the backend did not declare that it wants messages of conversations.
 	ErrIncapable = errors.New("gateway: the backend does not ask for messages of conversations")
 	// ErrRefused means that the backend answered the message with an error.
 	ErrRefused = errors.New("gateway: the backend refused a message of a conversation")
+	// ErrNoSession means that the client's session with the backend could not begin.
+	ErrNoSession = errors.New("gateway: the client has no session with the backend")
 )
