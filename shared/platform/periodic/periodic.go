@@ -72,6 +72,11 @@ func Clock(now func() time.Time) func() time.Time {
 	return now
 }
 
+// Since returns how much time has passed between two readings of the clock. It returns the larger of the differences of the monotonic clock
+// and of the wall clock, because the monotonic clock may stand still while Lambda has frozen the process or a machine sleeps, and the wall
+// clock may be set back.
+func Since(now, then time.Time) time.Duration { return max(now.Sub(then), now.Round(0).Sub(then)) }
+
 // Earlier returns the earlier of two times.
 func Earlier(a, b time.Time) time.Time {
 	if b.Before(a) {

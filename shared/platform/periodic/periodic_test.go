@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -75,4 +76,12 @@ func TestAPanicEndsOnlyItsJob(t *testing.T) {
 			expect.Equal(t, "rounds of a job that panics", rounds, 3)
 		})
 	})
+}
+
+func TestSinceCountsWhileTheProcessIsFrozen(t *testing.T) {
+	then := time.Now()
+	thawed := periodictest.AfterFreeze(then, time.Minute)
+	expect.Equal(t, "the difference of the monotonic clock", thawed.Sub(then), 0)
+	expect.Equal(t, "the time since the freeze", periodic.Since(thawed, then), time.Minute)
+	expect.Equal(t, "the time after the wall clock was set back", periodic.Since(then.Add(time.Second), thawed), time.Second)
 }

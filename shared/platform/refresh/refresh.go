@@ -107,8 +107,8 @@ func (v *Value[T]) Get(ctx context.Context) (T, error) {
 // Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale, so if the load
 // fails, it returns the load's error and not an older value. With a maxAge of 0, it accepts only a load that begins after the call.
 func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) {
-	after := v.options.Now().Add(-maxAge)
-	return v.get(ctx, 0, func(time.Duration) bool { return v.loaded.After(after) })
+	called := v.options.Now()
+	return v.get(ctx, 0, func(time.Duration) bool { return periodic.Since(called, v.loaded) < maxAge })
 }
 
 // Peek returns the current value and when its load began. It does not load. The time is zero if there is no value.
@@ -176,7 +176,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	now := v.options.Now()
-	age := now.Sub(v.loaded)
+	age := periodic.Since(now, v.loaded)
 	has := !v.loaded.IsZero()
 	switch {
 	case has && !v.expired && usable(age):
@@ -195,7 +195,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 // fallback returns the old value after a failed load. If the value is older than the parameter stale, it returns the load's error,
 // which is the parameter err. The caller holds v.mu.
 func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
-	if v.loaded.IsZero() || v.options.Now().Sub(v.loaded) >= stale {
+	if v.loaded.IsZero() || periodic.Since(v.options.Now(), v.loaded) >= stale {
 		return value, err
 	}
 	return v.value, nil
@@ -221,7 +221,7 @@ func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.options.Proportional && took > v.options.Quick {
 		pause = max(pause, took)
 	}
-	return now.Before(end.Add(pause))
+	return periodic.Since(now, end) < pause
 }
 
 func (v *Value[T]) run(ctx context.Context, r *run[T]) {

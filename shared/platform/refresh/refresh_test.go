@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -257,6 +258,27 @@ func TestGivenAProcessFrozenDuringALoadTheNextCallerLoadsAgain(t *testing.T) {
 			t.Errorf("after an hour: got %+v, want 2 from another load", *next)
 		}
 	})
+}
+
+// The monotonic clock may stand still while a process is frozen.
+func TestGivenAProcessFrozenBetweenTwoCallsTheSecondLoadsAgain(t *testing.T) {
+	for name, call := range map[string]func(*refresh.Value[int]) (int, error){
+		"Get":    func(v *refresh.Value[int]) (int, error) { return v.Get(t.Context()) },
+		"Within": func(v *refresh.Value[int]) (int, error) { return v.Within(t.Context(), time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			now, s := time.Now(), &source{}
+			v := refresh.New(refresh.Options{Fresh: time.Minute, Stale: time.Hour, EmptyBackoff: time.Minute, Now: func() time.Time { return now }}, s.load)
+			for want := 1; want <= 2; want++ {
+				expect.Equal(t, "the value", expect.Value(call(v))(t), want)
+				now = periodictest.AfterFreeze(now, time.Minute)
+			}
+			s.err = errDown
+			expect.Error(t, "a load that fails", expect.ErrOf(v.Within(t.Context(), time.Minute)))
+			s.err, now = nil, periodictest.AfterFreeze(now, time.Minute)
+			expect.Equal(t, "the value after the failure", expect.Value(call(v))(t), 3)
+		})
+	}
 }
 
 func TestGivenQuickFailuresOnlySlowOnesPause(t *testing.T) {
