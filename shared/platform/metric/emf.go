@@ -64,7 +64,7 @@ func (e *EMF) Flush(ctx context.Context) {
 		return
 	}
 	defer e.mu.Unlock()
-	if now := e.now(); now.Sub(e.last) >= EMFEvery {
+	if now := e.now(); periodic.Since(now, e.last) >= EMFEvery {
 		e.last = now
 		e.write(ctx)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -64,6 +65,18 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 }
 
 // OPS-12, GWN-25: each measurement is in the log once, however attempts and writes interleave.
+func TestEMFIsWrittenAfterAFreeze(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Now()
+	e := NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack-1", func() time.Time { return now })
+	s := expect.Value(NewSet(e.Provider()))(t)
+	e.Flush(t.Context())
+	s.Published(1)
+	now = periodictest.AfterFreeze(now, time.Minute)
+	e.Flush(t.Context())
+	expect.Equal(t, "the documents", len(documents(t, &out)), 1)
+}
+
 func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Unix(1_800_000_000, 0)
