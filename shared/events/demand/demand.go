@@ -129,7 +129,7 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 	}
 	key, now := wantKey(workspace, principal, uri), time.Now()
 	this := renewal{key, hash(token.Header)}
-	if at, ok := r.renewed.Get(this); ok && now.Sub(at) < RenewEvery {
+	if at, ok := r.renewed.Get(this); ok && periodic.Since(now, at) < RenewEvery {
 		return nil
 	}
 	had, err := store.One(ctx, r.DB, key, "read a demand for events of a backend")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -52,6 +53,21 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 	if it := expect.Value(store.One(t.Context(), r.DB, wantKey("default", "alice", uri), ""))(t); it != nil {
 		t.Error("GWN-21 an ended demand stays stored")
 	}
+}
+
+// GWN-21: a process that Lambda froze renews a demand, although its monotonic clock stood still.
+func TestDemandIsRenewedAfterAFreeze(t *testing.T) {
+	r := newRegistry(t)
+	expect.OK(t, r.SetState(t.Context(), "default", uri, State{Active: true}))
+	expect.OK(t, r.Want(t.Context(), "default", "alice", uri))
+	key := wantKey("default", "alice", uri)
+	this := renewal{key, hash("")}
+	at, known := r.renewed.Get(this)
+	expect.MustEqual(t, "whether the process knows the demand", known, true)
+	r.renewed.Put(this, periodictest.AfterFreeze(at, -keep))
+	expect.OK(t, r.DB.Write(t.Context(), store.Delete(key)))
+	expect.OK(t, r.Want(t.Context(), "default", "alice", uri))
+	expect.True(t, "GWN-21 the demand is renewed", r.isWanted(t))
 }
 
 // TestAMarkIsSeenImmediately: GWN-22. A gap that is repeated right after the first one is recognized.
