@@ -164,11 +164,12 @@ type client struct {
 }
 
 func (c client) Do(req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(req.Context(), c.limit+longestWait(req))
+	wait := longestWait(req)
+	ctx, cancel := context.WithTimeout(req.Context(), c.limit+wait)
 	req = req.WithContext(ctx)
 	// A service may close a connection while Lambda has frozen this process. The SDK then repeats the request on another connection, but not
 	// an invocation, because it may have taken effect. So an invocation never gets a connection that was idle.
-	req.Close = isInvocation(req)
+	req.Close = wait == invokeWait
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}
 	}
@@ -185,13 +186,11 @@ func longestWait(req *http.Request) time.Duration {
 	switch {
 	case strings.HasSuffix(req.Header.Get("X-Amz-Target"), ".ReceiveMessage"):
 		return receiveWait
-	case isInvocation(req):
+	case strings.HasSuffix(req.URL.Path, "/invocations"):
 		return invokeWait
 	}
 	return 0
 }
-
-func isInvocation(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/invocations") }
 
 // limited is a response body that ends its request's timeout when it is closed.
 type limited struct {
