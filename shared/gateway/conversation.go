@@ -25,7 +25,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	case info == nil && isRefusal(err):
 		return nil, api.ErrRefused
 	case info == nil:
-		return nil, err
+		return nil, errors.Join(err, api.ErrNoSession)
 	}
 	if wants := method == spec.MethodUserMessage && info.UserMessages || method == spec.MethodAssistant && info.AssistantResponses; !wants {
 		return nil, api.ErrIncapable

@@ -166,8 +166,7 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 			_, err := g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said))
 			return err
 		}
-		expect.OK(t, g.Prepare(t.Context(), sessionBased("before"), "notes")) // the capabilities are known
-		for range 2 {
+		for range 4 { // first the capabilities are not known, then there is no session
 			err := converse(budget)
 			expect.Fault(t, "a message whose session is not ready", err, fault.Unavailable)
 			expect.Is(t, "its cause", err, api.ErrNoSession)
