@@ -106,10 +106,14 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	options.Timeout, options.EventsTimeout = l.WebhookTimeout, min(l.WebhookTimeout, delivery.EventsTimeout)
 	options.EndpointRate, options.Records, options.KeepResponses = l.EndpointRate, records.Keep(l.DeliveryLog), l.KeepResponses
 	options.Profile = spec.Profile(l.Profile)
+	var now func() time.Time
+	if !c.DB.Local() { // on Lambda, which may freeze the process
+		now = periodic.WallClock
+	}
 	return delivery.NewDispatcher(delivery.Config{
 		DB: c.DB, Queue: c.Queues, Subscriptions: o.Subscriptions, Catalog: c.Catalogs, Poster: o.Sender, Opener: o.Opener,
 		Terminator: o.Terminator, Gaps: &lifecycle.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
-		Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
+		Options: options, Now: now, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 

@@ -77,6 +77,10 @@ func Clock(now func() time.Time) func() time.Time {
 // clock may be set back.
 func Since(now, then time.Time) time.Duration { return max(now.Sub(then), now.Round(0).Sub(then)) }
 
+// WallClock returns the time without the monotonic clock, which may stand still while Lambda has frozen the process. So a time limit that was
+// computed with WallClock ends on time, for example an endpoint's pause.
+func WallClock() time.Time { return time.Now().Round(0) }
+
 // Earlier returns the earlier of two times.
 func Earlier(a, b time.Time) time.Time {
 	if b.Before(a) {
