@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
@@ -31,6 +32,7 @@ type world struct {
 	provider *identity.Provider
 	log      *strings.Builder
 	ahead    time.Duration
+	frozen   time.Duration // how long Lambda has frozen the process
 }
 
 func start(t *testing.T, change func(*jwt.Options)) *world {
@@ -38,7 +40,7 @@ func start(t *testing.T, change func(*jwt.Options)) *world {
 	w := &world{provider: identity.Start(t, audience), log: &strings.Builder{}}
 	o := jwt.Options{
 		Issuers: []string{w.provider.Issuer}, Audience: []string{audience},
-		Leeway: 30 * time.Second, Now: func() time.Time { return time.Now().Add(w.ahead) },
+		Leeway: 30 * time.Second, Now: func() time.Time { return periodictest.AfterFreeze(time.Now().Add(w.ahead), w.frozen) },
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	if change != nil {

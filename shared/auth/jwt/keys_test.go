@@ -41,6 +41,16 @@ func TestAKeyThatWasTakenAway(t *testing.T) {
 	w.refuse(t, fault.Unauthenticated, token)
 }
 
+// AUT-01: the cached keys and results get old while Lambda has frozen the process, although its monotonic clock may stand still.
+func TestAKeyThatWasTakenAwayDuringAFreeze(t *testing.T) {
+	w := start(t, nil)
+	token := w.provider.Token("alice", "", claims{"exp": time.Now().Add(time.Hour).Unix()})
+	w.accept(t, token)
+	w.provider.Rotate(w.provider.Key(1))
+	w.frozen = 5 * time.Minute
+	w.refuse(t, fault.Unauthenticated, token)
+}
+
 // TestMadeUpKeysCostTheIssuerNothing shows that tokens with unknown keys do not
 // become as many requests (AUT-01).
 func TestMadeUpKeysCostTheIssuerNothing(t *testing.T) {
