@@ -281,6 +281,7 @@ func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing
 const (
 	prepareTime  = 20 * time.Second // limits the start of one session
 	maxPreparing = 64               // sessions that start at the same time
+	maxOwn       = 16               // sessions of one principal among them
 )
 
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
@@ -294,7 +295,13 @@ func (s *Service) prepare(c Caller, backend string, timedOut func()) {
 	this := preparation{backend, c.Principal.Workspace, c.Principal.ID, c.Client.Session}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.preparing[this] || len(s.preparing) >= maxPreparing {
+	own := 0
+	for other := range s.preparing {
+		if other.workspace == this.workspace && other.principal == this.principal {
+			own++
+		}
+	}
+	if s.preparing[this] || len(s.preparing) >= maxPreparing || own >= maxOwn {
 		return
 	}
 	s.preparing[this] = true

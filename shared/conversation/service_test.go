@@ -458,15 +458,23 @@ func TestABackendIsPreparedAfterTheResponse(t *testing.T) {
 	}
 }
 
-// CNV-03: preparations end with the service, and their number is limited across all callers.
+// CNV-03: preparations end with the service, and their number is limited for each principal and across all.
 func TestPreparationsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &unready{takes: time.Hour}
 		r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
-		for i := range 2 * maxPreparing {
-			r.prepare(Caller{Principal: ann, Client: api.Client{Session: string(rune('a' + i))}}, "notes", func() {})
+		prepare := func(principal string, sessions int) {
+			for i := range sessions {
+				p := auth.Principal{ID: principal, Workspace: ann.Workspace}
+				r.prepare(Caller{Principal: p, Client: api.Client{Session: string(rune('a' + i))}}, "notes", func() {})
+			}
+			synctest.Wait()
 		}
-		synctest.Wait()
+		prepare("ann", 2*maxPreparing)
+		expect.Equal(t, "concurrent preparations of one principal", b.prepared.Load(), maxOwn)
+		for i := range 2 * maxPreparing {
+			prepare(fmt.Sprint("user ", i), 1)
+		}
 		expect.Equal(t, "concurrent preparations", b.prepared.Load(), maxPreparing)
 		time.Sleep(prepareTime)
 		synctest.Wait()
