@@ -88,6 +88,7 @@ func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time)
 	if !(perSecond > 0) {
 		return nil
 	}
+	now = now.Round(0) // because the monotonic clock may stand still while Lambda has frozen the process
 	l := r.principals.getWith(principal{p.Workspace, p.ID}, now, perSecond, int(r.burst(perSecond)))
 	if l.AllowN(now, n) {
 		return nil

@@ -12,10 +12,20 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func burst(n float64) func(float64) float64 { return func(float64) float64 { return n } }
+
+// AUT-07: a principal may use its limit again after Lambda has frozen the process, although the monotonic clock may stand still.
+func TestALimitIsRestoredDuringAFreeze(t *testing.T) {
+	r := NewRate("publishRate", "events", FixedLimit(1), burst(2))
+	p, now := auth.Principal{ID: "p", Workspace: "w"}, time.Now()
+	expect.OK(t, r.Take(t.Context(), p, 2, now))
+	expect.Fault(t, "one more", r.Take(t.Context(), p, 1, now), fault.Exhausted)
+	expect.OK(t, r.Take(t.Context(), p, 2, periodictest.AfterFreeze(now, 2*time.Second)))
+}
 
 // AUT-07: an active principal is not forgotten among many others.
 func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
