@@ -63,6 +63,9 @@ type Options struct {
 	Now func() time.Time
 }
 
+// since returns how much time has passed since t.
+func (o *Options) since(t time.Time) time.Duration { return periodic.Since(o.Now(), t) }
+
 // Value is a value that is loaded when a caller needs it. It is safe for concurrent use. Make it with [New].
 type Value[T any] struct {
 	options Options
@@ -122,7 +125,7 @@ func (v *Value[T]) Peek() (T, time.Time) {
 func (v *Value[T]) IsPausing() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.isPausing(v.options.Now(), false)
+	return v.isPausing(false)
 }
 
 // Expire makes the next call load the value again, if matches returns true for the current value. The next call does not use a
@@ -182,7 +185,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	case has && !v.expired && usable(age):
 		return v.value, nil, nil
 	case v.running != nil:
-	case waited && v.failed.err != nil && !v.failed.began.Before(called), v.isPausing(now, has && age < stale):
+	case waited && v.failed.err != nil && !v.failed.began.Before(called), v.isPausing(has && age < stale):
 		value, err = v.fallback(v.failed.err, stale)
 		return value, nil, err
 	default:
@@ -195,7 +198,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 // fallback returns the old value after a failed load. If the value is older than the parameter stale, it returns the load's error,
 // which is the parameter err. The caller holds v.mu.
 func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
-	if v.loaded.IsZero() || periodic.Since(v.options.Now(), v.loaded) >= stale {
+	if v.loaded.IsZero() || v.options.since(v.loaded) >= stale {
 		return value, err
 	}
 	return v.value, nil
@@ -203,7 +206,7 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 
 // isPausing reports whether it is too soon after a failed load to start another one. The parameter serves is true if the old value
 // can still be returned, because the pause is then [Options.Backoff] and otherwise [Options.EmptyBackoff]. The caller holds v.mu.
-func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
+func (v *Value[T]) isPausing(serves bool) bool {
 	if v.failed.err == nil {
 		return false
 	}
@@ -221,7 +224,7 @@ func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.options.Proportional && took > v.options.Quick {
 		pause = max(pause, took)
 	}
-	return periodic.Since(now, end) < pause
+	return v.options.since(end) < pause
 }
 
 func (v *Value[T]) run(ctx context.Context, r *run[T]) {
