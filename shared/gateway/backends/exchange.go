@@ -114,6 +114,7 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
 		got := b.askExchange(token, user)
+		got.until = got.until.Round(0) // because the monotonic clock may stand still while Lambda has frozen the process
 		switch {
 		case got.err == nil:
 			b.tokens.failed.Store(nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -158,6 +160,20 @@ func TestExchangedTokensAreCached(t *testing.T) {
 		time.Sleep(unstatedLife)
 		get(long, "brief", 5)
 	})
+}
+
+// GWN-27: an exchanged token also expires while Lambda has frozen the process, although the monotonic clock may stand still.
+func TestExchangedTokensExpireDuringAFreeze(t *testing.T) {
+	a := &authority{}
+	b, _ := exchanging(a, api.Exchange{Audience: "b"})
+	caller := callerOf("ann", 3*time.Hour)
+	expect.Equal(t, "the token", expect.Value(b.exchangeToken(t.Context(), caller))(t), "Bearer for-b-1")
+	token, _, _, _ := readToken(caller)
+	key := subject(sha256.Sum256([]byte(token)))
+	have, _ := b.tokens.kept.Get(key)
+	have.until = periodictest.AfterFreeze(have.until, -time.Hour)
+	b.tokens.kept.Put(key, have)
+	expect.Equal(t, "the token after the freeze", expect.Value(b.exchangeToken(t.Context(), caller))(t), "Bearer for-b-2")
 }
 
 // GWN-27: the number of cached tokens is limited.

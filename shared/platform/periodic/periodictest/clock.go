@@ -12,6 +12,9 @@ import (
 // Package time cannot create such a reading. So AfterFreeze changes the field of t that has the wall clock's seconds above 30 bits of
 // nanoseconds.
 func AfterFreeze(t time.Time, d time.Duration) time.Time {
+	if t == t.Round(0) { // t has only the wall clock
+		return t.Add(d)
+	}
 	*(*uint64)(unsafe.Pointer(&t)) += uint64(d/time.Second) << 30
 	return t
 }
