@@ -209,7 +209,7 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	if time.Since(began) >= flushTime { // compare the time, because the HTTP client of f may have timed out first
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.paused = time.Now().Add(flushPause)
+		c.paused = time.Now().Add(flushPause).Round(0) // because the monotonic clock may stand still while Lambda has frozen the process
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic/periodictest"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -171,6 +172,9 @@ func TestSpansOfAFunction(t *testing.T) {
 			expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
 		}
 		expect.Equal(t, "how often the collector was asked", asked.Load(), 1)
+		p.collector.paused = periodictest.AfterFreeze(p.collector.paused, -flushPause)
+		p.flush()
+		expect.AtLeast(t, "how often the collector was asked after Lambda had frozen the process for a minute", asked.Load(), 2)
 	})
 	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
 		p, err := started(t, nil)
