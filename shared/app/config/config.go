@@ -16,6 +16,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -181,7 +182,8 @@ func (p *parser) readConversation(n *strictyaml.Node, what string) {
 	if c.Events.AssistantResponse && !c.AssistantResponses {
 		p.file.Add(n.Line, "%s: events of assistant responses need assistantResponses: true", what)
 	}
-	slices.SortStableFunc(c.Providers, func(a, b rules.Provider) int { return cmp.Compare(b.Priority, a.Priority) })
+	// slices.SortStableFunc would make the binary of functions/register, whose size is limited, 3 KB larger.
+	sort.SliceStable(c.Providers, func(i, j int) bool { return c.Providers[i].Priority > c.Providers[j].Priority })
 }
 
 func (p *parser) readProviders(n *strictyaml.Node, what string) {
