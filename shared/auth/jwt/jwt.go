@@ -241,7 +241,8 @@ type tokens struct {
 
 func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	v, ok := t.Get(sha256.Sum256([]byte(text)))
-	if !ok || !now.Round(0).Before(v.until) { // the monotonic clock may stand still while Lambda has frozen the process
+	// Check both clocks. The monotonic clock may stand still while Lambda has frozen the process, and the wall clock may be set back.
+	if !ok || !now.Before(v.until) || !now.Round(0).Before(v.until) {
 		return auth.Principal{}, false
 	}
 	current, _ := v.issuer.Peek()
