@@ -605,7 +605,7 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// sessionBased is a backend that answers at once in the session "ready". It answers in no other session.
+// sessionBased is a backend that answers immediately in the session "ready". It answers in no other session.
 type sessionBased struct{ unready }
 
 func (b *sessionBased) Converse(ctx context.Context, c api.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
