@@ -368,14 +368,14 @@ func TestAReplayThatChangesWhileItRuns(t *testing.T) {
 				r.publish("evt_2")
 				r.run()
 				when := fmt.Sprintf("again %v, canceled before call %d, changed before call %d", again, cancelAt, at)
-				start := func() *deadletter.Replay {
-					return expect.Value(r.replays().Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 1))(t)
+				start := func(at time.Time) *deadletter.Replay {
+					of := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return at }})
+					return expect.Value(r.replaysOf(of).Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 1))(t)
 				}
-				job := start()
+				job, soon := start(r.now), r.now.Add(time.Second)
 				second := &storetest.Faulty{DB: r.db, At: at, Meanwhile: func() {
 					if again {
-						r.now = r.now.Add(time.Second)
-						start()
+						start(soon)
 						return
 					}
 					expect.OK(t, r.replays().Each(t.Context(), "default", func(_ *deadletter.Replay, keys []store.Key) error {
@@ -413,10 +413,10 @@ func TestAReplayCountsLettersDespiteAnError(t *testing.T) {
 	r.script = tooLarge
 	r.publish("evt_1", "evt_2", "evt_3")
 	r.run()
-	left := 2 // letters that can be retried
+	var retried atomic.Int64
 	db := storetest.Hooked{DB: r.db, OnWrite: func(_ context.Context, ops []store.Op) error {
 		if strings.HasPrefix(ops[0].Item.Partition, "due#") {
-			if left--; left < 0 {
+			if retried.Add(1) > 2 {
 				return errors.New("no answer")
 			}
 		}

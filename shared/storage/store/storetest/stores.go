@@ -3,6 +3,7 @@ package storetest
 import (
 	"cmp"
 	"context"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -55,14 +56,20 @@ type Faulty struct {
 	Late      bool
 	// Dies makes all later calls fail, too, as if the process had died.
 	Dies bool
+
+	mu sync.Mutex // guards Calls while calls are running
 }
 
 func (f *Faulty) do(writes bool, call func() error) error {
-	switch f.Calls++; {
-	case f.Calls < f.At, f.Calls > f.At && !f.Dies:
+	f.mu.Lock()
+	f.Calls++
+	n := f.Calls
+	f.mu.Unlock()
+	switch {
+	case n < f.At, n > f.At && !f.Dies:
 	case f.Meanwhile != nil:
 		f.Meanwhile()
-	case f.Late && writes && f.Calls == f.At:
+	case f.Late && writes && n == f.At:
 		return cmp.Or[error](call(), fault.New(fault.Unavailable, "the response was lost"))
 	default:
 		return fault.New(fault.Unavailable, "the request was lost")
