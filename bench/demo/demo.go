@@ -100,7 +100,7 @@ type demo struct {
 
 	mu        sync.Mutex // guards the following fields, the arrivals of all ways, and the output
 	began     time.Time  // the moment from which times are printed
-	sign      string     // what is printed before times: + while events are published
+	sign      string     // + while events are published; printed before times
 	unwritten error      // the first failure to print
 }
 
@@ -111,7 +111,7 @@ type way struct {
 	arrived        map[string]bool // the ids of the events that have arrived
 }
 
-// Variables such as MCPEVENTS_AUTH do not change how the demo's server runs.
+// start starts the server without variables such as MCPEVENTS_AUTH, which would change how it runs.
 func (d *demo) start(ctx context.Context) (*process.Server, error) {
 	cmd := exec.Command(d.serve[0], d.serve[1:]...)
 	for _, v := range os.Environ() {
@@ -137,7 +137,7 @@ func (d *demo) title(text string) {
 	d.print("\n%s\n", text)
 }
 
-// The times of the steps of a part that publishes events count from now.
+// beginPublishing prints a title. The times of the steps after it count from now.
 func (d *demo) beginPublishing(title string) {
 	d.title(title)
 	d.mu.Lock()

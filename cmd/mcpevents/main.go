@@ -351,7 +351,7 @@ type DemoCmd struct {
 }
 
 func (c *DemoCmd) Help() string {
-	return `Starts a server in a process of its own, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. At last publishes 1,000 events, kills the server meanwhile, starts it again, and waits until all events have arrived everywhere. The exit code is 0 if they did.`
+	return `Starts a server in a process of its own, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. Finally publishes 1,000 events, kills the server while they are published, starts it again, and waits until all events have arrived everywhere. The exit code is 0 if they did.`
 }
 
 func (c *DemoCmd) Run(g *Globals) error {

@@ -366,7 +366,7 @@ func (s *Service) askURL(v rules.Provider) asker {
 		header, err := s.headers(ctx, v)
 		if err != nil {
 			s.options.Log.ErrorContext(ctx, "provider header missing", "error", err)
-			return nil, failure{internal}
+			return nil, failure{reason: internal}
 		}
 		return post(ctx, s.options.HTTP, v.URL, header, m, principal)
 	}
@@ -375,7 +375,7 @@ func (s *Service) askURL(v rules.Provider) asker {
 func post(ctx context.Context, client *http.Client, url string, header http.Header, m *Message, principal string) (json.RawMessage, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(m.Params(nil)))
 	if err != nil {
-		return nil, failure{internal}
+		return nil, failure{reason: internal}
 	}
 	req.Header = header
 	req.Header.Set("Content-Type", "application/json")
@@ -384,7 +384,7 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	req.Header.Set(rules.PrincipalHeader, principal)
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, failure{unreachable}
+		return nil, failure{reason: unreachable}
 	}
 	defer func() { _ = resp.Body.Close() }()
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
@@ -392,20 +392,20 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	case resp.StatusCode == http.StatusNoContent:
 		return json.RawMessage(`{}`), nil
 	case resp.StatusCode != http.StatusOK:
-		return nil, failure{refused}
+		return nil, failure{reason: refused}
 	case media != "application/json":
-		return nil, failure{malformed}
+		return nil, failure{reason: malformed}
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, failure{unreachable}
+		return nil, failure{reason: unreachable}
 	case len(text) > maxAnswer:
-		return nil, failure{oversized}
+		return nil, failure{reason: oversized}
 	}
 	parts, batch, bad := jsonrpc.Split(text)
 	if bad != nil || batch {
-		return nil, failure{malformed}
+		return nil, failure{reason: malformed}
 	}
 	return parts[0], nil
 }

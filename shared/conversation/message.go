@@ -222,7 +222,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 // publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
-		return failure{internal}
+		return failure{reason: internal}
 	}
 	cat, err := s.options.Catalogs.Catalog(ctx, c.Principal.Workspace)
 	if err == nil {
@@ -230,23 +230,23 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	}
 	if err != nil {
 		s.options.Log.ErrorContext(ctx, "conversation message not published", "error", err)
-		return failure{refused}
+		return failure{reason: refused}
 	}
 	data := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)
 	data = jsonrpc.AppendString(append(data, `,"content":`...), m.Content)
 	data = append(jsonrpc.AppendString(append(data, `,"principal":`...), c.Principal.ID), '}')
 	entry, _, _ := cat.Match(uriOf(m.Kind))
 	if entry.ValidatePayload(data) != nil { // do not log the error, because it quotes the message
-		return failure{malformed}
+		return failure{reason: malformed}
 	}
 	err = s.options.Publisher.Publish(ctx, c.Principal, publish.Input{URI: uriOf(m.Kind), ID: eventID(c, m), Data: data})
 	switch {
 	case err == nil:
 		return nil
 	case fault.Is(err, fault.Unavailable):
-		return failure{unreachable}
+		return failure{reason: unreachable}
 	}
-	return failure{refused}
+	return failure{reason: refused}
 }
 
 // eventID returns the id of a message's event. If the client sends the message again, the id is the same.

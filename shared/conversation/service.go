@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -121,17 +122,7 @@ func New(o Options) (*Service, error) {
 // Close, or concurrently with it.
 func (s *Service) Close(ctx context.Context) error {
 	s.end()
-	done := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for providers")
-	}
+	return fault.Wrap(fault.Unavailable, periodic.Wait(ctx, &s.running), "wait for providers")
 }
 
 // Offers says which kinds of messages a caller is asked to send.
@@ -250,10 +241,8 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
 		if err != nil {
-			f := failure{reasonOf(asked, ctx, err)}
-			if errors.Is(err, errStarting) {
-				return nil, errors.Join(f, errStarting)
-			}
+			f, _ := errors.AsType[failure](err)
+			f.reason = reasonOf(asked, ctx, err)
 			return nil, f
 		}
 		return raw, nil
@@ -286,9 +275,6 @@ const (
 
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
 type preparation struct{ backend, workspace, principal, session string }
-
-// errStarting means that the session with a backend was not ready, and that the service starts it in the background.
-var errStarting = errors.New("conversation: the session with the backend starts")
 
 // prepare starts the caller's session with a backend. If that takes longer than prepareTime, it calls timedOut.
 func (s *Service) prepare(c Caller, backend string, timedOut func()) {
@@ -336,7 +322,11 @@ const (
 )
 
 // failure is an error that keeps only the reason, because a provider's error may contain parts of the conversation.
-type failure struct{ reason reason }
+type failure struct {
+	reason reason
+	// starting is true if the session with the backend was not ready. The service starts it in the background.
+	starting bool
+}
 
 func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
@@ -405,7 +395,7 @@ func (s *Service) newBreaker(p *provider) *breaker {
 		},
 		IsExcluded: func(err error) bool {
 			f, _ := errors.AsType[failure](err)
-			return f.reason == abandoned || errors.Is(err, errStarting)
+			return f.reason == abandoned || f.starting
 		},
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			s.options.Log.Info("provider state changed",
@@ -494,7 +484,7 @@ func listKinds(user, assistant bool) (out []Kind) {
 
 func (s *Service) askBackend(p *provider, name string) asker {
 	timedOut := func() {
-		_, _ = p.breaker.Execute(func() (json.RawMessage, error) { return nil, failure{late} })
+		_, _ = p.breaker.Execute(func() (json.RawMessage, error) { return nil, failure{reason: late} })
 	}
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
 		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
@@ -503,18 +493,18 @@ func (s *Service) askBackend(p *provider, name string) asker {
 		case err == nil:
 			return raw, nil
 		case errors.Is(err, api.ErrIncapable):
-			return nil, failure{incapable}
+			return nil, failure{reason: incapable}
 		case errors.Is(err, api.ErrRefused):
-			return nil, failure{refused}
+			return nil, failure{reason: refused}
 		}
 		if ctx.Err() == nil || !s.options.Prepares {
-			return nil, failure{unreachable}
+			return nil, failure{reason: unreachable}
 		}
 		s.prepare(c, name, timedOut)
 		if errors.Is(err, api.ErrNoSession) {
-			return nil, errors.Join(failure{late}, errStarting)
+			return nil, failure{reason: late, starting: true}
 		}
-		return nil, failure{late}
+		return nil, failure{reason: late}
 	}
 }
 

@@ -324,8 +324,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the responses. If there are none, but a notification or
-// response failed, the HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
+// serveParts calls serve for each message of a batch, and answers with the responses. Without responses, if a
+// notification or response failed, the HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))

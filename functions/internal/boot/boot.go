@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -209,7 +210,7 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	if time.Since(began) >= flushTime { // compare the time, because the HTTP client of f may have timed out first
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.paused = time.Now().Add(flushPause).Round(0) // because the monotonic clock may stand still while Lambda has frozen the process
+		c.paused = periodic.WallClock().Add(flushPause)
 	}
 }
 

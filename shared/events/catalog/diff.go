@@ -175,8 +175,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible describes the first difference between a and b, except new optional properties and annotations. It returns ""
-// if there is none. at is the JSON pointer of a and b.
+// findIncompatible describes the first difference between a and b, except new optional properties and annotations. The result is ""
+// without such a difference. The parameter at is the JSON pointer of a and b.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)

@@ -108,7 +108,7 @@ func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
 // Stored is a [Source] of stored catalogs, at most [settings.MaxAge] old, with the event types of the workspace's backends. A
-// workspace without its own catalog uses that of [Shared].
+// workspace without its own catalog uses the catalog of [Shared].
 type Stored struct {
 	cache    *settings.Cache[*Catalog]
 	backends *settings.Cache[map[string]BackendTypes]

@@ -199,15 +199,7 @@ func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing()
 
 // Wait blocks until all running first attempts have ended, or until ctx is done. Such an attempt may still run after its page has ended.
 func (d *Dispatcher) Wait(ctx context.Context) {
-	done := make(chan struct{})
-	go func() {
-		d.attempts.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
+	_ = periodic.Wait(ctx, &d.attempts) // an error means that ctx has ended
 }
 
 // rejectMessage sends a message that cannot be decoded to the dead letter queue. But a message that a newer release wrote stays in its

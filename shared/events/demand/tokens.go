@@ -63,7 +63,7 @@ func outlives(t, other auth.Token) bool {
 	return !other.Expires.IsZero() && (t.Expires.IsZero() || t.Expires.After(other.Expires))
 }
 
-// openToken returns the token of a demand, or the zero token if there is none or it cannot be used any more.
+// openToken returns the token of a demand. It returns the zero token if the demand has no token, or one that cannot be used any more.
 func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item) (t auth.Token, err error) {
 	if it == nil {
 		return t, nil

@@ -329,7 +329,7 @@ func isJSON(contentType string) bool {
 	if err != nil {
 		return false
 	}
-	if !slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, strings.ToLower(params["charset"])) { // ASCII is a part of UTF-8
+	if !jsonrpc.IsUTF8(params["charset"]) {
 		return false
 	}
 	return media == "application/json" || media == "text/json" || strings.HasSuffix(media, "+json")

@@ -29,7 +29,7 @@ type Inbox struct {
 	Service *Service
 	// Workspace is the workspace of events that do not name one. Empty means auth.DefaultWorkspace.
 	Workspace string
-	// Documents converts messages that are not events, for example of AWS services. Nil means that there are none.
+	// Documents converts messages that are not events, for example of AWS services. It may be nil if the inbox gets only events.
 	Documents Documents
 	// Log logs failures and dead letters. Nil means slog.Default.
 	Log *slog.Logger

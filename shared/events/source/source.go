@@ -259,8 +259,7 @@ func isForm(contentType string) (form bool, err error) {
 	media, params, err := mime.ParseMediaType(contentType)
 	known := media == "application/json" || media == "text/plain" || strings.HasSuffix(media, "+json")
 	form = media == "application/x-www-form-urlencoded"
-	isUTF8 := slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, strings.ToLower(params["charset"])) // ASCII is a part of UTF-8
-	if err != nil || !known && !form || !isUTF8 {
+	if err != nil || !known && !form || !jsonrpc.IsUTF8(params["charset"]) {
 		return false, fault.New(fault.Unsupported, "the Content-Type must be application/json or application/x-www-form-urlencoded, in UTF-8")
 	}
 	return form, nil

@@ -261,6 +261,23 @@ func (f *fixture) endAll() error {
 	return err
 }
 
+// newPreparedFixture returns a fixture in the state before the request of [repeatable] with this name. It calls change before the first
+// request.
+func newPreparedFixture(t *testing.T, name string, o Options, change func(*fixture)) *fixture {
+	t.Helper()
+	f := newFixture(t, o)
+	f.Replay = &replays{}
+	f.Sweeper.DeadLetter = func(context.Context, *store.Item, error) error { return nil }
+	change(f)
+	if name == "sweep" {
+		expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
+	}
+	if prepare := repeatable[name].prepare; prepare != nil {
+		expect.OK(t, prepare(f))
+	}
+	return f
+}
+
 // TestRepeatedRequests: each call of the store fails once, before or after its writes, or another instance makes the same request before
 // the call. After the request was repeated, the subscription is as if nothing had happened.
 func TestRepeatedRequests(t *testing.T) {
@@ -268,17 +285,10 @@ func TestRepeatedRequests(t *testing.T) {
 		for _, how := range []string{"before the writes", "after the writes", "another instance is faster"} {
 			t.Run(name+" "+how, func(t *testing.T) {
 				for at := 1; ; at++ {
-					f := newFixture(t, Options{VerifyRegistrations: true})
-					f.Store.SumOf = func(context.Context, string) int64 { return 100 }
-					f.Store.QuotaOf = quotaOf(2)
-					f.Replay = &replays{}
-					f.Sweeper.DeadLetter = func(context.Context, *store.Item, error) error { return nil }
-					if name == "sweep" {
-						expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
-					}
-					if tc.prepare != nil {
-						expect.OK(t, tc.prepare(f))
-					}
+					f := newPreparedFixture(t, name, Options{VerifyRegistrations: true}, func(f *fixture) {
+						f.Store.SumOf = func(context.Context, string) int64 { return 100 }
+						f.Store.QuotaOf = quotaOf(2)
+					})
 					db := &storetest.Faulty{DB: f.db, At: at, Late: how == "after the writes"}
 					if how == "another instance is faster" {
 						db.Meanwhile = func() {
@@ -321,15 +331,7 @@ func TestAnEraseFindsWhatADeadProcessLeft(t *testing.T) {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprintf("OPS-07 %s, late %v", name, late), func(t *testing.T) {
 				for at := 1; ; at++ {
-					f := newFixture(t, Options{})
-					f.Replay = &replays{}
-					f.Sweeper.DeadLetter = func(context.Context, *store.Item, error) error { return nil }
-					if name == "sweep" {
-						expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
-					}
-					if tc.prepare != nil {
-						expect.OK(t, tc.prepare(f))
-					}
+					f := newPreparedFixture(t, name, Options{}, func(*fixture) {})
 					db := &storetest.Faulty{DB: f.db, At: at, Late: late, Dies: true}
 					f.use(db)
 					_ = tc.request(f)
@@ -424,16 +426,9 @@ func TestRequestsThatRace(t *testing.T) {
 		for rival, meanwhile := range rivals {
 			t.Run(name+" and "+rival, func(t *testing.T) {
 				for at := 1; ; at++ {
-					f := newFixture(t, Options{})
-					f.Replay = &replays{}
-					f.Store.SumOf = func(context.Context, string) int64 { return 100 }
-					f.Sweeper.DeadLetter = func(context.Context, *store.Item, error) error { return nil }
-					if name == "sweep" {
-						expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
-					}
-					if tc.prepare != nil {
-						expect.OK(t, tc.prepare(f))
-					}
+					f := newPreparedFixture(t, name, Options{}, func(f *fixture) {
+						f.Store.SumOf = func(context.Context, string) int64 { return 100 }
+					})
 					db := &storetest.Faulty{DB: f.db, At: at}
 					db.Meanwhile = func() {
 						f.use(f.db)

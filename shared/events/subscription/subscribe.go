@@ -64,7 +64,7 @@ type beginning struct {
 	oldest    int64 // the log has all events of the pattern from this position (as in [eventlog.Entry.Key]) on
 }
 
-// Subscribe creates an MCP Events subscription, or refreshes that of the same principal, URL, type and canonical arguments.
+// Subscribe creates an MCP Events subscription, or refreshes the one with the same principal, URL, type and canonical arguments.
 func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
 	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
@@ -198,7 +198,7 @@ func unknownEvent(name string) error {
 }
 
 // upsert writes a new subscription that begins at from, or merges it into the existing one with the same id. It returns the existing
-// subscription, or nil if there was none, or if that had expired or was disabled.
+// subscription. The result is nil if no subscription existed, or if it had expired or was disabled.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {

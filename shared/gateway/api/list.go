@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Kind says what a call is about: a tool, a prompt, and so on. Backends have a list of each kind, except where noted.
@@ -71,6 +73,12 @@ func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 // combined list without the backend's entries. It differs from every hash. So when the relay can read the list again, it
 // finds a change and announces it, and the client reads the list again.
 const LeftOut = "!"
+
+// NewListHash returns the item with the hash of a backend's list, or with [LeftOut]. Each item has another version, so that a writer can tell
+// whether the item was replaced meanwhile, even by an equal one.
+func NewListHash(key store.Key, hash []byte) store.Item {
+	return store.Item{Key: key, Value: hash, Version: rand.Int64()}
+}
 
 // Entry is one entry of the combined list.
 type Entry struct {

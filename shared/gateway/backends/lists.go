@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -129,8 +128,7 @@ func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 }
 
 func (b *Backend) writeLeftOut(ctx context.Context, kind api.Kind) error {
-	mark := store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut), Version: mathrand.Int64()}
-	return b.options.DB.Write(ctx, store.Put(mark))
+	return b.options.DB.Write(ctx, store.Put(api.NewListHash(b.ListHashKey(kind), []byte(api.LeftOut))))
 }
 
 // ListHashKey returns the key under which the relay stores the hash of a list.

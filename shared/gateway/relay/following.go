@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -254,7 +253,7 @@ func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
 		if kind.ChangedMethod() == method {
-			ops = append(ops, store.Put(store.Item{Key: f.ListHashKey(kind), Value: unsettled, Version: mathrand.Int64()}))
+			ops = append(ops, store.Put(api.NewListHash(f.ListHashKey(kind), unsettled)))
 		}
 	}
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")

@@ -258,7 +258,7 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 		if was != nil {
 			unchanged = store.VersionIs(was.Version)
 		}
-		err = r.DB.Write(ctx, store.Put(store.Item{Key: key, Value: sum, Version: mathrand.Int64()}, unchanged))
+		err = r.DB.Write(ctx, store.Put(api.NewListHash(key, sum), unchanged))
 		if errors.Is(err, store.ErrConflict) {
 			continue // the list may have changed meanwhile, and the mark of that makes the relay compare it again
 		}

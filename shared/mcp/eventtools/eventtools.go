@@ -138,7 +138,7 @@ type Source interface {
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
 	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
-	// Read returns the unread events. If there are none, it waits for the next ones, at most for [Query.Wait].
+	// Read returns the unread events. Without unread events, it waits for the next ones, at most for [Query.Wait].
 	Read(ctx context.Context, q Query) (*Events, error)
 }
 

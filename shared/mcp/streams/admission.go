@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -55,17 +56,7 @@ func (a *Admission) Close(ctx context.Context) error {
 	a.mu.Lock()
 	a.end(errEnding)
 	a.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		a.streams.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the open streams to end")
-	}
+	return fault.Wrap(fault.Unavailable, periodic.Wait(ctx, &a.streams), "wait for the open streams to end")
 }
 
 // Admit admits a stream and returns its context. The context ends with the request, at the maximum age, when the caller's token expires,

@@ -160,7 +160,7 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	return h.search(c, id, nil)
 }
 
-// search searches the log for an event with one of the URIs, or of any event type if there are none.
+// search searches the log for an event with one of the URIs, or of any event type if uris is empty.
 func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {

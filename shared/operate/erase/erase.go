@@ -184,7 +184,7 @@ func (r *run) flush(ctx context.Context) error {
 // endSubscriptions ends the principal's subscriptions, and collects the ids of all ended ones in r.ids. more is true if there are more than
 // one run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
-	var end []*subscription.Subscription
+	var end []string
 	seen := map[string]bool{}
 	err = r.Lists.Each(ctx, r.workspace, r.principal, func(sub *subscription.Subscription) error {
 		if r.dry {
@@ -193,15 +193,15 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 			}
 			return r.erase(ctx, "subscriptions")
 		}
-		end = append(end, sub)
+		end = append(end, sub.ID)
 		return nil
 	})
-	for _, sub := range end {
+	for _, id := range end {
 		if err == nil {
 			err = r.erase(ctx, "subscriptions")
 		}
 		if err == nil {
-			err = r.Subscriptions.End(ctx, r.workspace, r.principal, sub.ID)
+			err = r.Subscriptions.End(ctx, r.workspace, r.principal, id)
 		}
 		if fault.Is(err, fault.NotFound) {
 			err = nil

@@ -193,7 +193,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics if there is none, which would be a mistake in this package.
+// definition returns the row of a metric in [Table]. It panics if the table has no such row, which would be a mistake in this package.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {

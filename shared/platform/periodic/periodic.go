@@ -72,6 +72,21 @@ func Clock(now func() time.Time) func() time.Time {
 	return now
 }
 
+// Wait waits until the group's counter is zero. It returns the error of ctx if ctx ends first.
+func Wait(ctx context.Context, group *sync.WaitGroup) error {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // Since returns how much time has passed between two readings of the clock. It returns the larger of the differences of the monotonic clock
 // and of the wall clock, because the monotonic clock may stand still while Lambda has frozen the process or a machine sleeps, and the wall
 // clock may be set back.

@@ -12,6 +12,7 @@ import (
 	"iter"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
@@ -625,6 +626,11 @@ func repeatsAny(object json.RawMessage) bool {
 		names[string(key)] = true
 	}
 	return false
+}
+
+// IsUTF8 reports whether text with this charset parameter of a content type is UTF-8. Text without the parameter is UTF-8, too.
+func IsUTF8(charset string) bool {
+	return slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, strings.ToLower(charset)) // ASCII is a part of UTF-8
 }
 
 // Insert inserts a member at the beginning of an object.

@@ -102,10 +102,7 @@ func Check(name Name, m *Outgoing) error {
 	return nil
 }
 
-func validID(s string) bool {
-	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-	return len(s) <= maxID && strings.Trim(s, allowed) == ""
-}
+func validID(s string) bool { return len(s) <= maxID && store.IsWord(s) }
 
 // Escape replaces U+FFFE and U+FFFF in JSON by escapes, because XML 1.0 forbids these characters and so SQS refuses them.
 func Escape(body []byte) []byte {

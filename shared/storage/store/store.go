@@ -448,7 +448,10 @@ func (op *Op) check() error {
 	return nil
 }
 
-func validCount(name string) bool {
+func validCount(name string) bool { return name != "" && len(name) <= maxCountName && IsWord(name) }
+
+// IsWord reports whether a text has only characters of [A-Za-z0-9_-].
+func IsWord(text string) bool {
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-	return name != "" && len(name) <= maxCountName && strings.Trim(name, allowed) == ""
+	return strings.Trim(text, allowed) == ""
 }

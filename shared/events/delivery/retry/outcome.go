@@ -351,8 +351,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. A write per success would be too expensive, so after a success these
-// are none until the number of successes has doubled since the last write, unless flush is true.
+// count counts an attempt and returns the writes that are due. A write per success would be too expensive. So after a success, writes are
+// due only if the number of successes has doubled since the last write, or if flush is true.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

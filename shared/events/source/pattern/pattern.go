@@ -27,7 +27,7 @@ const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	maxSize  = 8 << 10
 	maxDepth = jsonpointer.MaxDepth
-	// maxAlternatives limits to what a pattern expands: two $or lists of 3 make 9. EventBridge has the same limit.
+	// maxAlternatives limits the alternatives of a pattern, like EventBridge does. For example, two $or lists of 3 patterns make 9.
 	maxAlternatives = 1000
 	maxValues       = 20_000 // in all alternatives together
 )
@@ -53,7 +53,7 @@ func (p *Pattern) Matches(doc any) bool {
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting is true if a leaf at or below the node needs a value, and false if all of them require that there is none.
+	// wanting is true if a leaf at or below the node needs a value, and false if all of them require that the value is missing.
 	wanting bool
 }
 

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
@@ -159,15 +160,10 @@ func (q *Queues) registerConsumer() error {
 var errClosed = fault.New(fault.Unavailable, "the queues were closed")
 
 func (q *Queues) waitForConsumers() error {
-	ended := make(chan struct{})
-	go func() {
-		q.consumers.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-time.After(closeTime):
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	defer cancel()
+	if periodic.Wait(ctx, &q.consumers) != nil {
 		return fault.New(fault.Unavailable, "consumers still run %v after their contexts ended", closeTime)
 	}
+	return nil
 }
