@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/loglines"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -78,14 +77,16 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	line := slog.NewRecord(now, slog.LevelInfo, "gateway call", 0)
 	line.AddAttrs(
 		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
-		slog.String("backend", r.backend), slog.String("method", loglines.Clip(c.Method)),
+		slog.String("backend", r.backend), slog.String("method", fault.Clip(c.Method, maxName)),
 	)
 	if c.Kind.Prefixed() { // a URI may contain data that must not be logged
-		line.AddAttrs(slog.String(c.Kind.String(), loglines.Clip(c.Name)))
+		line.AddAttrs(slog.String(c.Kind.String(), fault.Clip(c.Name, maxName)))
 	}
 	line.AddAttrs(slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
 	g.lines.Add(ctx, line)
 }
+
+const maxName = 128 // bytes of a name in a log line, because a client may choose a long one
 
 // Flush writes the waiting log lines.
 func (g *Gateway) Flush() { g.lines.Flush() }

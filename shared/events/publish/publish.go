@@ -425,10 +425,7 @@ func pointerTo(open []object) string {
 			b.WriteString(strings.NewReplacer("~", "~0", "/", "~1").Replace(string(o.name)))
 		}
 	}
-	if b.Len() > maxPointer {
-		return strings.ToValidUTF8(b.String()[:maxPointer], "") + "…"
-	}
-	return b.String()
+	return fault.Clip(b.String(), maxPointer)
 }
 
 func stringEnd(b []byte, i int) int {

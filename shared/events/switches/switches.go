@@ -214,19 +214,12 @@ func decode(it *store.Item) (sw Switch, err error) {
 
 // PauseOps returns the writes of [Set.Pause], for callers that write more in the same transaction.
 func (s *Set) PauseOps(workspace string, sw Switch) []store.Op {
-	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), clip(sw.Reason)
+	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), fault.Clip(sw.Reason, maxReason)
 	value, _ := json.Marshal(sw) // strings and a time always encode
 	return []store.Op{
 		store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}),
 		store.Delete(resumedKey(workspace, sw.Name)),
 	}
-}
-
-func clip(s string) string {
-	if len(s) <= maxReason {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
 // Pause stores a switch, or replaces it, for example to change the reason.

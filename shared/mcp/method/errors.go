@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
@@ -156,13 +155,7 @@ func NotFound(uri string) error {
 }
 
 // Clip shortens a text from a client to 256 bytes and appends "…", so that an error can repeat the text.
-func Clip(s string) string {
-	const most = 256
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
-}
+func Clip(s string) string { return fault.Clip(s, 256) }
 
 // InvalidRequest returns the error for a request that does not follow JSON-RPC or the transport.
 func InvalidRequest(text string) *jsonrpc.Error {

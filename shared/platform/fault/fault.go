@@ -173,6 +173,15 @@ func Public(err error) string {
 	return msg
 }
 
+// Clip shortens a text that a caller chose to at most most bytes and appends "…", so that an error or a record can repeat it. It does not
+// split a character.
+func Clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
 // Recovered stores a panic as an error in *err. Goroutines defer it, because a panic that is not recovered would end the
 // process.
 func Recovered(err *error) {

@@ -5,7 +5,6 @@ package loglines
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 )
@@ -66,15 +65,4 @@ func (w *Writer) Flush() {
 
 func (w *Writer) write(l line) {
 	_ = w.Handler.Handle(context.WithoutCancel(l.ctx), l.record) // slog.Logger also ignores the error
-}
-
-// maxName is the length in bytes to which [Clip] shortens a name.
-const maxName = 128
-
-// Clip shortens a name for the log, because a client may choose a long one.
-func Clip(name string) string {
-	if len(name) <= maxName {
-		return name
-	}
-	return strings.ToValidUTF8(name[:maxName], "") + "…"
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,9 +66,4 @@ func TestLinesAreWrittenTogether(t *testing.T) {
 		synctest.Wait()
 		is("the log at the end")
 	})
-}
-
-func TestClip(t *testing.T) {
-	expect.Equal(t, "a short name", Clip("search"), "search")
-	expect.Equal(t, "a long name", Clip(strings.Repeat("a", 127)+"é"), strings.Repeat("a", 127)+"…")
 }

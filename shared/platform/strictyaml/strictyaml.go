@@ -343,14 +343,8 @@ func describe(n *Node) string {
 	return "something else"
 }
 
-// Clip shortens a text from a file to about 80 bytes for a message. It does not split a character.
-func Clip(s string) string {
-	const limit = 80
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
-}
+// Clip shortens a text from a file to about 80 bytes for a message.
+func Clip(s string) string { return fault.Clip(s, 80) }
 
 // JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
 // expands aliases within the limit, so a small file cannot grow without bound. If JSON cannot express the node, for example because

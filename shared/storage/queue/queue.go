@@ -260,7 +260,7 @@ const (
 // NewDeadLetter returns the dead letter for a message, which the caller then sends to [Dead]. faults has details of the reason or is nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
-		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
+		V: deadLetterVersion, Queue: from, Reason: fault.Clip(reason, maxReason),
 		Message: m.ID, Group: m.Group, Owner: m.Owner, Received: m.Received, Sent: m.Sent.UTC(), Dead: now.UTC(),
 	}
 	if raw, err := json.Marshal(faults); err == nil && faults != nil && len(raw) <= maxFaults {
@@ -336,13 +336,6 @@ func compress(body []byte) string {
 	_ = z.Close()
 	_ = text.Close()
 	return b.String()
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
 // SendItemLetter sends the key and value of a stored item that cannot be decoded to [Dead], as a dead letter whose Queue is

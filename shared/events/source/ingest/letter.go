@@ -72,7 +72,7 @@ func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, id
 		return fault.Wrap(fault.Unavailable, err, "dead-letter a document")
 	}
 	d.Metrics.DeadLettered(string(queue.Inbox), 1)
-	d.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
+	d.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", fault.Clip(fault.Public(why), maxReason))
 	d.remember(ctx, s, now, keys, publish.Accepted{})
 	return nil
 }

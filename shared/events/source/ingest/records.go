@@ -122,8 +122,8 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 		return
 	}
 	value, _ := json.Marshal(Record{ // strings and a time always encode
-		V: recordVersion, Time: o.Time.UTC(), Kind: o.Kind, Reason: clip(o.Reason, maxReason), Name: clip(o.Name, maxID),
-		URI: clip(o.URI, maxURI), ID: clip(o.ID, maxID), Omitted: omitted,
+		V: recordVersion, Time: o.Time.UTC(), Kind: o.Kind, Reason: fault.Clip(o.Reason, maxReason), Name: fault.Clip(o.Name, maxID),
+		URI: fault.Clip(o.URI, maxURI), ID: fault.Clip(o.ID, maxID), Omitted: omitted,
 	})
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()
@@ -175,14 +175,6 @@ func (r *OutcomeLog) limitOf(k Kind) *rate.Limiter {
 }
 
 func ofSource(workspace, source string) string { return "so#" + workspace + "#" + source }
-
-// clip cuts a string to a maximum length and removes invalid UTF-8, which JSON cannot hold.
-func clip(s string, most int) string {
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return strings.ToValidUTF8(s, "")
-}
 
 // Refused in a [RecordQuery] selects all kinds for which [Kind.Refused] is true.
 const Refused Kind = "refused"

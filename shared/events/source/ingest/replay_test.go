@@ -337,7 +337,7 @@ func TestListRecords(t *testing.T) {
 	r := ingest.NewOutcomeLog(db, "all", nil, nil)
 	for i, kind := range []ingest.Kind{ingest.Accepted, ingest.Unfit, ingest.Accepted, ingest.Unverified, ingest.Unmatched, ingest.Accepted} {
 		r.Record(t.Context(), ingest.Outcome{
-			Time: noon.Add(time.Duration(i) * time.Second), Workspace: "default", Source: "github", Kind: kind, Reason: strings.Repeat("ü", 9000), URI: "event://a", ID: string(kind) + "\xff", Name: "n",
+			Time: noon.Add(time.Duration(i) * time.Second), Workspace: "default", Source: "github", Kind: kind, Reason: strings.Repeat("ü", 9000), URI: "event://a", ID: string(kind) + "", Name: "n",
 		})
 	}
 	r.Record(t.Context(), ingest.Outcome{Time: noon, Workspace: "other", Source: "github", Kind: ingest.Limited})
