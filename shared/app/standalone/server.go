@@ -161,7 +161,8 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		}
 	}()
 	if o.Upstream != nil {
-		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
+		s.upstream = inprocess.New(o.Upstream, o.Log)
+		s.undo = append(s.undo, func() { _ = s.upstream.Shutdown(ctx) })
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	// Do everything that can fail before the first worker starts. Listen before building the roles, because the sender refuses webhooks to
@@ -321,10 +322,10 @@ func (s *Server) drain(ctx context.Context) error {
 	go func() {
 		s.workers.Wait()
 		s.dispatcher.Wait(ctx)
-		if s.upstream != nil {
-			_ = s.upstream.Wait(ctx) // fails only if ctx ended, which is reported below
-		}
 		_ = s.conversation.Close(ctx) // fails only if ctx ended, which is reported below
+		if s.upstream != nil {
+			_ = s.upstream.Shutdown(ctx) // fails only if ctx ended, which is reported below
+		}
 		s.tails.Close()
 		close(done)
 	}()
