@@ -211,19 +211,26 @@ func TestAlarms(t *testing.T) {
 		// their log themselves.
 		expect.Equal(t, "ApplicationLogLevel", value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")), "DEBUG")
 	})
-	t.Run("OPS-14 the dashboard is JSON and shows each queue's age and each function's errors", func(t *testing.T) {
+	t.Run("OPS-14 the dashboard is JSON and shows what the alarms watch of queues, functions, endpoints, streams and the log", func(t *testing.T) {
 		shown := charts(t)
 		for _, q := range []string{"Inbox", "Events", "Deliveries", "Slow", "Dead"} {
 			expect.Has(t, "the dashboard's metrics", shown, "AWS/SQS ApproximateAgeOfOldestMessage QueueName ${"+q+"Queue.QueueName}")
 		}
-		functions := regexp.MustCompile(`Value: !Ref (\w+)}`).FindAllStringSubmatch(all["ErrorsAlarm"], -1)
-		for _, f := range functions {
-			if strings.HasSuffix(f[1], "StreamFunction") {
-				f[1] = "Endpoint" // the function that serves the MCP endpoint
+		for alarm, name := range map[string]string{
+			"ErrorsAlarm": "Errors", "ThrottlesAlarm": "Throttles", "RecursionAlarm": "RecursiveInvocationsDropped", "StreamsAlarm": "ConcurrentExecutions",
+		} {
+			functions := regexp.MustCompile(`Value: !(?:Ref|If \[HasCapacityProvider, !Ref) (\w+)`).FindAllStringSubmatch(all[alarm], -1)
+			for _, f := range functions {
+				if strings.HasSuffix(f[1], "StreamFunction") {
+					f[1] = "Endpoint" // the function that serves the MCP endpoint
+				}
+				expect.Has(t, "the dashboard's metrics", shown, "AWS/Lambda "+name+" FunctionName ${"+f[1]+"}")
 			}
-			expect.Has(t, "the dashboard's metrics", shown, "AWS/Lambda Errors FunctionName ${"+f[1]+"}")
+			expect.AtLeast(t, "the functions that "+alarm+" watches", len(functions), 1)
 		}
-		expect.AtLeast(t, "the functions that ErrorsAlarm watches", len(functions), 1)
+		for _, name := range []string{metric.DeadLetters, metric.EndpointsFailing, metric.LogClockSkew, metric.LogLateEntries} {
+			expect.Has(t, "the dashboard's metrics", shown, "mcp-events "+name+" stack ${AWS::StackName}")
+		}
 	})
 	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
 		source := expect.Value(os.ReadFile("../template.yaml"))(t)
