@@ -10,6 +10,7 @@ package match
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -367,19 +368,68 @@ func scalar(raw json.RawMessage) (string, bool) {
 	case string:
 		return v, true
 	case json.Number:
-		return v.String(), true
+		return canonicalNumber(v.String()), true
 	case bool:
 		return strconv.FormatBool(v), true
 	}
 	return "", false
 }
 
-// canonicalJSON encodes arguments with sorted members and without insignificant space. Numbers keep their digits.
+// canonicalJSON encodes arguments with sorted members and without insignificant space. Equal numbers have equal bytes.
 func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
 	values := make(map[string]any, len(args))
 	for name, raw := range args {
-		values[name] = jsonrpc.Value(raw)
+		values[name] = withCanonicalNumbers(jsonrpc.Value(raw))
 	}
 	text, _ := json.Marshal(values) // decoded JSON always encodes; maps are written in the order of their keys
 	return text
+}
+
+// withCanonicalNumbers replaces the numbers in decoded JSON, and returns the result.
+func withCanonicalNumbers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		return json.Number(canonicalNumber(v.String()))
+	case []any:
+		for i := range v {
+			v[i] = withCanonicalNumbers(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = withCanonicalNumbers(v[name])
+		}
+	}
+	return v
+}
+
+// maxZeros is the largest number of zeros that replace an exponent. Numbers that need more are beyond float64.
+const maxZeros = 330
+
+// canonicalNumber returns the shortest decimal form of a JSON number, because encoders differ. For example, 5.0 and 50e-1 become 5.
+// It keeps all significant digits, so that large integers stay exact.
+func canonicalNumber(text string) string {
+	number, exponent, _ := strings.Cut(strings.Replace(text, "E", "e", 1), "e")
+	number, negative := strings.CutPrefix(number, "-")
+	whole, fraction, _ := strings.Cut(number, ".")
+	point, err := strconv.Atoi(cmp.Or(exponent, "0"))
+	point += len(whole)
+	digits := strings.TrimLeft(whole+fraction, "0")
+	point -= len(whole) + len(fraction) - len(digits)
+	digits = strings.TrimRight(digits, "0")
+	switch {
+	case digits == "":
+		return "0"
+	case err != nil || point > len(digits)+maxZeros || point < -maxZeros:
+		return text
+	case point <= 0:
+		digits = "0." + strings.Repeat("0", -point) + digits
+	case point < len(digits):
+		digits = digits[:point] + "." + digits[point:]
+	default:
+		digits += strings.Repeat("0", point-len(digits))
+	}
+	if negative {
+		return "-" + digits
+	}
+	return digits
 }

@@ -334,6 +334,31 @@ func TestArgumentsOfNoPossibleURI(t *testing.T) {
 	}
 }
 
+// EVX-08, EVX-15: arguments that differ only in the spelling of JSON are equal, so they lead to the same subscription.
+func TestEqualArgumentsHaveEqualBytes(t *testing.T) {
+	entry := parse(t, `
+events:
+  - {name: a.b, uriTemplate: "event://a/{n}", filters: {x: /x, y: /y}, paramsSchema: {type: object, properties: {n: {type: integer}}}, payloadSchema: {}}`).Entries()[0]
+	for want, spellings := range map[string][]string{
+		`{"n":5,"x":["a",0.5]}`:                  {`{"n":5.0,"x":["\u0061",5e-1]}`, ` { "x" : [ "a" , 0.50 ] , "n" : 0.5E+1 } `},
+		`{"x":[0,-12.25,100,0.0000001]}`:         {`{"x":[-0,-12.250,1e2,1e-07]}`, `{"x":[0e9,-1225e-2,100.0,1E-7]}`},
+		`{"x":9007199254740993}`:                 {`{"x":9007199254740993.0}`},
+		`{"x":1` + strings.Repeat("0", 16) + `}`: {`{"x":1e+16}`},
+	} {
+		for _, spelling := range append(spellings, want) {
+			s := expect.Value(Select(entry, json.RawMessage(spelling), auth.Principal{}))(t)
+			expect.Equal(t, "the selection by "+spelling, string(s.Arguments), want)
+			if strings.Contains(want, `"n"`) {
+				expect.Equal(t, "the pattern for "+spelling, s.Pattern.URI(), "event://a/5")
+			}
+			expect.Equal(t, "the canonical form of "+spelling, string(expect.Value(CanonicalArguments(json.RawMessage(spelling)))(t)), want)
+		}
+	}
+	for _, huge := range []string{`{"x":1e999999999}`, `{"x":1e-99999999999999999999}`} {
+		expect.Equal(t, "the canonical form of a number that is too large to write out", string(expect.Value(CanonicalArguments(json.RawMessage(huge)))(t)), huge)
+	}
+}
+
 // TestUnknownArgument: AUT-06, EVX-03: an argument that the event type does not take is refused, and a long name is not repeated.
 func TestUnknownArgument(t *testing.T) {
 	entry := parse(t, patternCatalog).ByName("github.push")
