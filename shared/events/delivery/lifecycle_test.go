@@ -28,9 +28,6 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// stepForget is the deletion of a delivery, because it succeeded or has no receiver anymore.
-const stepForget state.Step = "forget"
-
 // storedLife is everything that the store has of a delivery.
 type storedLife struct {
 	stage                string
@@ -38,30 +35,23 @@ type storedLife struct {
 	letters              int
 }
 
-// Only a pending delivery has a due entry, which brings back a lost message, and only a dead one has a letter.
-var (
-	pendingLife   = storedLife{stage: state.Pending, due: 1, bodies: 1}
-	pausedLife    = storedLife{stage: state.Paused, waiting: 1, bodies: 1}
-	suspendedLife = storedLife{stage: state.Suspended, bodies: 1}
-	deadLife      = storedLife{stage: state.Dead, bodies: 1, letters: 1}
-	forgottenLife = storedLife{stage: state.None, bodies: 1}
-)
+// storedLives has what is stored after the step to each state. A step to [state.None] deletes the delivery, because it succeeded or has no
+// receiver anymore. Only a pending delivery has a due entry, which brings back a lost message, and only a dead one has a letter.
+var storedLives = map[string]storedLife{
+	state.None:      {bodies: 1},
+	state.Pending:   {stage: state.Pending, due: 1, bodies: 1},
+	state.Paused:    {stage: state.Paused, waiting: 1, bodies: 1},
+	state.Suspended: {stage: state.Suspended, bodies: 1},
+	state.Dead:      {stage: state.Dead, bodies: 1, letters: 1},
+}
 
-// lifecycleTable has what is stored after each step that is possible in a state.
-var lifecycleTable = map[string]map[state.Step]storedLife{
-	state.None: {
-		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife,
-	},
-	state.Pending: {
-		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife, stepForget: forgottenLife,
-	},
-	state.Paused: {
-		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife, stepForget: forgottenLife,
-	},
-	state.Suspended: {state.StepSchedule: pendingLife},
-	state.Dead: {
-		state.StepSchedule: pendingLife, state.StepPause: pausedLife, state.StepSuspend: suspendedLife, state.StepGiveUp: deadLife,
-	},
+// steps has the states to which a step is possible from each state.
+var steps = map[string][]string{
+	state.None:      {state.Pending, state.Paused, state.Suspended, state.Dead},
+	state.Pending:   {state.Pending, state.Paused, state.Suspended, state.Dead, state.None},
+	state.Paused:    {state.Pending, state.Paused, state.Suspended, state.Dead, state.None},
+	state.Suspended: {state.Pending},
+	state.Dead:      {state.Pending, state.Paused, state.Suspended, state.Dead},
 }
 
 // lives is a rig in which one delivery is brought into states and makes steps.
@@ -118,29 +108,27 @@ func (l *lives) reads(stage string, attempt int) (worker, error) {
 	return w, err
 }
 
-// make makes a step.
-func (w worker) make(s state.Step) (written bool, err error) {
+// make makes the step to a state.
+func (w worker) make(to string) (written bool, err error) {
 	ctx := w.t.Context()
 	failed := func() {
 		w.del.Attempts = append(w.del.Attempts, state.Result{At: w.now, Category: "http_5xx", Status: 500})
 	}
-	switch s {
-	case state.StepSchedule:
+	switch to {
+	case state.Pending:
 		if w.del.Stored != state.Suspended {
 			failed()
 		}
 		return w.d.deliveries.Schedule(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
-	case state.StepPause:
+	case state.Paused:
 		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, switches.OriginSwitch(lifeOrigin))
-	case state.StepSuspend:
+	case state.Suspended:
 		return w.d.deliveries.Suspend(ctx, w.del, &w.event)
-	case state.StepGiveUp:
+	case state.Dead:
 		failed()
 		return w.d.outcomes.DeadLetter(ctx, w.del, &w.event)
-	case stepForget:
-		return true, state.WriteNotes(ctx, w.d.DB, w.del.DeletionNotes())
 	}
-	return false, fmt.Errorf("no step %q", s)
+	return true, state.WriteNotes(ctx, w.d.DB, w.del.DeletionNotes())
 }
 
 // bring brings the delivery into a state and returns the number of its next attempt.
@@ -149,19 +137,12 @@ func (l *lives) bring(stage string) (attempt int) {
 	if stage == state.None {
 		return 1
 	}
-	for s, to := range lifecycleTable[state.None] {
-		if to.stage != stage {
-			continue
-		}
-		w, err := l.reads(state.None, 1)
-		if err == nil {
-			_, err = w.make(s)
-		}
-		expect.OK(l.t, err)
-		return len(w.del.Attempts) + 1
+	w, err := l.reads(state.None, 1)
+	if err == nil {
+		_, err = w.make(stage)
 	}
-	l.t.Fatalf("no step leads to %q", stage)
-	return 0
+	expect.OK(l.t, err)
+	return len(w.del.Attempts) + 1
 }
 
 func (l *lives) storedLife() (s storedLife) {
@@ -189,9 +170,9 @@ func (l *lives) storedLife() (s storedLife) {
 // TestADeliveryLivesByItsTable: WHK-18, WHK-23. From each state each step leads to the state that the table names, with its
 // due entry or dead letter, although the process dies before or after any write of it and another one repeats the step.
 func TestADeliveryLivesByItsTable(t *testing.T) {
-	for from, steps := range lifecycleTable {
-		for s, want := range steps {
-			t.Run(fmt.Sprintf("WHK-18 %s when it is %q", s, from), func(t *testing.T) {
+	for from, steps := range steps {
+		for _, to := range steps {
+			t.Run(fmt.Sprintf("WHK-18 to %q when it is %q", to, from), func(t *testing.T) {
 				crashes := 0
 				atEachStep(t, 2, func(point int, late bool) bool {
 					l := newLives(t)
@@ -201,7 +182,7 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 					for {
 						w, err := l.reads(from, attempt)
 						if err == nil && w.del != nil {
-							_, err = w.make(s)
+							_, err = w.make(to)
 						}
 						if err == nil {
 							break
@@ -213,7 +194,7 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 						l.now = l.now.Add(time.Second)
 						crashes++
 					}
-					if got := l.storedLife(); got != want {
+					if got, want := l.storedLife(), storedLives[to]; got != want {
 						t.Fatalf("death at step %d (late %v): got %+v, want %+v", point, late, got, want)
 					}
 					return l.budget > 0
@@ -227,20 +208,20 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 // TestTwoWorkersHaveOneDelivery: WHK-23. Two workers read the same delivery, and both make a step. Only one of them writes it, unless both
 // have a new delivery and the first one gave up: then the second delivery takes the place of the first one.
 func TestTwoWorkersHaveOneDelivery(t *testing.T) {
-	for from, steps := range lifecycleTable {
-		for first := range steps {
-			for second := range steps {
-				if second == stepForget {
+	for from, steps := range steps {
+		for _, first := range steps {
+			for _, second := range steps {
+				if second == state.None {
 					continue // it is never refused
 				}
-				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
+				t.Run(fmt.Sprintf("WHK-23 first to %q, then to %q when it was %q", first, second, from), func(t *testing.T) {
 					l := newLives(t)
 					attempt := l.bring(from)
 					a := expect.Value(l.reads(from, attempt))(t)
 					b := expect.Value(l.reads(from, attempt))(t)
 					expect.Equal(t, "the first worker writes it", expect.Value(a.make(first))(t), true)
 					isNew := from == state.None || from == state.Dead
-					expect.Equal(t, "the second worker writes it", expect.Value(b.make(second))(t), isNew && first == state.StepGiveUp)
+					expect.Equal(t, "the second worker writes it", expect.Value(b.make(second))(t), isNew && first == state.Dead)
 				})
 			}
 		}
@@ -249,13 +230,13 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 
 // WHK-18: given a suspended delivery, then it can only be scheduled.
 func TestAStepThatIsNotInTheTableIsRefused(t *testing.T) {
-	for _, s := range []state.Step{state.StepPause, state.StepSuspend, state.StepGiveUp} {
-		t.Run("WHK-18 "+string(s), func(t *testing.T) {
+	for _, to := range []string{state.Paused, state.Suspended, state.Dead} {
+		t.Run("WHK-18 to "+to, func(t *testing.T) {
 			l := newLives(t)
 			l.bring(state.Suspended)
 			w := expect.Value(l.reads(state.Suspended, 1))(t)
-			if written, err := w.make(s); written || err == nil || !strings.Contains(err.Error(), string(s)) {
-				t.Errorf("got %v, %v, want an error that names the step %q", written, err, s)
+			if written, err := w.make(to); written || err == nil || !strings.Contains(err.Error(), "can only be scheduled") {
+				t.Errorf("got %v, %v, want an error that names the only possible step", written, err)
 			}
 		})
 	}

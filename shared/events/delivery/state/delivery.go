@@ -38,8 +38,6 @@ import (
 //     worker dies in between, the due entry replaces the lost message. Only the delayed message of a new delivery may be
 //     sent at the same time; see [Deliveries.Schedule].
 //   - A message is stale, and dropped, if its attempt is not the delivery's next one.
-//
-// [transitions] has all states and steps.
 
 // Delivery is the delivery of an event to a subscription, as the store keeps it. Its JSON is the value of an item.
 type Delivery struct {

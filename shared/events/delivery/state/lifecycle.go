@@ -28,53 +28,10 @@ const (
 	Dead      = "dead"
 )
 
-// Step is a change of a delivery's state. Each step has one method, for example [Deliveries.Schedule].
-type Step string
-
-const (
-	StepSchedule Step = "schedule"
-	StepPause    Step = "pause"
-	StepSuspend  Step = "suspend"
-	StepGiveUp   Step = "give up"
-)
-
-// transitions maps the state of a delivery and a step to the next state. Steps that cannot happen are missing. For example, a suspended
-// delivery is scheduled before it is attempted, so it cannot be given up. The end of a delivery is no step, because
-// [Delivery.DeletionNotes] deletes it.
-//
 // A dead delivery can be scheduled, because people can have its event delivered again: with a replay, from the dead letter, or by
 // subscribing with an older cursor. If a page task is redelivered and its attempt fails, a dead delivery is scheduled, too. The dead letter
 // is then deleted, so that an event never has two letters for one subscription. But if the first attempt of a page succeeds, the dead
 // letter stays, because the page does not read stored deliveries.
-var transitions = map[string]map[Step]string{
-	None: {
-		StepSchedule: Pending,
-		StepPause:    Paused,
-		StepSuspend:  Suspended,
-		StepGiveUp:   Dead,
-	},
-	Pending: {
-		StepSchedule: Pending,
-		StepPause:    Paused,
-		StepSuspend:  Suspended,
-		StepGiveUp:   Dead,
-	},
-	Paused: {
-		StepSchedule: Pending,
-		StepPause:    Paused,
-		StepSuspend:  Suspended,
-		StepGiveUp:   Dead,
-	},
-	Suspended: {
-		StepSchedule: Pending,
-	},
-	Dead: {
-		StepSchedule: Pending,
-		StepPause:    Paused,
-		StepSuspend:  Suspended,
-		StepGiveUp:   Dead,
-	},
-}
 
 // result says whether a worker could write a delivery and, if not, how the delivery continues.
 type result int
@@ -135,7 +92,7 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 		}()
 	}
 	r, err := ds.write(ctx, del, change{
-		step: StepSchedule, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
+		to: Pending, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
 		also: func() []store.Op { return also },
 	})
 	var sendErr error
@@ -161,7 +118,7 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 // message goes back to its queue. e is nil for a control message.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (bool, error) {
 	return isWritten(ds.write(ctx, del, change{
-		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
+		to: Paused, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
 		entry: func() store.Item {
 			next := del.NextTask().Task
 			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.Endpoint, Owner: next.Owner()})
@@ -176,7 +133,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 // Suspend returns false if another worker continues the delivery or it has ended.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
-	return isWritten(ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor}))
+	return isWritten(ds.write(ctx, del, change{to: Suspended, what: "suspend a delivery", event: e, keep: RetriedFor}))
 }
 
 // GiveUp ends the attempts of a delivery and keeps it as a dead letter. It stores the event of a new delivery. For a stored
@@ -188,7 +145,7 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	now := ds.Now()
 	del.Due, del.Died = time.Time{}, now
 	return isWritten(ds.write(ctx, del, change{
-		step: StepGiveUp, what: "record a dead letter", event: e, keep: RetriedFor,
+		to: Dead, what: "record a dead letter", event: e, keep: RetriedFor,
 		also: func() (letters []store.Op) {
 			value := del.Item().Value
 			for _, key := range del.LetterKeys(now) {
@@ -214,7 +171,7 @@ func (del *Delivery) DeletionNotes() []store.Op {
 // change is one step of a delivery, with the writes that belong to the step. [Deliveries.write] calls entry and also again for each try,
 // because the delivery may have changed: if it replaces a dead delivery, it also has that delivery's attempts.
 type change struct {
-	step Step
+	to   string // the state after the step
 	what string // names the operation in error messages
 	// event, if not nil, is stored for at least the time keep, so that retries can send it.
 	event *event.Event
@@ -225,13 +182,12 @@ type change struct {
 
 const maxContests = 5 // writes of a delivery that other workers keep changing
 
-// write stores the state of a delivery after a step of [transitions], in one transaction with the other writes of the change c.
+// write stores the state of a delivery after a step, in one transaction with the other writes of the change c.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (result, error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
-		to, ok := transitions[del.Stored][c.step]
-		if !ok {
-			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.step, del.Stored)
+		if del.Stored == Suspended && c.to != Pending { // a suspended delivery is scheduled before it is attempted
+			return 0, fault.New(fault.Internal, "%s: a suspended delivery can only be scheduled", c.what)
 		}
 		var body *newBody
 		var err error
@@ -245,7 +201,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 		if err != nil {
 			return 0, err
 		}
-		conditional, err := ds.put(ctx, del, to, c, body)
+		conditional, err := ds.put(ctx, del, c, body)
 		switch {
 		case err == nil:
 			return written, nil
@@ -254,7 +210,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 		case body != nil:
 			continue // another process may have stored the event, which is also a conflict
 		}
-		r, err := ds.resolveConflict(ctx, del, c.step, fresh)
+		r, err := ds.resolveConflict(ctx, del, c.to, fresh)
 		if err != nil || r != tryAgain {
 			return r, err
 		}
@@ -265,15 +221,15 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step, together with the event if body is not nil. The parameter to is the delivery's state after the
-// step. conditional reports whether the writes of c.also have conditions, because these may then have caused a conflict.
-func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c change, body *newBody) (conditional bool, err error) {
+// put writes the transaction of a step, together with the event if body is not nil. conditional reports whether the writes of c.also have
+// conditions, because these may then have caused a conflict.
+func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *newBody) (conditional bool, err error) {
 	stored := false
 	if body != nil {
 		defer func() { body.release(stored, err) }()
 	}
 	before := del.State
-	if del.State = to; to == Paused {
+	if del.State = c.to; c.to == Paused {
 		del.State = Pending
 	}
 	var ops []store.Op
@@ -306,13 +262,13 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c chang
 		return conditional, err
 	}
 	stored, del.replaced = true, nil
-	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to, len(del.Attempts)
+	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, c.to, len(del.Attempts)
 	return conditional, nil
 }
 
-// resolveConflict finds out why a delivery could not be written, and whether the worker may try again. fresh says that the worker created
-// the delivery and did not read it from the store.
-func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step, fresh bool) (result, error) {
+// resolveConflict finds out why a delivery could not be written with the state given as to, and whether the worker may try again. fresh says
+// that the worker created the delivery and did not read it from the store.
+func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to string, fresh bool) (result, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
@@ -325,7 +281,7 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 		state = current.Stored
 	}
 	switch {
-	case !fresh && s != StepGiveUp && del.sameAttempt(current):
+	case !fresh && to != Dead && del.sameAttempt(current):
 		del.Version, del.Stored, del.Place, del.Renewals = current.Version, current.Stored, current.Place, current.Renewals
 		return tryAgain, nil
 	case !fresh && IsUnderWay(state):
@@ -338,7 +294,7 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, s Step
 	case IsUnderWay(state) && del.Again:
 		return taken, nil // a person's request does not renew a delivery that still has to be sent
 	case IsUnderWay(state):
-		return ds.renew(ctx, current, s)
+		return ds.renew(ctx, current, to)
 	case current == nil:
 		del.Version, del.Stored, del.replaced = 0, None, nil
 	default:
@@ -356,9 +312,9 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 }
 
 // renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an older
-// cursor. The stored delivery then also serves as the new one, whose step is s. But a worker may be about to delete it, because an attempt
-// has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a worker that read the item before
-// can no longer delete it or give it up. That worker's message may have been the only trace of the delivery, because the due table and
+// cursor. The stored delivery then also serves as the new one, whose state would have been the one given as to. But a worker may be about
+// to delete it, because an attempt has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a
+// worker that read the item before can no longer delete it or give it up. That worker's message may have been the only trace of the delivery, because the due table and
 // switches delete their entries when they send a message. So renew also writes a due entry, which delivers the event once more. If the
 // delivery already has a due entry with a later time, the new entry gets the same time, so that frequent requests do not postpone the
 // delivery.
@@ -367,12 +323,12 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // different key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same
 // reason.
 //
-// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted (StepSchedule).
-// If the delivery has changed once more, renew returns tryAgain.
-func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (result, error) {
+// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted. If the delivery has changed
+// once more, renew returns tryAgain.
+func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (result, error) {
 	now := ds.Now()
 	switch {
-	case current.Stored == Suspended && s != StepSchedule:
+	case current.Stored == Suspended && to != Pending:
 		return taken, nil
 	case current.Stored == Suspended:
 		r, err := ds.schedule(ctx, current, nil, now, nil)
@@ -390,7 +346,7 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (res
 		replaced.Cond = store.Exists()
 	}
 	var entry store.Item
-	if current.Stored == Paused && s == StepPause && waiting != nil {
+	if current.Stored == Paused && to == Paused && waiting != nil {
 		entry = *waiting
 		since, _, _ := strings.Cut(entry.Sort, "#")
 		entry.Sort = since + "#" + rand.Text()
