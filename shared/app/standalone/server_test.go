@@ -252,8 +252,8 @@ type sqlJob string
 func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
 func (sqlJob) Done(error)                  {}
 
-// OPS-16 OPS-12: GET /healthz and GET /readyz are independent. A server is unhealthy while its writes to the database fail. Its metrics
-// are still served, and one of them says that it is unhealthy.
+// OPS-16 OPS-12: a server is neither healthy nor ready while its writes to the database fail. Its metrics are still served, and one of
+// them says that it is unhealthy.
 func TestAliveAndReady(t *testing.T) {
 	e := serve(t, nil)
 	if code, body := ask(t, e, "", "GET", "/readyz", ""); code != http.StatusOK || body != `{"status":"ready"}` {
@@ -273,9 +273,13 @@ func TestAliveAndReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A small write of the server itself may still succeed between two steps, because it fits into the rest of a page.
-	code, body, health := 0, "", 1.0
-	for try := 0; try < 20 && (code != http.StatusServiceUnavailable || health != 0); try++ {
-		for _, look := range []func(){func() { code, body = get() }, func() { health = value(scrape(t, e), metric.Healthy, "") }} {
+	code, body, ready, health := 0, "", 0, 1.0
+	for try := 0; try < 20 && (code != http.StatusServiceUnavailable || ready != http.StatusServiceUnavailable || health != 0); try++ {
+		for _, look := range []func(){
+			func() { code, body = get() },
+			func() { ready, _ = ask(t, e, "", "GET", "/readyz", "") },
+			func() { health = value(scrape(t, e), metric.Healthy, "") },
+		} {
 			expect.Error(t, "a write to a full disk", do("CREATE TABLE x AS SELECT zeroblob(100000)"))
 			look()
 		}
@@ -283,6 +287,7 @@ func TestAliveAndReady(t *testing.T) {
 	if code != http.StatusServiceUnavailable || body != `{"reason":"the last write to the database failed","status":"unavailable"}` || health != 0 {
 		t.Errorf("got %d %s and %s %v, want 503 and 0", code, body, metric.Healthy, health)
 	}
+	expect.Equal(t, "the status of /readyz", ready, http.StatusServiceUnavailable)
 	expect.OK(t, do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"))
 	if code, body := get(); code != http.StatusOK {
 		t.Errorf("after a successful write: got %d %s, want 200", code, body)
