@@ -135,7 +135,7 @@ func TestGaps(t *testing.T) {
 		r.work()
 		r.now = r.now.Add(6 * time.Hour)
 		_, d, _ := r.process()
-		expect.OK(t, d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
+		expect.OK(t, d.DB.Write(t.Context(), store.Put(store.Item{Key: progressKey, Counts: map[string]int64{"at": r.now.UnixMicro()}})))
 		r.script = refuse(r, failed)
 		lost := r.now
 		r.run("lost")

@@ -74,7 +74,7 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	published := r.now
 	r.handle()
 	r.now = r.now.Add(3 * time.Hour)
-	expect.OK(t, r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
+	expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: progressKey, Counts: map[string]int64{"at": r.now.UnixMicro()}})))
 	settled := func() int64 {
 		t.Helper()
 		at, _, err := (&lifecycle.Watermark{DB: r.db}).SettledPosition(t.Context(), "default", sub.ID)

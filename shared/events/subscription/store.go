@@ -422,7 +422,7 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 			if it.Counts[name] >= 0 {
 				continue
 			}
-			if err := s.DB.Write(ctx, store.Raise(it.Key, name, 0)); err != nil {
+			if err := s.DB.Write(ctx, store.Add(it.Key, map[string]int64{name: -it.Counts[name]}, nil)); err != nil {
 				return fault.Wrap(fault.Unavailable, err, "heal the shapes in use")
 			}
 		}
@@ -467,12 +467,24 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	// interest.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
-	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
-	if err != nil {
-		return eventlog.Interest{}, err
-	}
-	if it == nil || it.Counts[name] <= least {
-		if err := db.Write(ctx, store.Raise(shapes, name, least+int64(time.Hour/time.Second))); err != nil {
+	for {
+		it, err := store.One(ctx, db, shapes, "read the interest in a shape")
+		if err != nil {
+			return eventlog.Interest{}, err
+		}
+		had, raised := int64(0), least+int64(time.Hour/time.Second)
+		if it != nil {
+			had = it.Counts[name]
+		}
+		if had > least {
+			break
+		}
+		// The limit keeps two callers from both adding to the same time.
+		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, store.ErrConflict) {
 			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
 		}
 	}

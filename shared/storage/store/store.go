@@ -68,7 +68,7 @@ type Item struct {
 	Value []byte
 	// Version is a number that the writer chooses, see [VersionIs].
 	Version int64
-	// Counts are integers that [Add] and [Raise] change without reading the item first. Names are [A-Za-z0-9_-].
+	// Counts are integers that [Add] changes without reading the item first. Names are [A-Za-z0-9_-].
 	Counts map[string]int64
 	// Expires is when readers and conditions begin to treat the item as absent, to the second. The zero time means never.
 	Expires time.Time
@@ -208,14 +208,13 @@ const (
 	OpPut OpKind = iota + 1
 	OpDelete
 	OpAdd
-	OpRaise
 	OpCheck
 )
 
-// Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add], [Raise] or [Check].
+// Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add] or [Check].
 type Op struct {
 	Kind OpKind
-	Item Item // for OpPut; the others have only Key, and OpAdd and OpRaise also Counts and Expires
+	Item Item // for OpPut; the others have only Key, and OpAdd also Counts and Expires
 	Cond Condition
 	// Limits has, by name, the largest value that a count may have after an OpAdd.
 	Limits map[string]int64
@@ -235,12 +234,6 @@ func Delete(key Key, cond ...Condition) Op {
 // write fails with [ErrConflict]. Add keeps the value and the version.
 func Add(key Key, counts, limits map[string]int64) Op {
 	return Op{Kind: OpAdd, Item: Item{Key: key, Counts: counts}, Limits: limits}
-}
-
-// Raise returns an operation that sets one count to at least the given value, and creates the item if it is absent. It must be
-// the only operation of its [DB.Write], and never conflicts.
-func Raise(key Key, name string, value int64) Op {
-	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
 }
 
 // Check returns an operation that makes the transaction fail unless the condition holds. It writes nothing.
@@ -379,9 +372,6 @@ func CheckWrite(ops []Op) error {
 		if err := op.check(); err != nil {
 			return err
 		}
-		if op.Kind == OpRaise && len(ops) > 1 {
-			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
-		}
 		if op.Item.Sort == AtCommit {
 			continue // each gets its own key
 		}
@@ -434,10 +424,6 @@ func (op *Op) check() error {
 	}
 	switch op.Kind {
 	case OpPut, OpDelete, OpAdd:
-	case OpRaise:
-		if len(op.Item.Counts) != 1 {
-			return fault.New(fault.Invalid, "a raise has %d counts (allowed: 1)", len(op.Item.Counts))
-		}
 	case OpCheck:
 		if op.Cond == (Condition{}) {
 			return fault.New(fault.Invalid, "a check needs a condition")

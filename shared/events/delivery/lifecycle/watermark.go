@@ -199,6 +199,6 @@ func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Me
 	}
 	p.mu.Unlock()
 	if due {
-		_ = db.Write(ctx, store.Raise(progressKey, countAt, now.UnixMicro()))
+		_ = db.Write(ctx, store.Put(store.Item{Key: progressKey, Counts: map[string]int64{countAt: now.UnixMicro()}}))
 	}
 }

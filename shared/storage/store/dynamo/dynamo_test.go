@@ -49,8 +49,6 @@ func TestHowManyRequestsACallTakes(t *testing.T) {
 		{"a put", func(ctx context.Context) error { return db.Write(ctx, store.Put(item)) }, "PutItem"},
 		{"a conditional put", func(ctx context.Context) error { return db.Write(ctx, store.Put(item, store.VersionIs(1))) }, "PutItem"},
 		{"a count", func(ctx context.Context) error { return db.Write(ctx, store.Add(key, map[string]int64{"n": 1}, nil)) }, "UpdateItem"},
-		{"a raise", func(ctx context.Context) error { return db.Write(ctx, store.Raise(key, "n", 2)) }, "UpdateItem"},
-		{"a raise of what is high enough", func(ctx context.Context) error { return db.Write(ctx, store.Raise(key, "n", 1)) }, "UpdateItem"},
 		{"a check", func(ctx context.Context) error { return db.Write(ctx, store.Check(key, store.Exists())) }, "GetItem"},
 		{"two operations", func(ctx context.Context) error { return db.Write(ctx, store.Put(item), store.Put(second)) }, "TransactWriteItems"},
 		{"26 operations without order", func(ctx context.Context) error { return db.WriteAll(ctx, many...) }, "BatchWriteItem BatchWriteItem"},
@@ -91,7 +89,6 @@ func TestAnExpiredItemIsAbsentForEveryOperation(t *testing.T) {
 		"put over the version":     {ops: []store.Op{store.Put(store.Item{Key: key}, store.VersionIs(3))}, conflict: true},
 		"add":                      {ops: []store.Op{store.Add(key, one, nil)}, want: &store.Item{Key: key, Counts: one}},
 		"add over the limit":       {ops: []store.Op{store.Add(key, map[string]int64{"n": 2}, one)}, conflict: true},
-		"raise":                    {ops: []store.Op{store.Raise(key, "n", 1)}, want: &store.Item{Key: key, Counts: one}},
 		"transact: add over limit": {ops: []store.Op{second, store.Add(key, map[string]int64{"n": 2}, one)}, conflict: true},
 	}
 	for name, tt := range tests {
@@ -112,11 +109,11 @@ func TestAnExpiredItemIsAbsentForEveryOperation(t *testing.T) {
 func TestACountMayCarryAnExpiry(t *testing.T) {
 	db := open(t)
 	at := db.clock.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	for i, op := range []store.Op{store.Add(key, map[string]int64{"n": 3}, nil), store.Raise(key, "n", 7), store.Raise(key, "n", 7)} {
+	for i, op := range []store.Op{store.Add(key, map[string]int64{"n": 3}, nil), store.Add(key, map[string]int64{"n": 4}, nil)} {
 		op.Item.Expires = at.Add(time.Duration(i) * time.Minute)
 		write(t, db, op)
 	}
-	same(t, read(t, db, key), &store.Item{Key: key, Counts: map[string]int64{"n": 7}, Expires: at.Add(2 * time.Minute)})
+	same(t, read(t, db, key), &store.Item{Key: key, Counts: map[string]int64{"n": 7}, Expires: at.Add(time.Minute)})
 }
 
 func TestConcurrentTransactionsOnACountAllApply(t *testing.T) {
@@ -294,9 +291,8 @@ func TestWritesOutsideOfTheLimitsAreRefused(t *testing.T) {
 		ops  []store.Op
 		kind fault.Kind
 	}{
-		"raise among others": {[]store.Op{store.Delete(other), store.Raise(key, "n", 1)}, fault.Invalid},
-		"name of a limit":    {[]store.Op{store.Add(key, nil, map[string]int64{"": 1})}, fault.Invalid},
-		"unknown operation":  {[]store.Op{{Item: store.Item{Key: key}}}, fault.Invalid},
+		"name of a limit":   {[]store.Op{store.Add(key, nil, map[string]int64{"": 1})}, fault.Invalid},
+		"unknown operation": {[]store.Op{{Item: store.Item{Key: key}}}, fault.Invalid},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -389,12 +385,6 @@ func TestALostAnswerIsNoConflict(t *testing.T) {
 			operation: "UpdateItem",
 			when:      []store.Op{store.Add(key, map[string]int64{"n": 2}, map[string]int64{"n": 7})},
 			want:      &store.Item{Key: key, Counts: map[string]int64{"n": 7}},
-		},
-		"a count is raised": {
-			given:     store.Add(key, map[string]int64{"n": 5}, nil),
-			operation: "UpdateItem",
-			when:      []store.Op{store.Raise(key, "n", 9)},
-			want:      &store.Item{Key: key, Counts: map[string]int64{"n": 9}},
 		},
 		"a transaction": {
 			given:     store.Add(key, map[string]int64{"n": 5}, nil),

@@ -185,36 +185,17 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	if len(add) > 0 {
 		update = append(update, "ADD "+strings.Join(add, ", "))
 	}
-	if set := e.assign(item, false, mark); set != "" {
-		update = append(update, "SET "+set)
-	}
-	return strings.Join(update, " ")
-}
-
-// assign returns the SET clause for the expiry of item and the mark of this write and, if counts is true, the counts.
-func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
-	if counts {
-		for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
-			set = append(set, e.name("c_"+name)+" = "+e.value(number(item.Counts[name])))
-		}
-	}
 	if !item.Expires.IsZero() {
 		set = append(set, e.name("exp")+" = "+e.value(number(item.Expires.Unix())))
 	}
 	if mark != nil {
 		set = append(set, e.name("t")+" = "+e.value(&types.AttributeValueMemberB{Value: mark}))
 	}
-	return strings.Join(set, ", ")
-}
-
-// isBelow returns a condition that holds if the stored count is absent or smaller than the single one in counts.
-func (e *expression) isBelow(counts map[string]int64) string {
-	for name, n := range counts {
-		ref := e.name("c_" + name)
-		return "(attribute_not_exists(" + ref + ") OR " + ref + " < " + e.value(number(n)) + ")"
+	if len(set) > 0 {
+		update = append(update, "SET "+strings.Join(set, ", "))
 	}
-	return ""
+	return strings.Join(update, " ")
 }
 
 // within returns conditions that hold if every stored count stays within its limit when the given counts are added.

@@ -53,8 +53,6 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 			return db.delete(ctx, op, tries)
 		case store.OpAdd:
 			return db.add(ctx, op, mark())
-		case store.OpRaise:
-			return db.raise(ctx, op)
 		default:
 			return db.check(ctx, op)
 		}
@@ -150,9 +148,21 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	for {
 		e := &expression{}
 		conditions := append([]string{e.alive(db.now()), e.markIsNot(mark)}, e.within(op.Item.Counts, op.Limits)...)
-		old, err := db.update(ctx, op, e, e.sum(op.Item, mark), conditions)
-		if err != nil || old == nil {
+		_, err := db.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+			TableName:                           aws.String(db.names[op.Item.Table]),
+			Key:                                 keyOf(op.Item.Key),
+			UpdateExpression:                    aws.String(e.sum(op.Item, mark)),
+			ConditionExpression:                 aws.String(strings.Join(conditions, " AND ")),
+			ExpressionAttributeNames:            e.names,
+			ExpressionAttributeValues:           e.values,
+			ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
+		})
+		old, is := checkRefusal(err)
+		switch {
+		case !is:
 			return err
+		case len(old) == 0: // there is no item, and a count exceeds its limit
+			return store.ErrConflict
 		}
 		item, err := decode(op.Item.Table, old)
 		if err != nil {
@@ -173,65 +183,6 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	}
 }
 
-// raise sets a count if the stored one is smaller. If the operation has an expiry, raise sets it in any case. It needs no mark,
-// because repeating it is harmless.
-func (db *DB) raise(ctx context.Context, op store.Op) error {
-	pause := newPause()
-	for {
-		e := &expression{}
-		old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, true, nil), []string{e.alive(db.now()), e.isBelow(op.Item.Counts)})
-		if err != nil || old == nil {
-			return err
-		}
-		item, err := decode(op.Item.Table, old)
-		if err != nil {
-			return err
-		}
-		if !db.expired(item) {
-			return db.extend(ctx, op, item)
-		}
-		if done, err := db.replaceExpired(ctx, op, nil); done || err != nil {
-			return err
-		}
-		if err := pause.wait(ctx); err != nil {
-			return err
-		}
-	}
-}
-
-// extend sets only the expiry of an item, because the stored count is already high enough.
-func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
-	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
-		return nil
-	}
-	e := &expression{}
-	old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, false, nil), []string{"attribute_exists(pk)", e.alive(db.now())})
-	if old != nil || errors.Is(err, store.ErrConflict) { // the item has expired or was deleted meanwhile
-		return db.raise(ctx, op)
-	}
-	return err
-}
-
-// update makes an UpdateItem request. If the conditions fail on an existing item, it returns that item and no error.
-func (db *DB) update(ctx context.Context, op store.Op, e *expression, update string, conditions []string) (old attributes, err error) {
-	_, err = db.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
-		TableName:                           aws.String(db.names[op.Item.Table]),
-		Key:                                 keyOf(op.Item.Key),
-		UpdateExpression:                    &update,
-		ConditionExpression:                 aws.String(strings.Join(conditions, " AND ")),
-		ExpressionAttributeNames:            e.names,
-		ExpressionAttributeValues:           e.values,
-		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
-	})
-	if old, is := checkRefusal(err); is {
-		if len(old) == 0 { // there is no item, and a count exceeds its limit or [DB.extend] needs an item
-			return nil, store.ErrConflict
-		}
-		return old, nil
-	}
-	return nil, err
-}
-
 // replaceExpired replaces an expired item by one that has only counts. It reports false if the item is no longer expired.
 func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
 	e := &expression{}
@@ -249,7 +200,7 @@ func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (don
 	return err == nil, err
 }
 
-// onlyCounts returns the item that an Add or Raise creates.
+// onlyCounts returns the item that an Add creates.
 func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }

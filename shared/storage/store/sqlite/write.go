@@ -141,7 +141,7 @@ func (w *write) Apply(tx *engine.Tx) error {
 	w.found = nil
 	for i := range w.ops {
 		op := &w.ops[i]
-		counting := op.Kind == store.OpAdd || op.Kind == store.OpRaise
+		counting := op.Kind == store.OpAdd
 		if !counting && op.Cond == (store.Condition{}) {
 			continue
 		}
@@ -253,7 +253,7 @@ func (w *write) apply(tx *engine.Tx, i int) error {
 		return put(tx.Conn, op.Item.Key, sort, &op.Item)
 	case store.OpDelete:
 		return tx.Stmt(tables[op.Item.Table].delete).Text(1, op.Item.Partition).Text(2, op.Item.Sort).Exec()
-	case store.OpAdd, store.OpRaise:
+	case store.OpAdd:
 		return count(tx.Conn, op, &w.found[i])
 	}
 	return nil
@@ -272,18 +272,14 @@ func seconds(item *store.Item) int64 {
 	return max(item.Expires.Unix(), 1)
 }
 
-// count adds to the counts of an item, or raises them. It replaces an expired item.
+// count adds to the counts of an item. It replaces an expired item.
 func count(c *engine.Conn, op *store.Op, found *state) error {
 	counts := maps.Clone(found.counts)
 	if counts == nil {
 		counts = make(map[string]int64, len(op.Item.Counts))
 	}
 	for name, n := range op.Item.Counts {
-		if old, has := counts[name]; op.Kind == store.OpAdd {
-			counts[name] = old + n
-		} else if !has || n > old {
-			counts[name] = n
-		}
+		counts[name] += n
 	}
 	if !found.exists {
 		item := store.Item{Counts: counts, Expires: op.Item.Expires}

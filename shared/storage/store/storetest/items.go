@@ -116,7 +116,6 @@ var itemCases = []testCase{
 		for name, op := range map[string]store.Op{
 			"a condition": put(key, "v", store.Absent()),
 			"Add":         store.Add(key, map[string]int64{"n": 1}, nil),
-			"Raise":       store.Raise(key, "n", 1),
 			"Check":       store.Check(key, store.Exists()),
 		} {
 			b.checkRefused(name, b.db.WriteAll(b.ctx, op), fault.Invalid)

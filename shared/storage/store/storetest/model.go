@@ -41,7 +41,7 @@ func (m model) apply(ops []store.Op) bool {
 			}
 		case store.OpDelete:
 			delete(m, key)
-		case store.OpAdd, store.OpRaise:
+		case store.OpAdd:
 			item := m[key]
 			item.Key = key
 			counts := map[string]int64{}
@@ -49,13 +49,7 @@ func (m model) apply(ops []store.Op) bool {
 				counts[name] = n
 			}
 			for name, n := range op.Item.Counts {
-				old, has := counts[name]
-				switch {
-				case op.Kind == store.OpAdd:
-					counts[name] = old + n
-				case !has || n > old:
-					counts[name] = n
-				}
+				counts[name] += n
 			}
 			item.Counts = counts
 			m[key] = item
@@ -167,10 +161,6 @@ func (r *modelRun) run() {
 				}
 			}
 			r.write(ops...)
-		},
-		"raise": func(t *rapid.T) {
-			r.T = t
-			r.write(store.Raise(r.key(), rapid.SampledFrom(countNames).Draw(t, "count"), rapid.Int64Range(-2, 5).Draw(t, "to")))
 		},
 		"write all": func(t *rapid.T) {
 			r.T = t

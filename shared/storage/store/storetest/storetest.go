@@ -306,46 +306,6 @@ var countCases = []testCase{
 			b.Errorf("the count is %d and %d writes succeeded, want %d of both", n, won.Load(), limit)
 		}
 	}},
-	{"Raise_only_raises", func(b *bench) {
-		key := b.at("p", "s")
-		for _, step := range []struct{ raise, want int64 }{{5, 5}, {3, 5}, {5, 5}, {9, 9}, {-1, 9}} {
-			b.write(store.Raise(key, "n", step.raise))
-			expect.Equal(b, fmt.Sprintf("the count after raising it to %d", step.raise), b.count(key, "n"), step.want)
-		}
-		b.write(store.Raise(key, "negative", -7))
-		expect.Equal(b, "a new count raised to -7", b.count(key, "negative"), -7)
-	}},
-	{"Raise_leaves_the_rest", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}}))
-		b.write(store.Raise(key, "b", 2))
-		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1, "b": 2}})
-	}},
-	{"Raise_stands_alone", func(b *bench) {
-		b.checkRefused("with a put", b.db.Write(b.ctx, store.Raise(b.at("p", "s"), "n", 1), put(b.at("p", "t"), "v")), fault.Invalid)
-		b.checkAbsent("after the refusal", b.at("p", "s"), b.at("p", "t"))
-	}},
-	{"the_highest_of_16_raisers_stays", func(b *bench) {
-		key := b.at("p", "s")
-		var all sync.WaitGroup
-		for i := range int64(16) {
-			all.Go(func() {
-				for j := range int64(8) {
-					if err := b.db.Write(b.ctx, store.Raise(key, "n", (i*31+j*17)%101)); err != nil {
-						b.Errorf("Raise: %v", err)
-					}
-				}
-			})
-		}
-		all.Wait()
-		want := int64(0)
-		for i := range int64(16) {
-			for j := range int64(8) {
-				want = max(want, (i*31+j*17)%101)
-			}
-		}
-		expect.Equal(b, "the count", b.count(key, "n"), want)
-	}},
 }
 
 var expiryCases = []testCase{
@@ -378,12 +338,6 @@ var expiryCases = []testCase{
 			b.write(ops...)
 			b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 1}})
 		}
-	}},
-	{"Raise_of_an_expired_item_starts_from_zero", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
-		b.write(store.Raise(key, "n", 2))
-		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 2}})
 	}},
 	{"paging_passes_over_expired_items", func(b *bench) {
 		var ops []store.Op
