@@ -163,6 +163,17 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%d challenges, want one for principal and URL that was answered: %v", len(f.outside.verified), f.outside.verified)
 		}
 	})
+	t.Run("EVX-12 a path that may lead out of a prefix that the operator trusts is challenged", func(t *testing.T) {
+		f := newFixture(t, Options{VerifiedTargets: []string{"https://listed.example/hooks/"}})
+		for _, path := range []string{"a", "a?next=../b", ".hidden"} {
+			f.subscribe(SubscribeRequest{URL: "https://listed.example/hooks/" + path})
+		}
+		expect.Equal(t, "challenges of trusted endpoints", len(f.outside.verified), 0)
+		for _, path := range []string{"../admin", "..%2fadmin", "a/%2E%2e/../admin", ".%2e/admin"} {
+			f.subscribe(SubscribeRequest{URL: "https://listed.example/hooks/" + path})
+		}
+		expect.Equal(t, "challenges of other endpoints", len(f.outside.verified), 4)
+	})
 	t.Run("SRF-07 an endpoint that answered 410 is verified again", func(t *testing.T) {
 		f := newFixture(t, Options{VerifyRegistrations: true})
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}

@@ -54,7 +54,7 @@ type Verifier struct {
 
 // Verify challenges the endpoint, unless it was verified for the principal within a day or the operator vouches for it (EVX-12).
 func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscriptionID string, key []byte) error {
-	if slices.ContainsFunc(v.Trusted, func(prefix string) bool { return strings.HasPrefix(endpoint, prefix) }) {
+	if slices.ContainsFunc(v.Trusted, func(prefix string) bool { return isBelow(prefix, endpoint) }) {
 		return nil
 	}
 	u, err := url.Parse(endpoint)
@@ -86,6 +86,13 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	}
 	err = v.DB.Write(done, store.Put(store.Item{Key: record, Expires: v.Now().Add(verifiedFor)}), c.add(c.failures, pendingCount, -1))
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
+}
+
+// isBelow reports whether the endpoint begins with the prefix and stays below it, even if its server resolves dot segments.
+func isBelow(prefix, endpoint string) bool {
+	rest, ok := strings.CutPrefix(endpoint, prefix)
+	path, _, _ := strings.Cut(strings.ToLower(rest), "?")
+	return ok && !strings.Contains(strings.ReplaceAll(path, "%2e", "."), "..")
 }
 
 // RecordKey returns the key of the record which says that a principal has verified an endpoint.
