@@ -18,7 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -55,24 +54,12 @@ type sessions struct {
 	key    []byte        // the secret key of the deployment
 	idle   time.Duration // no call can be running in a session that has been unused for longer
 	broken *metric.Undecodable
-
-	decoded bounded.Map[string, backendSession] // caches decoded sessions by the item's value, because each call needs one
 }
 
-// maxDecoded is the length, in bytes, up to which an item's value is cached in decoded. Nearly all values are shorter.
-const maxDecoded = 256
-
-func (ss *sessions) decode(it *store.Item) (s backendSession, ok bool) {
-	if s, ok = ss.decoded.Get(string(it.Value)); !ok {
-		if json.Unmarshal(it.Value, &s) != nil {
-			return backendSession{}, false
-		}
-		if len(it.Value) <= maxDecoded {
-			ss.decoded.Put(string(it.Value), s)
-		}
-	}
+func decodeSession(it *store.Item) (s backendSession, ok bool) {
+	ok = json.Unmarshal(it.Value, &s) == nil
 	s.itemVersion = it.Version
-	return s, true
+	return s, ok
 }
 
 // holderOf identifies the owner of a session with a backend in store keys: a client's session or, without one, a hash of its principal,
@@ -121,7 +108,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	cond := store.Absent()
 	if it != nil {
 		var ok bool
-		if s, ok = ss.decode(it); ok {
+		if s, ok = decodeSession(it); ok {
 			if s.LevelDue != 0 && time.Now().UnixMilli() >= s.LevelDue {
 				ss.setLevel(ctx, c, b, &s)
 			} else {
@@ -260,7 +247,7 @@ func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Ba
 				if it.Sort != sessionKey("", b).Sort {
 					continue
 				}
-				if s, ok := ss.decode(&it); ok {
+				if s, ok := decodeSession(&it); ok {
 					out[b] = s
 				}
 			}
@@ -383,7 +370,7 @@ func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token st
 	if items[0] == nil {
 		return
 	}
-	if s, ok := ss.decode(items[0]); ok {
+	if s, ok := decodeSession(items[0]); ok {
 		b.EndSession(ctx, token, s.Version, s.ID)
 	}
 }
