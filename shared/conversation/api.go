@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -362,7 +363,7 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 
 // askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 without a context.
 func (s *Service) askURL(v rules.Provider) asker {
-	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
+	return func(ctx context.Context, _ api.Client, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)
 		if err != nil {
 			s.options.Log.ErrorContext(ctx, "provider header missing", "error", err)

@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -200,7 +201,7 @@ func (r *rig) wasAsked(host string, want int) {
 
 // sayAs forwards a message of the given kind.
 func (r *rig) sayAs(p auth.Principal, kind Kind) (*Context, error) {
-	return r.Forward(r.t.Context(), Caller{Principal: p}, &Message{Kind: kind, ID: "m", Content: marker})
+	return r.Forward(r.t.Context(), api.Client{Principal: p}, &Message{Kind: kind, ID: "m", Content: marker})
 }
 
 // memory implements the parts of a store that consents need, without goroutines.

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -213,14 +214,14 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: hashStrings("events"),
 		title:       "Events",
 		description: "Messages become events of this server. Anyone whom the operator permits can subscribe to them.",
-		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
+		ask: func(ctx context.Context, c api.Client, m *Message, _ string) (json.RawMessage, error) {
 			return json.RawMessage(`{}`), s.publish(ctx, c, m)
 		},
 	}
 }
 
 // publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
-func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
+func (s *Service) publish(ctx context.Context, c api.Client, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{reason: internal}
 	}
@@ -250,7 +251,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 }
 
 // eventID returns the id of a message's event. If the client sends the message again, the id is the same.
-func eventID(c Caller, m *Message) string {
+func eventID(c api.Client, m *Message) string {
 	return "conv_" + hashStrings(string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID)
 }
 

@@ -173,7 +173,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 // Forward sends a message to all providers to which the caller has consented, and returns the context that arrived within
 // the configured Budget. It skips providers that answer later, logs them and counts them in [MetricMissing]. If the caller's
 // quota of messages is used up, Forward does not send the message and returns fault.Exhausted with [quota.RetryAfter].
-func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
+func (s *Service) Forward(ctx context.Context, c api.Client, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ type reply struct {
 }
 
 // gather asks all providers concurrently. It returns the answers that arrive within the budget, in the order of the providers.
-func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
+func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c api.Client, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	came := make([]chan reply, len(receivers))
@@ -237,7 +237,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 
 // ask sends the message to one provider, unless its [breaker] is open. The parameter ctx is the caller's context, and
 // asked is the context of the request, which also ends when the budget is used up.
-func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
+func (s *Service) ask(ctx, asked context.Context, p *provider, c api.Client, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
 		if err != nil {
@@ -277,8 +277,8 @@ const (
 type preparation struct{ backend, workspace, principal, session string }
 
 // prepare starts the caller's session with a backend. If that takes longer than prepareTime, it calls timedOut.
-func (s *Service) prepare(c Caller, backend string, timedOut func()) {
-	this := preparation{backend, c.Principal.Workspace, c.Principal.ID, c.Client.Session}
+func (s *Service) prepare(c api.Client, backend string, timedOut func()) {
+	this := preparation{backend, c.Principal.Workspace, c.Principal.ID, c.Session}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	own := 0
@@ -294,7 +294,7 @@ func (s *Service) prepare(c Caller, backend string, timedOut func()) {
 	s.running.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ending, prepareTime)
 		defer cancel()
-		if err := s.options.Backends.Prepare(ctx, c.Client, backend); err != nil {
+		if err := s.options.Backends.Prepare(ctx, c, backend); err != nil {
 			s.options.Log.WarnContext(ctx, "provider not ready", "workspace", this.workspace, "provider", backend, "error", err)
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				timedOut()
@@ -349,15 +349,9 @@ func reasonOf(asked, asker context.Context, err error) reason {
 	return internal
 }
 
-// Caller is the sender of a message.
-type Caller struct {
-	Principal auth.Principal
-	Client    api.Client
-}
-
 // asker sends a message to one provider and returns the provider's answer unchecked. The parameter principal is the principal id or
 // the pseudonym that the provider receives. All errors are of type failure.
-type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
+type asker func(ctx context.Context, c api.Client, m *Message, principal string) (json.RawMessage, error)
 
 // provider is a configured provider, or the built-in [rules.EventsProvider].
 type provider struct {
@@ -486,9 +480,9 @@ func (s *Service) askBackend(p *provider, name string) asker {
 	timedOut := func() {
 		_, _ = p.breaker.Execute(func() (json.RawMessage, error) { return nil, failure{reason: late} })
 	}
-	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
+	return func(ctx context.Context, c api.Client, m *Message, principal string) (json.RawMessage, error) {
 		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
-		raw, err := s.options.Backends.Converse(ctx, c.Client, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
+		raw, err := s.options.Backends.Converse(ctx, c, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
 		switch {
 		case err == nil:
 			return raw, nil

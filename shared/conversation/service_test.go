@@ -105,7 +105,7 @@ func TestACallerThatGoesAway(t *testing.T) {
 		for range 2 * tripAfter {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			began := time.Now()
-			if _, err := r.Forward(ctx, Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil || time.Since(began) != 100*time.Millisecond {
+			if _, err := r.Forward(ctx, api.Client{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil || time.Since(began) != 100*time.Millisecond {
 				t.Errorf("after %v got %v, want no error after 100 ms", time.Since(began), err)
 			}
 			cancel()
@@ -324,7 +324,7 @@ func TestEvents(t *testing.T) {
 		who  auth.Principal
 		kind Kind
 	}{{ann, UserMessage}, {ann, UserMessage}, {ann, assistantResponse}, {bob, UserMessage}} {
-		expect.OK(t, expect.ErrOf(r.Forward(t.Context(), Caller{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})))
+		expect.OK(t, expect.ErrOf(r.Forward(t.Context(), api.Client{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})))
 	}
 	p := r.published
 	if len(p) != 4 || p[0].URI != userMessageURI || string(p[0].Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || p[2].URI != assistantResponseURI {
@@ -466,7 +466,7 @@ func TestPreparationsEnd(t *testing.T) {
 		prepare := func(principal string, sessions int) {
 			for i := range sessions {
 				p := auth.Principal{ID: principal, Workspace: ann.Workspace}
-				r.prepare(Caller{Principal: p, Client: api.Client{Session: string(rune('a' + i))}}, "notes", func() {})
+				r.prepare(api.Client{Principal: p, Session: string(rune('a' + i))}, "notes", func() {})
 			}
 			synctest.Wait()
 		}
@@ -478,7 +478,7 @@ func TestPreparationsEnd(t *testing.T) {
 		expect.Equal(t, "concurrent preparations", b.prepared.Load(), maxPreparing)
 		time.Sleep(prepareTime)
 		synctest.Wait()
-		r.prepare(Caller{Principal: ann}, "notes", func() {})
+		r.prepare(api.Client{Principal: ann}, "notes", func() {})
 		synctest.Wait()
 		began := time.Now()
 		if err := r.Close(t.Context()); err != nil || time.Since(began) > 0 || b.prepared.Load() != maxPreparing+1 {
@@ -628,7 +628,7 @@ func TestSessionsThatStartAreNoReasonToRest(t *testing.T) {
 			r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
 			r.consent("notes")
 			say := func(session string) string {
-				c := Caller{Principal: ann, Client: api.Client{Session: session}}
+				c := api.Client{Principal: ann, Session: session}
 				return expect.Value(r.Forward(t.Context(), c, &Message{Kind: UserMessage, ID: "m", Content: marker}))(t).Text
 			}
 			for i := range 2 * tripAfter {

@@ -51,7 +51,7 @@ func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*co
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.Principal, Client: c.Client()}, m)
+	found, err := h.conversation.Forward(ctx, c.Client(), m)
 	return found, m, err
 }
 

@@ -348,7 +348,7 @@ type Conversation interface {
 	// Enabled reports whether any provider is configured. Offers returns the kinds of messages that the principal may send.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
-	Forward(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
+	Forward(ctx context.Context, c api.Client, m *conversation.Message) (*conversation.Context, error)
 	// Seal and Open encrypt a context, so that readers of the store do not see it.
 	Seal(p auth.Principal, text []byte) []byte
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
