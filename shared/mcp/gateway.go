@@ -8,7 +8,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Gateway gives clients access to the backends. Package gateway implements it.
@@ -35,38 +34,11 @@ type Gateway interface {
 	End(ctx context.Context, c api.Client) error
 }
 
-// noBackends is the [Gateway] of an endpoint without backends.
-type noBackends struct{}
+// noBackends is the [Gateway] of an endpoint without backends. Subscribe and Unsubscribe may be called for sessions from a time when there
+// were backends. All other methods are called only if Any is true.
+type noBackends struct{ Gateway }
 
-func (noBackends) Any(context.Context) bool                                      { return false }
-func (noBackends) Backends(context.Context, auth.Principal) []string             { return nil }
-func (noBackends) Capabilities(context.Context, api.Client) (c api.Capabilities) { return c }
-func (noBackends) StartCommands(context.Context, api.Client)                     {}
-func (noBackends) List(context.Context, api.Client, api.Kind) *api.List          { return &api.List{} }
-
-func (noBackends) Has(context.Context, api.Client, api.Kind, string) bool            { return false }
-func (noBackends) Answer(context.Context, api.Client, string, json.RawMessage) error { return nil }
-func (noBackends) Progress(context.Context, api.Client, json.RawMessage) error       { return nil }
-func (noBackends) Cancel(context.Context, api.Client, json.RawMessage) error         { return nil }
-func (noBackends) Notify(context.Context, api.Client, json.RawMessage) error         { return nil }
-func (noBackends) SetLevel(context.Context, api.Client) error                        { return nil }
-func (noBackends) End(context.Context, api.Client) error                             { return nil }
-func (noBackends) Permits(context.Context, auth.Principal, string, string) bool      { return false }
-func (noBackends) Subscribe(context.Context, api.Subscription) error                 { return nil }
-func (noBackends) Unsubscribe(context.Context, api.Subscription) error               { return nil }
-
-func (noBackends) Call(_ context.Context, c api.Call) error {
-	return fault.New(fault.NotFound, "%s: there are no backends", c.Method)
-}
-
-func (noBackends) NotifyExtension(context.Context, api.Client, string, json.RawMessage) error {
-	return nil
-}
-
-func (noBackends) WatchTasks(context.Context, api.Client, []string) ([]string, <-chan *api.Task, error) {
-	return nil, nil, nil
-}
-
-func (noBackends) Subscribable(context.Context, auth.Principal, string) (string, bool, error) {
-	return "", false, nil
-}
+func (noBackends) Any(context.Context) bool                            { return false }
+func (noBackends) Backends(context.Context, auth.Principal) []string   { return nil }
+func (noBackends) Subscribe(context.Context, api.Subscription) error   { return nil }
+func (noBackends) Unsubscribe(context.Context, api.Subscription) error { return nil }
