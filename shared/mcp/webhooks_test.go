@@ -108,6 +108,14 @@ func TestEventsSubscribe(t *testing.T) {
 		expect.Equal(t, "the ID", old.ID, c.ID)
 		expect.Equal(t, "the result type", old.ResultType, "")
 	})
+	t.Run("EVX-08_the_id_selects_no_subscription", func(t *testing.T) {
+		id := subscribe(t, `"name":"ci.build",`+callback).ID
+		f.stateless(alice, spec.MethodEventsUnsub, `"id":"`+id+`"`).is(t, "only the id", 400, -32602)
+		f.stateless(alice, spec.MethodEventsUnsub, `"id":"`+id+`","name":"ci.build","delivery":{"url":"https://a.example/other"}`).is(t, "the id and another URL", 200, 0)
+		f.stateless(alice, spec.MethodRead, `"uri":"subscription://`+id+`"`).is(t, "the subscription", 200, 0)
+		other := subscribe(t, `"id":"`+id+`","name":"ci.deploy",`+callback).ID
+		expect.Differ(t, "the id of a subscription to another event type", other, id)
+	})
 	t.Run("EVX-09_ttl", func(t *testing.T) {
 		f.registrar.Options.AllowNoExpiry = true
 		defer func() { f.registrar.Options.AllowNoExpiry = false }()
