@@ -187,7 +187,7 @@ func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces b
 	for key, value := range jsonrpc.Members(raw) {
 		name := string(key)
 		if seen[name] {
-			r.add(fault.Invalid, in.At+pointerTo([]object{{name: key}}), "is given twice")
+			r.add(fault.Invalid, in.At+fault.Clip(jsonpointer.Member(name), maxPointer), "is given twice")
 			continue
 		}
 		seen[name] = true

@@ -251,8 +251,8 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	data, err := normalize(in.Data, in.parsed)
 	if err != nil {
 		r.addError(in.DataAt, err)
-	} else if at, found := findDuplicate(data); found {
-		r.add(fault.Invalid, in.DataAt+at, "is given twice")
+	} else if at, found := jsonrpc.FindRepeated(data); found { // parsers differ in which of the two members they use
+		r.add(fault.Invalid, in.DataAt+fault.Clip(at, maxPointer), "is given twice")
 	}
 	if r.count > before {
 		return event.Event{}, false
@@ -341,109 +341,6 @@ func needsEscape(b []byte) bool {
 	return slices.ContainsFunc([]byte{'<', '>', '&', 0xE2, 0xEF}, func(c byte) bool { return bytes.IndexByte(b, c) >= 0 })
 }
 
-// fewMembers is the number of members up to which names are compared one by one instead of in a map.
-const fewMembers = 16
-
-// object is an object or array whose end [findDuplicate] has not reached yet.
-type object struct {
-	array bool
-	index int             // index of the current element of an array
-	name  []byte          // name of the current member of an object, unescaped
-	begin int             // index of its first name in the list of all open objects' names
-	many  map[string]bool // the names so far, once there are fewMembers; nil before
-}
-
-// findDuplicate returns a JSON Pointer to a member name that occurs twice in an object. We refuse duplicates because parsers differ
-// in which of the two they use: a subscriber might read another value than the one that passed the schema check.
-func findDuplicate(data []byte) (pointer string, found bool) {
-	var open []object
-	var names [][]byte
-	key := false // whether the next string is a member's name
-	for i := 0; i < len(data); i++ {
-		switch data[i] {
-		case '{':
-			open = append(open, object{begin: len(names)})
-			key = true
-		case '[':
-			open = append(open, object{array: true, begin: len(names)})
-			key = false
-		case '}', ']':
-			names = names[:open[len(open)-1].begin]
-			open = open[:len(open)-1]
-			key = false
-		case ',':
-			o := &open[len(open)-1]
-			o.index++
-			key = !o.array
-		case '"':
-			end := stringEnd(data, i)
-			if key {
-				o := &open[len(open)-1]
-				o.name = unescape(data[i:end])
-				if o.has(names) {
-					return pointerTo(open), true
-				}
-				names = append(names, o.name)
-				key = false
-			}
-			i = end - 1
-		}
-	}
-	return "", false
-}
-
-// has reports whether the object's current name occurred before in the object. names has the names of all open objects.
-func (o *object) has(names [][]byte) bool {
-	mine := names[o.begin:]
-	if len(mine) < fewMembers {
-		return slices.ContainsFunc(mine, func(n []byte) bool { return bytes.Equal(n, o.name) })
-	}
-	if o.many == nil {
-		o.many = make(map[string]bool, 4*fewMembers)
-		for _, n := range mine {
-			o.many[string(n)] = true
-		}
-	}
-	if o.many[string(o.name)] {
-		return true
-	}
-	o.many[string(o.name)] = true
-	return false
-}
-
 // maxPointer is the maximum length, in bytes, of a JSON Pointer in an error. Longer pointers are cut, because the names in a payload may be
 // long.
 const maxPointer = 1024
-
-func pointerTo(open []object) string {
-	var b strings.Builder
-	for _, o := range open {
-		b.WriteByte('/')
-		if o.array {
-			b.WriteString(strconv.Itoa(o.index))
-		} else {
-			b.WriteString(strings.NewReplacer("~", "~0", "/", "~1").Replace(string(o.name)))
-		}
-	}
-	return fault.Clip(b.String(), maxPointer)
-}
-
-func stringEnd(b []byte, i int) int {
-	for i++; ; i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
-		}
-	}
-}
-
-// unescape returns the value of a JSON string. The result shares b's memory unless something is escaped.
-func unescape(b []byte) []byte {
-	if bytes.IndexByte(b, '\\') < 0 {
-		return b[1 : len(b)-1]
-	}
-	s, _ := jsonrpc.String(b)
-	return []byte(s)
-}

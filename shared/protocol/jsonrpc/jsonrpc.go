@@ -508,7 +508,7 @@ func skipValue(b []byte, i int) int {
 		}
 		return i
 	}
-	for i < len(b) && bytes.IndexByte([]byte(",]} \n\t\r"), b[i]) < 0 {
+	for i < len(b) && b[i] > ' ' && b[i] != ',' && b[i] != ']' && b[i] != '}' {
 		i++
 	}
 	return i
@@ -599,33 +599,72 @@ const MaxComparedMembers = 1000
 // HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
 // uses the first value and another one the last. It also returns true for more than [MaxComparedMembers] members.
 func HasRepeatedMember(object json.RawMessage) bool {
-	var names [16][]byte // nearly every object has fewer members, and needs no map
-	n := 0
-	for key := range Members(object) {
-		if n == len(names) {
-			return repeatsAny(object)
+	var seen names
+	for name := range Members(object) {
+		if !seen.add(name) || seen.n > MaxComparedMembers {
+			return true
 		}
-		for _, name := range names[:n] {
-			if bytes.Equal(name, key) {
-				return true
-			}
-		}
-		names[n] = key
-		n++
 	}
 	return false
 }
 
-// repeatsAny does the work of [HasRepeatedMember] for objects with many members.
-func repeatsAny(object json.RawMessage) bool {
-	names := map[string]bool{}
-	for key := range Members(object) {
-		if names[string(key)] || len(names) == MaxComparedMembers {
-			return true
+// FindRepeated returns a JSON Pointer to a member of value, or of an object in it, that repeats the name of an earlier member.
+func FindRepeated(value json.RawMessage) (pointer string, found bool) {
+	_, pointer, found = findRepeated(value, skipSpace(value, 0))
+	return pointer, found
+}
+
+// findRepeated searches the value at i, and also returns the index after it.
+func findRepeated(b []byte, i int) (end int, pointer string, found bool) {
+	switch b[i] {
+	case '{':
+		var seen names
+		for i = skipSpace(b, i+1); b[i] != '}'; i = next(b, i) {
+			end := skipString(b, i)
+			name := unquote(b[i:end])
+			if !seen.add(name) {
+				return end, jsonpointer.Member(string(name)), true
+			}
+			if i, pointer, found = findRepeated(b, skipSpace(b, skipSpace(b, end)+1)); found {
+				return i, jsonpointer.Member(string(name)) + pointer, true
+			}
 		}
-		names[string(key)] = true
+		return i + 1, "", false
+	case '[':
+		n := 0
+		for i = skipSpace(b, i+1); b[i] != ']'; i = next(b, i) {
+			if i, pointer, found = findRepeated(b, i); found {
+				return i, "/" + strconv.Itoa(n) + pointer, true
+			}
+			n++
+		}
+		return i + 1, "", false
 	}
-	return false
+	return skipValue(b, i), "", false
+}
+
+// names is a set of the names in an object. Nearly every object has at most 16 members, and needs no map.
+type names struct {
+	few  [16][]byte
+	more map[string]bool
+	n    int
+}
+
+// add adds a name. It returns false if the set has it already.
+func (s *names) add(name []byte) bool {
+	known := slices.ContainsFunc(s.few[:min(s.n, len(s.few))], func(other []byte) bool { return bytes.Equal(other, name) })
+	switch {
+	case known || s.more[string(name)]:
+		return false
+	case s.n < len(s.few):
+		s.few[s.n] = name
+	case s.more == nil:
+		s.more = map[string]bool{string(name): true}
+	default:
+		s.more[string(name)] = true
+	}
+	s.n++
+	return true
 }
 
 // IsUTF8 reports whether text with this charset parameter of a content type is UTF-8. Text without the parameter is UTF-8, too.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -275,4 +276,73 @@ func TestRepeats(t *testing.T) {
 	expect.True(t, "a name is repeated that is escaped the second time", HasRepeatedMember(json.RawMessage(`{"a":1,"\u0061":2}`)))
 	object := json.RawMessage(`{"name":"x","arguments":{},"_meta":{}}`)
 	expect.AtMost(t, "the allocations for an ordinary object", testing.AllocsPerRun(10, func() { HasRepeatedMember(object) }), 0)
+}
+
+func TestFindRepeated(t *testing.T) {
+	var wide strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&wide, `"m%d":{"x":%d},`, i, i)
+	}
+	for in, want := range map[string]string{
+		`{}`:                              "",
+		`"a"`:                             "",
+		`{"a":"a","b":["a","a","b"]}`:     "",
+		`{"a":1,"A":2}`:                   "",
+		`{"a":1,"\u0061":2}`:              "/a",
+		`{"\"":1,"\u0022":2}`:             `/"`,
+		`{"a":{"b":1},"c":{"b":1,"b":2}}`: "/c/b",
+		`[[],[1,{"a":1}],{"b":[0,{"x":1,"x":2}]}]`:       "/2/b/1/x",
+		`{"a/b~":{"":1,"":2}}`:                           "/a~1b~0/",
+		`{"a":[{"b":1},{"b":2}],"b":1,"a":2}`:            "/a",
+		`{"k":"}\"{","k":1}`:                             "/k",
+		"{" + wide.String() + `"n":1}`:                   "",
+		"{" + wide.String() + `"m999":1}`:                "/m999",
+		"{" + wide.String() + `"m3":1}`:                  "/m3",
+		"[{" + wide.String() + `"m":1},{"m1":1,"m1":2}]`: "/1/m1",
+	} {
+		if got, found := FindRepeated(json.RawMessage(in)); got != want || found != (want != "") {
+			t.Errorf("%.60s: got %q, %v, want %q", in, got, found, want)
+		}
+	}
+}
+
+// repeats reports whether a value has a duplicate member. It is a simple implementation that decodes every object into a set.
+func repeats(d *json.Decoder) bool {
+	tok, err := d.Token()
+	if err != nil {
+		return false
+	}
+	found := false
+	switch tok {
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for d.More() {
+			name, _ := d.Token()
+			found = found || seen[name.(string)]
+			seen[name.(string)] = true
+			found = repeats(d) || found
+		}
+		_, _ = d.Token()
+	case json.Delim('['):
+		for d.More() {
+			found = repeats(d) || found
+		}
+		_, _ = d.Token()
+	}
+	return found
+}
+
+func FuzzFindRepeated(f *testing.F) {
+	for _, s := range []string{`{"a":1,"\u0061":2}`, `[{"a":[{}],"b":{"a":1}},"x"]`, `{"a\\":"\"","a":{"b":1,"b":2}}`, `{"\ud800":1,"\udc00":1}`, ` { "a" : 1 , "a" : 2 } `} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if !json.Valid(data) || !utf8.Valid(data) || Depth(data) > MaxDepth {
+			return
+		}
+		pointer, found := FindRepeated(data)
+		if want := repeats(json.NewDecoder(bytes.NewReader(data))); found != want || (pointer != "") != found {
+			t.Fatalf("%s: got %q, %v, want %v", data, pointer, found, want)
+		}
+	})
 }
