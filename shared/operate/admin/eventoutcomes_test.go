@@ -69,15 +69,17 @@ func TestWhyNot(t *testing.T) {
 	delivered, waiting, dead := register("/a/200?key=secret", built), register("/b/503", built), register("/c/413", built)
 	paused, ended := register("/d/200", built), register("/e/200", built)
 	parent := register("/f/200", "event://ci")
-	moved, closed := register("/l/301", built), register("/m/close", built)
+	moved, closed, quit := register("/l/301", built), register("/m/close", built), register("/n/503", built)
 	failed := map[string]any{"status": "failed"}
 	filtered := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/g/200", "ci.build_finished", failed)
 	missing := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/h/200", "ci.build_finished", map[string]any{"pipeline": []string{"main", "release*"}})
 	f.call("op", "POST", "subscriptions/"+paused+"/pause", `{"reason":"moving"}`, 200, nil)
 	f.publish(built, "evt_1")
-	expect.Eventually(f, "the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 7 })
+	expect.Eventually(f, "the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 8 })
 	expect.Eventually(f, "the pause", func() bool { return f.outcome("evt_1", paused)["outcome"] == "paused" })
-	f.call("op", "DELETE", "subscriptions/"+ended, "", 204, nil)
+	for _, id := range []string{ended, quit} {
+		f.call("op", "DELETE", "subscriptions/"+id, "", 204, nil)
+	}
 	later := register("/i/200", built)
 	other := register("/j/200", "event://incidents/web/created")
 	otherType := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/k/200", "incident.created", map[string]any{"service": "web"})
@@ -91,6 +93,7 @@ func TestWhyNot(t *testing.T) {
 			{dead, "dead", "given up after 1 attempt; the endpoint answered 413"},
 			{paused, "paused", "the subscription is paused by op: moving"},
 			{ended, "delivered", "the endpoint answered 200 to attempt 1"},
+			{quit, "ended", "the subscription has ended"},
 			{parent, "delivered", "the endpoint answered 200 to attempt 1"},
 			{filtered, "filtered", `the subscription asks for status "failed", and the event has "passed"`},
 			{missing, "filtered", `the subscription asks for pipeline ["main","release*"], and the event lacks it`},
@@ -119,7 +122,7 @@ func TestWhyNot(t *testing.T) {
 	t.Run("OPS-17 the list has the subscriptions that cover the event, and ended ones with attempts, once each", func(t *testing.T) {
 		want := map[string]string{
 			delivered: "delivered", waiting: "waiting", dead: "dead", paused: "paused", ended: "ended", parent: "parent", filtered: "filtered",
-			missing: "missing", later: "later", moved: "moved", closed: "closed",
+			missing: "missing", later: "later", moved: "moved", closed: "closed", quit: "quit",
 		}
 		for _, limit := range []int{1, 2, 5, 100} {
 			seen := map[string]int{}
