@@ -269,7 +269,7 @@ func TestEraseWithoutAuthentication(t *testing.T) {
 }
 
 // OPS-07: an operator who is erased no longer appears in the switches that they set, and in the consents that they gave for others. Both
-// stay. If another principal decided again afterwards, that decision stays as it is.
+// stay. If another principal decided again afterwards, that decision stays as it is. The operator's own consent is removed.
 func TestEraseAnOperator(t *testing.T) {
 	const both = "events:operate, events:read, consent:manage"
 	var dir string
@@ -288,6 +288,7 @@ func TestEraseAnOperator(t *testing.T) {
 		expect.MustEqual(t, method+" "+path+" "+body, resp.StatusCode, http.StatusOK)
 		return body
 	}
+	consent("second", "PUT", "/notes")
 	consent("second", "PUT", "/notes?principal=alice")
 	consent("second", "PUT", "/notes?principal=bob")
 	consent("op", "DELETE", "/notes?principal=bob")
@@ -299,8 +300,9 @@ func TestEraseAnOperator(t *testing.T) {
 		var got struct{ Counts map[string]int }
 		f.call("op", "DELETE", "principals/second"+query, "", 200, &got)
 		expect.Equal(t, "OPS-07 the switches of the operator", got.Counts["switches"], 3)
-		expect.Equal(t, "OPS-07 the consents by the operator", got.Counts["consents"], 2)
+		expect.Equal(t, "OPS-07 the consents of and by the operator", got.Counts["consents"], 3)
 	}
+	expect.Contains(t, "OPS-07 the consent of the operator", consent("op", "GET", "?principal=second"), `"consent":null`)
 	expect.Contains(t, "OPS-07 the consent for alice", consent("op", "GET", "?principal=alice"), `"given":true`, `"by":"erased:`)
 	expect.Contains(t, "OPS-07 the later consent for bob", consent("op", "GET", "?principal=bob"), `"given":false`, `"by":"op"`)
 	paused := f.list("op", "switches").Items
