@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -265,6 +268,28 @@ func TestOperatorsCommands(t *testing.T) {
 			expect.Equal(t, "the output of "+x.args, fails(t, x.args, x.code, x.want), "")
 		}
 	})
+}
+
+// RCH-06: a check of a server that breaks a rule with MUST exits with 1, and the report for a CI has a failure.
+func TestACheckOfAServerThatBreaksARule(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		result := map[string]string{
+			"server/discover": `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"extensions":{"io.modelcontextprotocol/events":{}}}}`,
+			"events/list":     `{"resultType":"complete","events":[{"name":"a","description":"b","delivery":["poll"]}]}`,
+		}[m.Method]
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, cmp.Or(result, `{"resultType":"complete"}`))
+	}))
+	defer s.Close()
+	junit := filepath.Join(t.TempDir(), "report.xml")
+	out := fails(t, "check "+s.URL+" --junit "+junit, exitFailure, "rules with MUST failed")
+	expect.Contains(t, "the table", out, "failed        MUST    error-unknown-event")
+	expect.Contains(t, "the report for a CI", string(expect.Value(os.ReadFile(junit))(t)), `name="error-unknown-event: `, "<failure")
 }
 
 // startAPI starts a server that answers requests from a table of methods and paths.
