@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -273,6 +274,12 @@ func TestLoopDetection(t *testing.T) {
 		}
 		expect.Equal(t, "AWS-03: RecursiveLoop of "+id, r.Properties.RecursiveLoop, want)
 	}
+}
+
+// AWS-04: an invocation of the slow lane gets up to 100 deliveries. Package delivery shows that it attempts all of them.
+func TestBatchesOfTheSlowLane(t *testing.T) {
+	size := expect.Value(strconv.Atoi(value(at(tree(t), "Resources", "DispatchFromSlow", "Properties", "BatchSize"))))(t)
+	expect.AtLeast(t, "the deliveries in a batch", size, 100)
 }
 
 // AWS-16: a scheduled invocation that fails or is throttled is not repeated, because the next minute's invocation does its work. By

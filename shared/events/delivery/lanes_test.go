@@ -426,3 +426,30 @@ func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {
 		_ = w.queued.Close()
 	})
 }
+
+// AWS-04: given a full batch of the slow lane whose endpoints all hang, an invocation makes each of its 100 attempts.
+func TestABatchOfTheSlowLaneIsAttemptedTogether(t *testing.T) {
+	const batchSize = 100 // of DispatchFromSlow in template.yaml
+	synctest.Test(t, func(t *testing.T) {
+		w, config := newWorld(t)
+		config.Options = functionOptions()
+		w.answer = func(webhook.Request) webhook.Outcome { return takes(time.Hour) }
+		var urls []string
+		for i := range batchSize {
+			urls = append(urls, fmt.Sprintf("https://h%d.example.com/hook", i))
+		}
+		d := NewDispatcher(config)
+		e := someEvents(1, 60)[0]
+		var batch []queue.Message
+		for i, sub := range w.to(urls...) {
+			s := sub.Subscriber()
+			expect.OK(t, d.moveToSlowLane(t.Context(), &s, &e, false))
+			batch = append(batch, message(fmt.Sprint(i), string(task.Encode(w.storedDelivery(sub.ID, e.ID).NextTask().Task))))
+		}
+		began := time.Now()
+		w.done(d.HandleSingles(t.Context(), batch))
+		expect.Equal(t, "the endpoints that were attempted", len(w.attempts), batchSize)
+		expect.AtMost(t, "the time", time.Since(began), 21*time.Second) // a timeout
+		_ = w.queued.Close()
+	})
+}
