@@ -9,9 +9,9 @@
 package pattern
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -157,8 +157,8 @@ type conjunction []*leaf
 
 type parser struct {
 	faults []jsonpointer.Fault
-	// tooDeep and tooLarge stop the parser from reading values or combining alternatives, after a fault about the size.
-	tooDeep, tooLarge bool
+	// tooLarge stops the parser from combining alternatives, after a fault about their number.
+	tooLarge bool
 }
 
 func (p *parser) fail(pointer, format string, args ...any) {
@@ -167,7 +167,7 @@ func (p *parser) fail(pointer, format string, args ...any) {
 
 // parseObject returns the alternatives of an object: the combinations of its members' alternatives.
 func (p *parser) parseObject(value any, path []string, pointer string) []conjunction {
-	members, ok := value.(object)
+	members, ok := value.(map[string]any)
 	switch {
 	case !ok:
 		p.fail(pointer, "must be an object, not %s", kindOf(value))
@@ -176,15 +176,15 @@ func (p *parser) parseObject(value any, path []string, pointer string) []conjunc
 		p.fail(pointer, "is an empty object; leave it out to allow anything")
 	}
 	all := []conjunction{nil}
-	for _, m := range members {
-		at := pointer + jsonpointer.Member(m.name)
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		at := pointer + jsonpointer.Member(name)
 		var alternatives []conjunction
-		below := append(slices.Clip(path), m.name)
-		switch v := m.value.(type) {
-		case object:
+		below := append(slices.Clip(path), name)
+		switch v := members[name].(type) {
+		case map[string]any:
 			alternatives = p.parseObject(v, below, at)
 		case []any:
-			if m.name == "$or" {
+			if name == "$or" {
 				alternatives = p.parseOr(v, path, at)
 			} else {
 				alternatives = p.parseLeaf(v, below, at)
@@ -299,62 +299,24 @@ func (n *node) child(name string) *node {
 	return c
 }
 
-// object is a decoded JSON object. It keeps the order of its members, and members with the same name.
-type object []struct {
-	name  string
-	value any
-}
-
 func (p *parser) read(text []byte) any {
-	if len(text) > maxSize {
-		p.fail("", "has %d bytes, %d are allowed", len(text), maxSize)
-		return nil
-	}
-	if !utf8.Valid(text) {
-		p.fail("", "is not UTF-8")
-		return nil
-	}
-	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
-		p.fail("", "is not JSON: %v", err)
-		return nil
-	}
-	return p.decode(text, "", 0)
-}
-
-func (p *parser) decode(text json.RawMessage, pointer string, depth int) any {
-	text = bytes.TrimLeft(text, " \t\r\n")
-	nested := text[0] == '{' || text[0] == '['
+	err := json.Unmarshal(text, new(json.RawMessage))
 	switch {
-	case !nested:
-		return jsonrpc.Value(text)
-	case depth == maxDepth:
-		p.fail(pointer, "is nested deeper than %d levels", maxDepth)
-		p.tooDeep = true
-		return nil
-	case text[0] == '[':
-		list := []any{}
-		for value := range jsonrpc.Elements(text) {
-			if p.tooDeep {
-				break
-			}
-			list = append(list, p.decode(value, pointer+"/"+strconv.Itoa(len(list)), depth+1))
-		}
-		return list
-	}
-	members, seen := object{}, map[string]bool{}
-	for key, value := range jsonrpc.Members(text) {
-		if p.tooDeep {
-			break
-		}
-		name := string(key)
-		at := pointer + jsonpointer.Member(name)
-		if seen[name] {
+	case len(text) > maxSize:
+		p.fail("", "has %d bytes, %d are allowed", len(text), maxSize)
+	case !utf8.Valid(text):
+		p.fail("", "is not UTF-8")
+	case jsonrpc.Depth(text) > maxDepth:
+		p.fail("", "is nested deeper than %d levels", maxDepth)
+	case err != nil:
+		p.fail("", "is not JSON: %v", err)
+	default:
+		if at, found := jsonrpc.FindRepeated(text); found {
 			p.fail(at, "appears twice")
 		}
-		seen[name] = true
-		members = append(members, object{{name, p.decode(value, at, depth+1)}}...)
+		return jsonrpc.Value(text)
 	}
-	return members
+	return nil
 }
 
 func kindOf(value any) string {

@@ -18,15 +18,29 @@ const (
 
 // isAbsence reports whether v is {"exists": false}.
 func isAbsence(v any) bool {
-	o, ok := v.(object)
-	return ok && len(o) == 1 && o[0].name == opExists && o[0].value == false
+	name, exists := operatorOf(v)
+	return name == opExists && exists == false
+}
+
+// operatorOf returns the only member of an object, or "" if v is not an object with one member.
+func operatorOf(v any) (name string, operand any) {
+	if o, _ := v.(map[string]any); len(o) == 1 {
+		for name, operand := range o {
+			return name, operand
+		}
+	}
+	return "", nil
 }
 
 // parseValue parses one value of a leaf. It returns nil after a fault.
 func (p *parser) parseValue(v any, pointer string) test {
 	switch v := v.(type) {
-	case object:
-		return p.parseOperator(v, pointer)
+	case map[string]any:
+		if len(v) == 1 {
+			return p.parseOperator(v, pointer)
+		}
+		p.fail(pointer, "must have one member, an operator, not %d", len(v))
+		return nil
 	case []any:
 		p.fail(pointer, "must be a string, a number, a boolean, null or an operator, not a list")
 		return nil
@@ -37,12 +51,8 @@ func (p *parser) parseValue(v any, pointer string) test {
 	}
 }
 
-func (p *parser) parseOperator(o object, pointer string) test {
-	if len(o) != 1 {
-		p.fail(pointer, "must have one member, an operator, not %d", len(o))
-		return nil
-	}
-	name, v := o[0].name, o[0].value
+func (p *parser) parseOperator(o any, pointer string) test {
+	name, v := operatorOf(o)
 	at := pointer + jsonpointer.Member(name)
 	switch name {
 	case opExists:
@@ -55,8 +65,8 @@ func (p *parser) parseOperator(o object, pointer string) test {
 	case "numeric":
 		return p.parseNumeric(v, at)
 	case "prefix", "suffix":
-		if inner, ok := v.(object); ok && len(inner) == 1 && inner[0].name == opIgnoreCase {
-			return p.parseText(name+" "+opIgnoreCase, inner[0].value, at+"/"+opIgnoreCase)
+		if inner, text := operatorOf(v); inner == opIgnoreCase {
+			return p.parseText(name+" "+opIgnoreCase, text, at+"/"+opIgnoreCase)
 		}
 		return p.parseText(name, v, at)
 	case opIgnoreCase, "wildcard", "cidr":
@@ -158,14 +168,13 @@ func (p *parser) parseCIDR(s, pointer string) func(string) bool {
 
 // anythingBut returns a test that passes for a value of any type unless one of the operands matches it.
 func (p *parser) anythingBut(v any, pointer string) test {
-	operator := ""
-	if o, ok := v.(object); ok {
-		if len(o) != 1 || !slices.Contains([]string{"prefix", "suffix", opIgnoreCase, "wildcard"}, o[0].name) {
+	operator, operand := operatorOf(v)
+	if _, ok := v.(map[string]any); ok {
+		if !slices.Contains([]string{"prefix", "suffix", opIgnoreCase, "wildcard"}, operator) {
 			p.fail(pointer, "must be values or one of the operators prefix, suffix, equals-ignore-case, wildcard")
 			return nil
 		}
-		operator, v = o[0].name, o[0].value
-		pointer += "/" + operator
+		v, pointer = operand, pointer+"/"+operator
 	}
 	list, isList := v.([]any)
 	if !isList {
