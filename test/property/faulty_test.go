@@ -130,7 +130,6 @@ func (s lineStore) WriteAll(ctx context.Context, ops ...store.Op) error {
 }
 
 func (s lineStore) Unhurried() store.DB { return lineStore{store.Unhurried(s.DB), s.line} }
-func (s lineStore) Batched() store.DB   { return lineStore{store.Batched(s.DB), s.line} }
 
 // watchedStore is a lineStore that announces its writes.
 type watchedStore struct {

@@ -159,7 +159,7 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	ctx, cancel := finishContext(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
-		if err := state.WriteNotes(ctx, store.Batched(d.DB), done.ops); err != nil {
+		if err := state.WriteNotes(ctx, store.Unhurried(d.DB), done.ops); err != nil {
 			// The webhooks were sent, so losing their records is better than failing the page, which would repeat them.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}

@@ -248,27 +248,13 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-// GroupCommitter is a store that can return from a write before its commit. See [Unhurried] and [Batched].
-type GroupCommitter interface {
-	Unhurried() DB
-	Batched() DB
-}
-
-// Unhurried returns the store for writes for which no caller has to wait. A [GroupCommitter] returns immediately from such a
-// write. It commits these writes in their order with the next other write, at most tens of milliseconds later. If the process
-// dies before that, they are lost. Errors and conflicts are only logged. Other stores write as usual.
+// Unhurried returns the store for writes for which no caller has to wait. The store in SQLite returns immediately from such a
+// write. It may hold these writes back for some tens of milliseconds, to commit many of them together, but it commits them before
+// later writes to the same table. If the process dies before that, they are lost. Errors and conflicts are only logged. Other stores
+// write as usual.
 func Unhurried(db DB) DB {
-	if g, ok := db.(GroupCommitter); ok {
-		return g.Unhurried()
-	}
-	return db
-}
-
-// Batched is like [Unhurried], but the store may hold the writes back for some tens of milliseconds, to commit many of them together.
-// It commits them before later writes to the same table.
-func Batched(db DB) DB {
-	if g, ok := db.(GroupCommitter); ok {
-		return g.Batched()
+	if u, ok := db.(interface{ Unhurried() DB }); ok {
+		return u.Unhurried()
 	}
 	return db
 }

@@ -288,7 +288,7 @@ func TestSessionsAreCachedUntilTheirPartitionChanges(t *testing.T) {
 	get(one, "d")
 }
 
-// TestUnhurriedWritesKeepTheirOrder checks that the later of two writes to a table wins, in all combinations with a batched write.
+// TestUnhurriedWritesKeepTheirOrder checks that the later of two writes to a table wins.
 func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
 	put := func(db store.DB, sort string, version int64, tables ...store.Table) {
@@ -299,15 +299,13 @@ func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 		}
 		expect.OK(t, db.Write(t.Context(), ops...))
 	}
-	hurried, unhurried, batched := store.DB(db), store.Unhurried(db), store.Batched(db)
+	hurried, unhurried := store.DB(db), store.Unhurried(db)
 	for _, tt := range []struct {
 		name         string
 		first, later store.DB
 	}{
-		{"batched, then hurried", batched, hurried},
-		{"batched, then unhurried", batched, unhurried},
-		{"unhurried, then batched", unhurried, batched},
-		{"batched, then batched", batched, batched},
+		{"unhurried, then hurried", unhurried, hurried},
+		{"unhurried, then unhurried", unhurried, unhurried},
 	} {
 		put(tt.first, tt.name, 1, store.Deliveries, store.Log)
 		put(tt.later, tt.name, 2, store.Deliveries)
@@ -319,8 +317,8 @@ func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// TestABatchedWriteDoesNotReadAbandonedOperations checks that the operations of a write whose caller gave up can be used again.
-func TestABatchedWriteDoesNotReadAbandonedOperations(t *testing.T) {
+// TestAnUnhurriedWriteDoesNotReadAbandonedOperations checks that the operations of a write whose caller gave up can be used again.
+func TestAnUnhurriedWriteDoesNotReadAbandonedOperations(t *testing.T) {
 	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
 	op := func(table store.Table, version int64) store.Op {
 		return store.Put(store.Item{Key: store.Key{Table: table, Partition: "p", Sort: "s"}, Version: version})
@@ -333,7 +331,7 @@ func TestABatchedWriteDoesNotReadAbandonedOperations(t *testing.T) {
 	})
 	ops := []store.Op{op(store.Settings, 0)}
 	for i := range int64(500) {
-		expect.OK(t, store.Batched(db).Write(t.Context(), op(store.Deliveries, i)))
+		expect.OK(t, store.Unhurried(db).Write(t.Context(), op(store.Deliveries, i)))
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Microsecond)
 		if db.Write(short, ops...) != nil {
 			ops[0] = op(store.Settings, i) // the race detector notices if the writer reads it

@@ -18,9 +18,9 @@ import (
 
 // Write implements [store.DB]. It may share its commit with other writes, but a conflict in one of them does
 // not affect the others.
-func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, awaited) }
+func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, true) }
 
-func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
+func (db *DB) write(ctx context.Context, ops []store.Op, wait bool) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
@@ -30,7 +30,7 @@ func (db *DB) write(ctx context.Context, ops []store.Op, c commit) error {
 	if err := checkStamps(ops, true); err != nil {
 		return err
 	}
-	return db.submit(ctx, ops, c)
+	return db.submit(ctx, ops, wait)
 }
 
 // bulk limits the operations of one job, so that other writes do not wait long.
@@ -38,10 +38,10 @@ const bulk = 250
 
 // WriteAll applies the operations in their order, in several jobs if there are many.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
-	return db.writeAll(ctx, ops, awaited)
+	return db.writeAll(ctx, ops, true)
 }
 
-func (db *DB) writeAll(ctx context.Context, ops []store.Op, c commit) error {
+func (db *DB) writeAll(ctx context.Context, ops []store.Op, wait bool) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
@@ -56,7 +56,7 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, c commit) error {
 		for size := 0; n < min(len(ops), bulk) && (n == 0 || size < maxPage); n++ {
 			size += len(ops[n].Item.Value)
 		}
-		if err := db.submit(ctx, ops[:n], c); err != nil {
+		if err := db.submit(ctx, ops[:n], wait); err != nil {
 			return err
 		}
 		ops = ops[n:]
@@ -64,45 +64,26 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, c commit) error {
 	return nil
 }
 
-type commit int
+// Unhurried returns the store for [store.Unhurried].
+func (db *DB) Unhurried() store.DB { return unhurried{db} }
 
-const (
-	awaited   commit = iota // before the caller continues
-	unhurried               // see [store.Unhurried]
-	batched                 // see [store.Batched]
-)
+// unhurried is the store for writes for which no caller waits.
+type unhurried struct{ *DB }
 
-// Unhurried implements [store.GroupCommitter].
-func (db *DB) Unhurried() store.DB { return relaxed{db, unhurried} }
-
-// Batched implements [store.GroupCommitter].
-func (db *DB) Batched() store.DB { return relaxed{db, batched} }
-
-// relaxed is the store for writes for which no caller waits.
-type relaxed struct {
-	*DB
-	commit commit
+func (u unhurried) Write(ctx context.Context, ops ...store.Op) error {
+	return u.write(ctx, ops, false)
 }
 
-func (r relaxed) Write(ctx context.Context, ops ...store.Op) error {
-	return r.write(ctx, ops, r.commit)
-}
-
-func (r relaxed) WriteAll(ctx context.Context, ops ...store.Op) error {
-	return r.writeAll(ctx, ops, r.commit)
+func (u unhurried) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return u.writeAll(ctx, ops, false)
 }
 
 var jobs = sync.Pool{New: func() any { return &write{} }}
 
-func (db *DB) submit(ctx context.Context, ops []store.Op, c commit) error {
-	if c != awaited {
+func (db *DB) submit(ctx context.Context, ops []store.Op, wait bool) error {
+	if !wait {
 		w := &write{db: db, ops: ops, tables: tablesOf(ops), unhurried: true}
-		var err error
-		if c == batched {
-			err = db.engine.Batch(w, len(ops))
-		} else {
-			err = db.engine.Lazily(w)
-		}
+		err := db.engine.Batch(w, len(ops))
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	w := jobs.Get().(*write)
