@@ -165,39 +165,40 @@ type Page struct {
 
 // Condition is a condition on the item of an operation. An expired item counts as absent.
 type Condition struct {
-	kind    condKind
-	version int64
+	Kind    CondKind
+	Version int64 // for [IfVersion]
 }
 
-type condKind uint8
+// CondKind says what a [Condition] tests. The zero value is no condition.
+type CondKind uint8
 
+// The kinds of conditions.
 const (
-	condNone condKind = iota
-	condAbsent
-	condExists
-	condVersion
+	IfAbsent CondKind = iota + 1
+	IfExists
+	IfVersion
 )
 
 // Absent returns the condition that the item does not exist.
-func Absent() Condition { return Condition{kind: condAbsent} }
+func Absent() Condition { return Condition{Kind: IfAbsent} }
 
 // Exists returns the condition that the item exists.
-func Exists() Condition { return Condition{kind: condExists} }
+func Exists() Condition { return Condition{Kind: IfExists} }
 
 // VersionIs returns the condition that the item exists and has exactly this version.
-func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
+func VersionIs(v int64) Condition { return Condition{Kind: IfVersion, Version: v} }
 
-// Unpack returns the parts of a condition for an adapter. kind is "absent", "exists", "version", or "" if there is no condition.
-func (c Condition) Unpack() (kind string, version int64) {
-	switch c.kind {
-	case condAbsent:
-		return "absent", 0
-	case condExists:
-		return "exists", 0
-	case condVersion:
-		return "version", c.version
+// Holds reports whether the condition holds for an item that exists or not, and has the given version.
+func (c Condition) Holds(exists bool, version int64) bool {
+	switch c.Kind {
+	case IfAbsent:
+		return !exists
+	case IfExists:
+		return exists
+	case IfVersion:
+		return exists && version == c.Version
 	}
-	return "", 0
+	return true
 }
 
 // OpKind says what an [Op] does.

@@ -68,8 +68,7 @@ func (s *Store) Write(_ context.Context, ops ...store.Op) error {
 	defer s.mu.Unlock()
 	for _, op := range ops {
 		old, ok := s.items[op.Item.Key]
-		switch kind, v := op.Cond.Unpack(); {
-		case kind == "absent" && ok, kind == "version" && (!ok || old.Version != v):
+		if !op.Cond.Holds(ok, old.Version) {
 			return store.ErrConflict
 		}
 	}

@@ -49,7 +49,7 @@ func TestHowManyRequestsACallTakes(t *testing.T) {
 		{"a put", func(ctx context.Context) error { return db.Write(ctx, store.Put(item)) }, "PutItem"},
 		{"a conditional put", func(ctx context.Context) error { return db.Write(ctx, store.Put(item, store.VersionIs(1))) }, "PutItem"},
 		{"a count", func(ctx context.Context) error { return db.Write(ctx, store.Add(key, map[string]int64{"n": 1}, nil)) }, "UpdateItem"},
-		{"a check", func(ctx context.Context) error { return db.Write(ctx, store.Check(key, store.Exists())) }, "GetItem"},
+		{"a check", func(ctx context.Context) error { return db.Write(ctx, store.Check(key, store.Exists())) }, "TransactWriteItems"},
 		{"two operations", func(ctx context.Context) error { return db.Write(ctx, store.Put(item), store.Put(second)) }, "TransactWriteItems"},
 		{"26 operations without order", func(ctx context.Context) error { return db.WriteAll(ctx, many...) }, "BatchWriteItem BatchWriteItem"},
 		{"one item", func(ctx context.Context) error { _, err := db.Get(ctx, key); return err }, "GetItem"},

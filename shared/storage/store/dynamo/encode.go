@@ -141,33 +141,20 @@ func (e *expression) dead(now time.Time) string {
 }
 
 func (e *expression) condition(c store.Condition, now time.Time) string {
-	switch kind, version := c.Unpack(); kind {
-	case "absent":
+	switch c.Kind {
+	case store.IfAbsent:
 		return "attribute_not_exists(pk) OR " + e.dead(now)
-	case "exists":
+	case store.IfExists:
 		return "attribute_exists(pk) AND " + e.alive(now)
-	case "version":
+	case store.IfVersion:
 		v := e.name("v")
-		equal := v + " = " + e.value(number(version))
-		if version == 0 { // an item with only counts has no version
+		equal := v + " = " + e.value(number(c.Version))
+		if c.Version == 0 { // an item with only counts has no version
 			equal = "(" + equal + " OR attribute_exists(pk) AND attribute_not_exists(" + v + "))"
 		}
 		return equal + " AND " + e.alive(now)
 	}
 	return ""
-}
-
-// holds reports whether a condition holds for an item that was read. A nil item is absent.
-func holds(c store.Condition, item *store.Item) bool {
-	switch kind, version := c.Unpack(); kind {
-	case "absent":
-		return item == nil
-	case "exists":
-		return item != nil
-	case "version":
-		return item != nil && item.Version == version
-	}
-	return true
 }
 
 func (e *expression) markIsNot(mark []byte) string {

@@ -40,7 +40,7 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func (db *DB) writeOne(ctx context.Context, op store.Op) error {
-	if op.Kind == store.OpAdd && lowersCount(op) {
+	if op.Kind == store.OpCheck || op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
 	// All tries share the mark and the record of lost answers, because DynamoDB may have applied any of them.
@@ -51,10 +51,8 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 			return db.put(ctx, op, mark)
 		case store.OpDelete:
 			return db.delete(ctx, op, tries)
-		case store.OpAdd:
-			return db.add(ctx, op, mark())
 		default:
-			return db.check(ctx, op)
+			return db.add(ctx, op, mark())
 		}
 	}
 	pause := newPause()
@@ -203,18 +201,6 @@ func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (don
 // onlyCounts returns the item that an Add creates.
 func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
-}
-
-// check tests the condition of an OpCheck with a read, which is cheaper than a transaction with one check.
-func (db *DB) check(ctx context.Context, op store.Op) error {
-	found := map[store.Key]*store.Item{}
-	if err := db.getOne(ctx, op.Item.Key, found); err != nil {
-		return err
-	}
-	if !holds(op.Cond, found[op.Item.Key]) {
-		return store.ErrConflict
-	}
-	return nil
 }
 
 const maxBatch = 25

@@ -208,15 +208,7 @@ func holds(op *store.Op, found *state) bool {
 			return false
 		}
 	}
-	switch kind, version := op.Cond.Unpack(); kind {
-	case "absent":
-		return !found.exists
-	case "exists":
-		return found.exists
-	case "version":
-		return found.exists && found.version == version
-	}
-	return true
+	return op.Cond.Holds(found.exists, found.version)
 }
 
 func (w *write) apply(tx *engine.Tx, i int) error {

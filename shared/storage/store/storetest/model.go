@@ -19,10 +19,7 @@ type model map[store.Key]store.Item
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]
-		switch kind, version := op.Cond.Unpack(); {
-		case kind == "absent" && exists,
-			kind == "exists" && !exists,
-			kind == "version" && (!exists || item.Version != version):
+		if !op.Cond.Holds(exists, item.Version) {
 			return false
 		}
 		for name, limit := range op.Limits {
