@@ -5,8 +5,10 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -283,7 +285,11 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	if err != nil {
 		return err
 	}
-	contains := containsAny(texts)
+	var patterns []string
+	for _, text := range texts {
+		patterns = append(patterns, regexp.QuoteMeta(text))
+	}
+	contains := regexp.MustCompile(strings.Join(patterns, "|")).Match // its time hardly depends on the number of texts
 	for after, more := int64(0), len(texts) > 0; more; {
 		var found []int64
 		err := q.engine.Read(ctx, func(c *engine.Conn) error {
@@ -318,43 +324,6 @@ func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]b
 		last = s.ColumnInt(0)
 		if matches(s.ColumnBlob(1)) {
 			found = append(found, last)
-		}
-	}
-}
-
-// containsAny returns a function that reports whether a body contains one of the texts. It looks for their common prefix first, e.g. sub_,
-// so its time hardly depends on the number of texts.
-func containsAny(texts []string) func(body []byte) bool {
-	byLength := map[int]map[string]bool{}
-	prefix := []byte(nil)
-	for i, text := range texts {
-		if i == 0 {
-			prefix = []byte(text)
-		}
-		for !bytes.HasPrefix([]byte(text), prefix) {
-			prefix = prefix[:len(prefix)-1]
-		}
-		if byLength[len(text)] == nil {
-			byLength[len(text)] = map[string]bool{}
-		}
-		byLength[len(text)][text] = true
-	}
-	return func(body []byte) bool {
-		for {
-			at := bytes.Index(body, prefix)
-			if at < 0 {
-				return false
-			}
-			body = body[at:]
-			for n, known := range byLength {
-				if len(body) >= n && known[string(body[:n])] {
-					return true
-				}
-			}
-			if len(body) == 0 {
-				return false
-			}
-			body = body[1:]
 		}
 	}
 }
