@@ -16,10 +16,10 @@ import (
 	"net/url"
 	"path"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
 // Prefix is the path of the console.
@@ -52,10 +52,7 @@ type Handler struct {
 	log   *slog.Logger
 	files map[string]file
 
-	mu     sync.Mutex
-	signIn *signIn
-	until  time.Time
-	asking chan struct{} // closed when the authorization server has answered; nil if no request is under way
+	signIn *refresh.Value[*signIn]
 }
 
 type file struct {
@@ -75,13 +72,17 @@ type signIn struct {
 
 const (
 	// fresh is how long the handler uses the authorization server's endpoints.
-	fresh    = 10 * time.Minute
-	patience = 10 * time.Second
+	fresh = 10 * time.Minute
+	// retry is the pause after the server did not answer.
+	retry = 5 * time.Second
 )
 
 // New returns a handler.
 func New(o Options, log *slog.Logger) *Handler {
 	h := &Handler{Options: o, log: log, files: map[string]file{}}
+	h.signIn = refresh.New(refresh.Options{
+		Name: "the authorization server", Fresh: fresh, Stale: refresh.Forever, Backoff: retry, EmptyBackoff: retry,
+	}, h.ask)
 	root, _ := fs.Sub(static, "static")
 	_ = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -155,41 +156,22 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
 	}
-	h.mu.Lock()
-	if h.asking == nil && !time.Now().Before(h.until) {
-		h.asking = make(chan struct{})
-		// Other requests wait for the same answer, so it must not be canceled with this request.
-		go h.ask(context.WithoutCancel(ctx), h.asking)
+	known, asked := h.signIn.Peek()
+	if known == nil {
+		known, _ = h.signIn.Get(ctx)
+	} else if time.Since(asked) >= fresh {
+		go func() { _, _ = h.signIn.Get(context.WithoutCancel(ctx)) }()
 	}
-	asking, known := h.asking, h.signIn
-	h.mu.Unlock()
-	if asking == nil || known != nil {
-		return known
-	}
-	select {
-	case <-asking:
-	case <-ctx.Done():
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.signIn
+	return known
 }
 
-// ask requests the endpoints from the authorization server and then closes answered. If the request fails, the handler keeps the
-// endpoints that it knows and does not ask again for five seconds.
-func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+// ask requests the endpoints from the authorization server.
+func (h *Handler) ask(ctx context.Context, _ *signIn) (*signIn, error) {
 	c := h.Client
 	authorize, token, err := c.Endpoints(ctx)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	defer close(answered)
-	h.asking = nil
 	if err != nil {
 		h.log.WarnContext(ctx, "authorization server not found", "issuer", c.Issuer, "error", err)
-		h.until = time.Now().Add(5 * time.Second)
-		return
+		return nil, err
 	}
-	h.signIn, h.until = &signIn{c.Issuer, c.ID, c.Scopes, c.Resource, authorize, token}, time.Now().Add(fresh)
+	return &signIn{c.Issuer, c.ID, c.Scopes, c.Resource, authorize, token}, nil
 }

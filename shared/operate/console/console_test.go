@@ -36,21 +36,22 @@ func TestSignIn(t *testing.T) {
 			return "https://id.example.com/authorize", "https://tokens.example.com/token?x=1", failed
 		},
 	}}, slog.New(slog.DiscardHandler))
-	t.Run("OPS-11 a server that does not answer leaves the page as it is", func(t *testing.T) {
-		failed = errors.New("down")
-		w := ask(h, "GET", "/console/config.json")
-		expect.Equal(t, "the configuration", strings.TrimSpace(w.Body.String()), `{"auth":"jwt","client":true}`)
-	})
-	failed, h.until = nil, h.until.Add(-fresh)
-	t.Run("OPS-11 the policy names the host of the token endpoint", func(t *testing.T) {
-		for range 3 {
-			w := ask(h, "GET", "/console/")
-			expect.Contains(t, "the policy", w.Header().Get("Content-Security-Policy"), "connect-src 'self' https://tokens.example.com;")
-		}
-		expect.Equal(t, "how often the authorization server was asked", asked, 2)
-		want := `{"auth":"jwt","client":true,"signIn":{"issuer":"https://id.example.com/","clientId":"console","scopes":["events:operate"],` +
-			`"resource":"https://events.example.com/mcp","authorizationEndpoint":"https://id.example.com/authorize","tokenEndpoint":"https://tokens.example.com/token?x=1"}}`
-		expect.Equal(t, "the configuration", strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()), want)
+	t.Run("OPS-11 a server that does not answer leaves the page as it is, and later the policy names the host of the token endpoint", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			failed = errors.New("down")
+			w := ask(h, "GET", "/console/config.json")
+			expect.Equal(t, "the configuration", strings.TrimSpace(w.Body.String()), `{"auth":"jwt","client":true}`)
+			failed = nil
+			time.Sleep(retry)
+			for range 3 {
+				w := ask(h, "GET", "/console/")
+				expect.Contains(t, "the policy", w.Header().Get("Content-Security-Policy"), "connect-src 'self' https://tokens.example.com;")
+			}
+			expect.Equal(t, "how often the authorization server was asked", asked, 2)
+			want := `{"auth":"jwt","client":true,"signIn":{"issuer":"https://id.example.com/","clientId":"console","scopes":["events:operate"],` +
+				`"resource":"https://events.example.com/mcp","authorizationEndpoint":"https://id.example.com/authorize","tokenEndpoint":"https://tokens.example.com/token?x=1"}}`
+			expect.Equal(t, "the configuration", strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()), want)
+		})
 	})
 }
 
