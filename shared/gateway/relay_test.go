@@ -54,7 +54,7 @@ func newLog() log { return make(log, 10000) }
 
 func newRelay(by string, g *Gateway, l log) *relay.Relay {
 	return &relay.Relay{
-		Backends: g.followed, DB: g.options.DB, Log: g.options.Log, Lease: shortLease, Relist: 50 * time.Millisecond, MinPause: 20 * time.Millisecond, MaxPause: 200 * time.Millisecond,
+		Backends: g.Followed, DB: g.options.DB, Log: g.options.Log, Lease: shortLease, Relist: 50 * time.Millisecond, MinPause: 20 * time.Millisecond, MaxPause: 200 * time.Millisecond,
 		Announce: func(_ context.Context, workspace, backend string, notice json.RawMessage) error {
 			var n api.Notice
 			if err := json.Unmarshal(notice, &n); err != nil {
@@ -64,14 +64,6 @@ func newRelay(by string, g *Gateway, l log) *relay.Relay {
 			return nil
 		},
 	}
-}
-
-// followed returns the backends as a relay sees them.
-func (g *Gateway) followed(ctx context.Context) (all []relay.Backend) {
-	for _, b := range g.Followed(ctx) {
-		all = append(all, b)
-	}
-	return all
 }
 
 // relaying runs a relay. The function end ends it and waits.

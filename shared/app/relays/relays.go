@@ -28,12 +28,7 @@ func New(c *app.Core, g *gateway.Gateway, key func(context.Context) ([]byte, err
 		}
 	}
 	return &relay.Relay{
-		Backends: func(ctx context.Context) (all []relay.Backend) {
-			for _, b := range g.Followed(ctx) {
-				all = append(all, b)
-			}
-			return all
-		},
+		Backends: g.Followed,
 		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
 			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
 		},

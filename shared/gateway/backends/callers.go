@@ -15,7 +15,7 @@ import (
 
 // client returns the client for the view's requests. It uses the caller's token if each caller has a view.
 func (v *View) client() *upstream.Client {
-	if v.backend.perCaller() {
+	if v.backend.OnlyForCallers() {
 		return v.backend.ClientFor(v.token)
 	}
 	return &v.backend.own
@@ -32,8 +32,8 @@ func (b *Backend) ClientFor(token string) *upstream.Client {
 	return &c
 }
 
-// perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
-func (b *Backend) perCaller() bool {
+// OnlyForCallers reports whether only callers have credentials for the backend, so that the gateway reads its lists with their tokens.
+func (b *Backend) OnlyForCallers() bool {
 	_, fixed := b.Headers["Authorization"]
 	return b.ActsForCallers() && !fixed && b.OAuth == nil
 }
@@ -54,7 +54,7 @@ type viewer struct {
 }
 
 func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
-	if !b.perCaller() {
+	if !b.OnlyForCallers() {
 		return b.view
 	}
 	v, old := b.callers.getOrCreate(b, c)

@@ -336,9 +336,9 @@ func TestUnusableTokenConcernsItsCaller(t *testing.T) {
 func TestOnlyTokensAreExchanged(t *testing.T) {
 	a := &authority{}
 	b, _ := exchanging(a, api.Exchange{Audience: "b"})
-	expect.Equal(t, "without a credential of the operator, lists are per caller", b.perCaller(), true)
+	expect.Equal(t, "without a credential of the operator, lists are per caller", b.OnlyForCallers(), true)
 	b.Headers = map[string]secret.Value{"Authorization": secret.Plain("operator")}
-	expect.Equal(t, "with one, lists are per caller", b.perCaller(), false)
+	expect.Equal(t, "with one, lists are per caller", b.OnlyForCallers(), false)
 	for _, caller := range []string{"Bearer key_1", "Basic YTpi", "Bearer a.b.c", "Bearer e30.e30.e30", "Bearer e30.!.c2ln", "x"} {
 		expect.Fault(t, caller, expect.ErrOf(b.exchangeToken(t.Context(), caller)), fault.Forbidden)
 	}

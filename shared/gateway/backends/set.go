@@ -154,7 +154,7 @@ func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) 
 // FindView returns the client's view of the backend with the given [Backend.ServerID], or nil if the client may not use it.
 func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
 	b := bs.FindByServer(ctx, c.Principal, name)
-	if b == nil || b.perCaller() && c.Token == "" {
+	if b == nil || b.OnlyForCallers() && c.Token == "" {
 		return nil
 	}
 	return b.viewFor(ctx, c)
@@ -168,7 +168,7 @@ func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
 		if b.Command != nil && bs.options.Commands != nil {
 			bs.options.Commands.Touch(b.Backend)
 		}
-		if !b.perCaller() {
+		if !b.OnlyForCallers() {
 			out = append(out, b.view)
 		} else if c.Token != "" {
 			out = append(out, b.viewFor(ctx, c))

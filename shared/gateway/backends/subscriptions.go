@@ -100,7 +100,7 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	switch {
 	case auth.LacksScope(err):
 		return "", false, err
-	case err != nil || e.View.backend.perCaller(): // the relay cannot subscribe, because it has no credentials for this backend
+	case err != nil || e.View.backend.OnlyForCallers(): // the relay cannot subscribe, because it has no credentials for this backend
 		return "", false, nil
 	}
 	info, _ := e.View.LoadInfo(ctx)

@@ -259,7 +259,7 @@ func (b *Backend) handleListChange(ctx context.Context, method string) {
 	defer cancel()
 	err := b.ChangeListVersion(ctx, method)
 	for _, kind := range api.Kinds {
-		if kind.ChangedMethod() == method && err == nil && !b.perCaller() { // the relay does not follow lists of callers
+		if kind.ChangedMethod() == method && err == nil && !b.OnlyForCallers() { // the relay does not follow lists of callers
 			err = b.writeLeftOut(ctx, kind)
 		}
 	}

@@ -23,7 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -66,10 +67,11 @@ func (f *faulty) set(fault func(n int, write func() error) error) {
 	f.fault, f.writes = fault, 0
 }
 
-// named is a backend with only a name.
-type named struct{ Backend }
-
-func (named) Place() api.Place { return api.Place{Workspace: "default", Backend: "b"} }
+// newBackend returns a backend that does not answer.
+func newBackend() *backends.Backend {
+	set := backends.New(backends.Options{HTTP: http.DefaultClient, Drops: &metric.Tally{Log: slog.New(slog.DiscardHandler)}})
+	return set.Replace(context.Background(), []api.Backend{{Name: "b", Workspace: "default", URL: "http://127.0.0.1:1/mcp"}})[0]
+}
 
 // GWN-03: a lease survives failed renewals while it lasts. A holder that cannot renew it stops before the lease expires for others.
 func TestRenewalsAreTriedAgain(t *testing.T) {
@@ -103,7 +105,7 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 				defer func() { _ = db.Close() }()
-				store, backend := &faulty{DB: db}, &follower{Backend: named{}}
+				store, backend := &faulty{DB: db}, &follower{Backend: newBackend()}
 				first := &Relay{DB: store, Log: slog.New(slog.DiscardHandler), Lease: 30 * time.Second}
 				second := &Relay{DB: db, Log: first.Log, Lease: first.Lease}
 				held, err := first.acquire(t.Context(), backend)
@@ -171,7 +173,7 @@ func TestFloodsOfABackend(t *testing.T) {
 			gaps := 0
 			e := &receiver{
 				Events:  &Events{Intake: intake.Intake{Gap: func(context.Context, string, string) error { gaps++; return nil }}},
-				backend: &follower{Backend: named{}}, limit: rate.NewLimiter(eventRate, eventBurst),
+				backend: &follower{Backend: newBackend()}, limit: rate.NewLimiter(eventRate, eventBurst),
 			}
 			for began := time.Now(); time.Since(began) < time.Second; {
 				expect.OK(t, e.announceGap(t.Context(), "event://~b/x/e30"))
@@ -224,17 +226,6 @@ func TestFloodsOfABackend(t *testing.T) {
 	})
 }
 
-// dropping is a backend whose messages are dropped silently.
-type dropping struct{ named }
-
-func (dropping) Client() *upstream.Client {
-	return &upstream.Client{Dropped: func(context.Context, string) {}}
-}
-
-func (dropping) ClientFor(string) *upstream.Client {
-	return &upstream.Client{HTTP: http.DefaultClient, URL: "http://127.0.0.1:1/mcp"} // which does not answer
-}
-
 // newListing returns a receiver for a backend whose pages of event types are all the same, and how many it has sent.
 func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 	t.Helper()
@@ -254,7 +245,7 @@ func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 			Changed: func(context.Context) error { return nil },
 		},
 		relay: &Relay{DB: db, Log: slog.New(slog.DiscardHandler)}, client: c, version: spec.V20260728,
-		backend: &follower{Backend: dropping{}, typesChanged: make(chan struct{}, 1)},
+		backend: &follower{Backend: newBackend(), typesChanged: make(chan struct{}, 1)},
 	}, lists
 }
 
@@ -274,7 +265,7 @@ func TestFailedSubscriptionIsLoggedOnce(t *testing.T) {
 			db := &faulty{DB: unreadable{}, fault: func(int, func() error) error { return errStore }}
 			e := &receiver{
 				Events: &Events{Intake: intake.Intake{Demand: demand.New(db)}}, relay: &Relay{DB: db, Log: slog.New(slog.NewTextHandler(&lines, nil))},
-				backend: &follower{Backend: named{}},
+				backend: &follower{Backend: newBackend()},
 			}
 			r := e.start(t.Context(), uri, client.ModePoll, false)
 			time.Sleep(retryAfter / 2)
@@ -288,7 +279,7 @@ func TestFailedSubscriptionIsLoggedOnce(t *testing.T) {
 
 // busy returns a relay that looks for backends until it is canceled. It calls started before and ended after.
 func busy(started, ended func()) *Relay {
-	return &Relay{Log: slog.New(slog.DiscardHandler), Backends: func(ctx context.Context) []Backend {
+	return &Relay{Log: slog.New(slog.DiscardHandler), Backends: func(ctx context.Context) []*backends.Backend {
 		started()
 		defer ended()
 		<-ctx.Done()

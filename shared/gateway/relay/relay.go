@@ -29,52 +29,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
-
-// Backend is a backend that the relay follows, usually a backends.Followed.
-type Backend interface {
-	// Place identifies the backend, Client sends the relay's requests to it, and Ask asks again for its capabilities and revision.
-	Place() api.Place
-	Client() *upstream.Client
-	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
-	// Info returns the last known capabilities and revision, and asks the backend only if it does not know them yet. EventTypes
-	// returns the configured prefix and scopes of the backend's event types, and whether the backend acts for its callers.
-	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
-	EventTypes() catalog.BackendTypes
-	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor returns a client whose requests carry a
-	// caller's credentials.
-	OnlyForCallers() bool
-	ClientFor(token string) *upstream.Client
-	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. The channel of Changed receives
-	// when the result may have changed.
-	Wanted(ctx context.Context) (map[string][]string, error)
-	Changed() <-chan struct{}
-	// Reported receives the methods of list changes that the backend has reported within calls of this process.
-	Reported() <-chan string
-	// Outdate makes the next List fetch each list again. ChangeListVersion is called with the method of a list_changed notification. It
-	// makes all instances fetch the lists that have changed.
-	Outdate()
-	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
-	ChangeListVersion(ctx context.Context, method string) error
-	// ListHashKey returns the key under which the relay stores the hash of a list. If a client got the list without the backend's
-	// entries, the gateway stores [api.LeftOut] there instead. Each write gives the item another version.
-	ListHashKey(kind api.Kind) store.Key
-	// SetNoStream records until the given time that the backend has no notification stream; the zero time removes the record.
-	SetNoStream(ctx context.Context, until time.Time) error
-}
 
 // Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the event log. A lease
 // in the store decides which relay holds a backend's stream.
 type Relay struct {
-	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
-	Backends func(ctx context.Context) []Backend
+	// Backends returns the backends to follow, usually [backends.Set.Followed].
+	Backends func(ctx context.Context) []*backends.Backend
 	// Announce appends a notice to a backend's topic in the event log.
 	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
 	// DB holds the leases, and hashes of the backends' lists, by which the relay notices changes.
@@ -105,7 +71,7 @@ const readBackendsEvery = time.Second
 
 // follower is the relay's state for one backend, with or without the lease.
 type follower struct {
-	Backend
+	*backends.Backend
 	throttle     *notificationThrottle
 	stop         context.CancelFunc
 	idle         atomic.Bool       // another relay follows the backend, or the backend acts for its callers and no client wants its events
@@ -113,11 +79,14 @@ type follower struct {
 	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
 }
 
-func key(of Backend, what string) store.Key {
+// placed is a backend in one of the relay's types.
+type placed interface{ Place() api.Place }
+
+func key(of placed, what string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + of.Place().String(), Sort: what}
 }
 
-func (r *Relay) log(of Backend) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
+func (r *Relay) log(of placed) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
 
 // Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier if it has nothing to do, for example
 // because there are no backends, or because other relays follow all of them.
@@ -130,15 +99,15 @@ func (r *Relay) Run(ctx context.Context) {
 		end := time.AfterFunc(time.Until(r.Until), stop)
 		defer end.Stop()
 	}
-	followed, idled := map[Backend]*follower{}, make(chan struct{}, 1)
+	followed, idled := map[*backends.Backend]*follower{}, make(chan struct{}, 1)
 	tick := time.NewTicker(readBackendsEvery)
 	defer tick.Stop()
-	var reconciled []Backend
+	var reconciled []*backends.Backend
 	for {
 		now := r.Backends(ctx)
 		if reconciled == nil || !slices.Equal(reconciled, now) {
 			if err := r.Events.reconcile(ctx, r.DB); err == nil {
-				reconciled = append([]Backend{}, now...)
+				reconciled = append([]*backends.Backend{}, now...)
 			} else if ctx.Err() == nil {
 				r.Log.WarnContext(ctx, "event types not reconciled", "error", err)
 			}
@@ -273,7 +242,7 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 // isLeftOut reports whether an item has [api.LeftOut] in place of the hash of a list.
 func isLeftOut(hash *store.Item) bool { return hash != nil && string(hash.Value) == api.LeftOut }
 
-func (r *Relay) announce(ctx context.Context, of Backend, n api.Notice) error {
+func (r *Relay) announce(ctx context.Context, of placed, n api.Notice) error {
 	text, err := json.Marshal(n)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a backend's notification")
