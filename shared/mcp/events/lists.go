@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -409,10 +410,31 @@ type eventType struct {
 
 func encodeEvent(entry *catalog.Entry) []byte {
 	payload := entry.PayloadSchema
-	if payload == nil {
+	switch {
+	case payload == nil:
 		payload = json.RawMessage(`{"type":"object"}`)
+	case len(entry.Redact) > 0:
+		payload = withoutRequired(payload, entry.Redact)
 	}
 	return method.WithoutBraces(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
+}
+
+// withoutRequired returns a payload schema that does not require the members at the pointers, because subscribers with the argument redact
+// do not get them (EVX-04).
+func withoutRequired(schema json.RawMessage, pointers []string) json.RawMessage {
+	root := jsonrpc.Value(schema)
+	for _, text := range pointers {
+		path, _ := jsonpointer.Parse(text) // the catalog has checked it
+		node, _ := root.(map[string]any)
+		for _, name := range path[:len(path)-1] {
+			properties, _ := node["properties"].(map[string]any)
+			node, _ = properties[name].(map[string]any)
+		}
+		if required, ok := node["required"].([]any); ok {
+			node["required"] = slices.DeleteFunc(required, func(name any) bool { return name == path[len(path)-1] })
+		}
+	}
+	return jsonrpc.Encode(root)
 }
 
 // cursor is the position at which a list continues. As the next cursor of a page, the zero value means that the list has ended.
