@@ -2,10 +2,7 @@ package match
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"errors"
-	"math/big"
 	"slices"
 	"sort"
 	"strconv"
@@ -151,13 +148,12 @@ func (f Filter) accepts(doc any) bool {
 type values struct {
 	texts   map[string]bool
 	globs   []glob
-	numbers map[float64]bool
-	digits  map[string]bool // numbers as text, because some are beyond the range of float64
+	numbers map[jsonrpc.Decimal]bool
 	bools   map[bool]bool
 }
 
 func (f Filter) values() values {
-	v := values{texts: map[string]bool{}, numbers: map[float64]bool{}, digits: map[string]bool{}, bools: map[bool]bool{}}
+	v := values{texts: map[string]bool{}, numbers: map[jsonrpc.Decimal]bool{}, bools: map[bool]bool{}}
 	for _, raw := range f.Values {
 		switch raw[0] {
 		case '"':
@@ -173,10 +169,7 @@ func (f Filter) values() values {
 		case 't', 'f':
 			v.bools[raw[0] == 't'] = true
 		default:
-			v.digits[string(raw)] = true
-			if n, err := strconv.ParseFloat(string(raw), 64); err == nil {
-				v.numbers[n] = true
-			}
+			v.numbers[jsonrpc.ParseDecimal(json.Number(raw))] = true
 		}
 	}
 	return v
@@ -187,8 +180,7 @@ func (v values) accept(got any) bool {
 	case string:
 		return v.texts[got] || slices.ContainsFunc(v.globs, func(g glob) bool { return g.matches(got) })
 	case json.Number:
-		n, err := strconv.ParseFloat(got.String(), 64)
-		return v.digits[got.String()] || err == nil && v.numbers[n]
+		return v.numbers[jsonrpc.ParseDecimal(got)]
 	case bool:
 		return v.bools[got]
 	case []any: // one element must match
@@ -337,8 +329,7 @@ func (s *Span) isReadable(text string) bool {
 		_, err := event.ParseTime(text)
 		return err == nil
 	}
-	_, err := strconv.ParseFloat(text, 64)
-	return err == nil && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9')
+	return text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') // it is JSON
 }
 
 func (s *Span) accept(got any) bool {
@@ -364,38 +355,13 @@ func (s *Span) contains(text string) bool {
 }
 
 func (s *Span) compare(a, b string) (order int, ok bool) {
-	if s.Time {
-		return compareTimes(a, b)
+	if !s.Time {
+		return jsonrpc.ParseDecimal(json.Number(a)).Compare(jsonrpc.ParseDecimal(json.Number(b))), true
 	}
-	return compareNumbers(a, b)
-}
-
-func compareTimes(a, b string) (int, bool) {
 	x, err := event.ParseTime(a)
 	if err != nil {
 		return 0, false
 	}
 	y, err := event.ParseTime(b)
 	return x.Compare(y), err == nil
-}
-
-// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an exact
-// comparison. That is limited to short numbers without an exponent, because e.g. 1e999999 has a million digits.
-func compareNumbers(a, b string) (int, bool) {
-	x, errX := strconv.ParseFloat(a, 64)
-	y, errY := strconv.ParseFloat(b, 64)
-	for _, err := range []error{errX, errY} {
-		if err != nil && !errors.Is(err, strconv.ErrRange) { // a number beyond float64 is read as infinite
-			return 0, false
-		}
-	}
-	if x != y || a == b || len(a) > maxBound || strings.ContainsAny(a+b, "eE") {
-		return cmp.Compare(x, y), true
-	}
-	p, okP := new(big.Rat).SetString(a)
-	q, okQ := new(big.Rat).SetString(b)
-	if !okP || !okQ {
-		return 0, false
-	}
-	return p.Cmp(q), true
 }

@@ -3,14 +3,12 @@ package pattern
 import (
 	"encoding/json"
 	"fmt"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
@@ -148,7 +146,6 @@ var faulty = map[string]faultyPattern{
 	"numeric of half":              {`{"a":[{"numeric":[">",5,"<"]}]}`, []string{`/a/0/numeric: must be a list such as ["=", 5], [">", 0] or [">=", 0, "<", 10]`}, false},
 	"numeric the other way":        {`{"a":[{"numeric":["<",5,">",1]}]}`, []string{`/a/0/numeric: must be a list such as ["=", 5], [">", 0] or [">=", 0, "<", 10]`}, false},
 	"numeric of nothing":           {`{"a":[{"numeric":[">",5,"<",5.0]}]}`, []string{"/a/0/numeric: has a lower bound that is not below the upper one"}, false},
-	"an immense number":            {`{"a":[1e999999]}`, []string{"/a/0: is a number with an exponent beyond 10000"}, true},
 	"anything-but null":            {`{"a":[{"anything-but":null}]}`, []string{"/a/0/anything-but: must be a string or a number, not null"}, false},
 	"anything-but nothing":         {`{"a":[{"anything-but":[]}]}`, []string{"/a/0/anything-but: is an empty list"}, false},
 	"anything-but both":            {`{"a":[{"anything-but":["a",1]}]}`, []string{"/a/0/anything-but/1: is a number, but the first value is a string; all must be of the same kind"}, false},
@@ -167,50 +164,6 @@ var faulty = map[string]faultyPattern{
 	"a leaf twice":         {`{"a":[1],"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/a: is also set by an object that applies at the same time; set it only once"}, false},
 	"a leaf and an object": {`{"a":[1],"$or":[{"a":{"c":[2]}},{"b":[1]}]}`, []string{"/a: is also set by an object that applies at the same time; set it only once"}, true},
 	"an object and a leaf": {`{"a":{"c":[1]},"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/a/c: is also set by an object that applies at the same time; set it only once"}, true},
-}
-
-// TestDecimal compares our comparison with a comparison of exact fractions. The product cannot use exact fractions, because a number
-// with a large exponent would take a lot of memory.
-func TestDecimal(t *testing.T) {
-	number := rapid.Custom(func(t *rapid.T) json.Number {
-		text := rapid.StringMatching(`-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,4})?`).Draw(t, "mantissa")
-		if rapid.Bool().Draw(t, "has exponent") {
-			text += rapid.SampledFrom([]string{"e", "E", "e+", "e-"}).Draw(t, "e") + fmt.Sprint(rapid.IntRange(0, 6).Draw(t, "exponent"))
-		}
-		return json.Number(text)
-	})
-	exact := func(n json.Number) *big.Rat {
-		r, ok := new(big.Rat).SetString(string(n))
-		if !ok {
-			t.Fatalf("%s is not a number", n)
-		}
-		return r
-	}
-	t.Run("SRC-03 numbers are ordered by value", rapid.MakeCheck(func(t *rapid.T) {
-		a, b := number.Draw(t, "a"), number.Draw(t, "b")
-		c := parseDecimal(a).compare(parseDecimal(b))
-		if got, want := min(max(c, -1), 1), exact(a).Cmp(exact(b)); got != want {
-			t.Fatalf("%s to %s: got %d, want %d", a, b, got, want)
-		}
-	}))
-	for _, tt := range []struct {
-		a, b string
-		want int
-	}{
-		{"1e99999999999999999999", "1e10000", 1},
-		{"-1e99999999999999999999", "-1e10000", -1},
-		{"1e-99999999999999999999", "0", 1},
-		{"0e99999999999999999999", "0", 0},
-		{"1" + strings.Repeat("0", 1000), "1e1000", 0},
-		{"0." + strings.Repeat("0", 999) + "1", "1e-1000", 0},
-		{"123456789012345678901234567890.1", "123456789012345678901234567890.2", -1},
-	} {
-		t.Run(fmt.Sprintf("SRC-03 %.30s to %s", tt.a, tt.b), func(t *testing.T) {
-			a, b := parseDecimal(json.Number(tt.a)), parseDecimal(json.Number(tt.b))
-			expect.Equal(t, "the order", min(max(a.compare(b), -1), 1), tt.want)
-			expect.Equal(t, "the comparison the other way", min(max(b.compare(a), -1), 1), -tt.want)
-		})
-	}
 }
 
 func wantFaults(t *testing.T, pattern string, want []string) {

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 const (
@@ -45,7 +46,7 @@ func (p *parser) parseValue(v any, pointer string) test {
 		p.fail(pointer, "must be a string, a number, a boolean, null or an operator, not a list")
 		return nil
 	case json.Number:
-		return p.compare(v, pointer, func(c int) bool { return c == 0 })
+		return compareTo(v, relations["="])
 	default:
 		return func(value any) bool { return value == v }
 	}
@@ -220,67 +221,12 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 	return nil
 }
 
-// maxExponent limits the exponents of numbers in patterns. Numbers in documents are only compared with these, so they need no limit.
-const maxExponent = 10_000
-
-// decimal is a number in normal form, 0.digits times ten to the power of exponent. The first and last digit are not
-// zero, so equal numbers are equal Go values. Zero has no digits.
-type decimal struct {
-	negative bool
-	digits   string
-	exponent int
-}
-
-// parseDecimal parses a JSON number. It replaces an exponent that does not fit into an int by the nearest int.
-func parseDecimal(n json.Number) decimal {
-	text, negative := strings.CutPrefix(string(n), "-")
-	mantissa, exponent := text, 0
-	if i := strings.IndexAny(text, "eE"); i >= 0 {
-		mantissa = text[:i]
-		exponent, _ = strconv.Atoi(text[i+1:]) // Atoi returns the nearest int if out of range
-	}
-	whole, fraction, _ := strings.Cut(mantissa, ".")
-	digits := strings.TrimLeft(whole+fraction, "0")
-	// Stay far within the range of int, so that the sum cannot overflow.
-	const most = 1 << 40
-	exponent = min(max(exponent, -most), most) + len(digits) - len(fraction)
-	digits = strings.TrimRight(digits, "0")
-	if digits == "" {
-		return decimal{}
-	}
-	return decimal{negative, digits, exponent}
-}
-
-func (d decimal) compare(e decimal) int {
-	switch {
-	case d.sign() != e.sign():
-		return d.sign() - e.sign()
-	case d.exponent != e.exponent:
-		return (d.exponent - e.exponent) * d.sign()
-	}
-	return strings.Compare(d.digits, e.digits) * d.sign()
-}
-
-func (d decimal) sign() int {
-	switch {
-	case d.digits == "":
-		return 0
-	case d.negative:
-		return -1
-	}
-	return 1
-}
-
-// compare returns a test for numbers, which calls holds with the result of comparing the number with n.
-func (p *parser) compare(n json.Number, pointer string, holds func(int) bool) test {
-	d := parseDecimal(n)
-	if d.exponent > maxExponent || d.exponent < -maxExponent {
-		p.fail(pointer, "is a number with an exponent beyond %d", maxExponent)
-		return nil
-	}
+// compareTo returns a test for numbers, which calls holds with the result of comparing the number with n.
+func compareTo(n json.Number, holds func(int) bool) test {
+	d := jsonrpc.ParseDecimal(n)
 	return func(value any) bool {
 		n, ok := value.(json.Number)
-		return ok && holds(parseDecimal(n).compare(d))
+		return ok && holds(jsonrpc.ParseDecimal(n).Compare(d))
 	}
 }
 
@@ -311,17 +257,13 @@ func (p *parser) parseNumeric(v any, pointer string) test {
 		p.fail(pointer, `must be a list such as ["=", 5], [">", 0] or [">=", 0, "<", 10]`)
 		return nil
 	}
-	if bounded && parseDecimal(numbers[0]).compare(parseDecimal(numbers[1])) >= 0 {
+	if bounded && jsonrpc.ParseDecimal(numbers[0]).Compare(jsonrpc.ParseDecimal(numbers[1])) >= 0 {
 		p.fail(pointer, "has a lower bound that is not below the upper one")
 		return nil
 	}
 	var tests []test
 	for i, n := range numbers {
-		t := p.compare(n, pointer+"/"+strconv.Itoa(2*i+1), relations[operators[i]])
-		if t == nil {
-			return nil
-		}
-		tests = append(tests, t)
+		tests = append(tests, compareTo(n, relations[operators[i]]))
 	}
 	return func(value any) bool {
 		return !slices.ContainsFunc(tests, func(t test) bool { return !t(value) })
