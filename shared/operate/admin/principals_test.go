@@ -516,6 +516,20 @@ func TestOwnersLists(t *testing.T) {
 			}
 		})
 	}
+	f.call("op", "PUT", "switches/all", `{}`, 200, nil)
+	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
+	for path, least := range map[string]int{
+		"subscriptions": 3, "deliveries": 15, "dead-letters": 15, "events?name=ci.build_finished": 5, "event-types": 2, "switches": 2, "audit": 2,
+	} {
+		t.Run("OPS-19 a limit counts the items of "+path, func(t *testing.T) {
+			all := len(f.list("op", path).Items)
+			expect.AtLeast(t, "the items", all, least)
+			expect.Len(t, "the items of the first page of one", f.list("op", path+map[bool]string{true: "&", false: "?"}[strings.Contains(path, "?")]+"limit=1").Items, 1)
+			for _, limit := range []int{1, 2} {
+				expect.Equal(t, fmt.Sprintf("the items on pages of %d", limit), len(f.pages("op", path, limit).Items), all)
+			}
+		})
+	}
 }
 
 // SRF-07: an owner cannot have webhooks sent again to an endpoint that answered 410. An operator can.
