@@ -52,51 +52,25 @@ type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
 	connect   int                 // attempts that failed to connect, since the last success
 	slowUntil time.Time           // until then, first attempts to all endpoints of the origin take the slow lane
-	hanging   slotCounts          // counts detached attempts; see [FastSlot.Detach]
-	doubtful  slotCounts          // counts attempts of the slow lane to endpoints that may hang
+	hanging   shares              // detached attempts; see [FastSlot.Detach]
+	doubtful  shares              // attempts of the slow lane to endpoints that may hang
 }
 
-// slotCounts counts how many of a limited number of slots each principal uses, so that one principal cannot use all of them.
-type slotCounts struct {
-	total int
-	by    map[string]int
-}
-
-// take gives a slot to a principal and returns true. It returns false if all slots are used, or if the principal has half of them.
-func (s *slotCounts) take(principal string, limit int) bool {
-	if s.total >= limit || s.by[principal] >= max(1, limit/2) {
-		return false
-	}
-	if s.by == nil {
-		s.by = map[string]int{}
-	}
-	s.total++
-	s.by[principal]++
-	return true
-}
-
-func (s *slotCounts) release(principal string) {
-	s.total--
-	if s.by[principal]--; s.by[principal] == 0 {
-		delete(s.by, principal)
-	}
-}
-
-// byteCounts counts the bytes in memory for the attempts of each principal.
-type byteCounts struct {
+// shares counts what each principal uses of a limited resource, i.e. slots or bytes of memory.
+type shares struct {
 	total int64
 	by    map[string]int64
 }
 
-// fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use only
-// three quarters of the limit, so that other principals can have attempts, too. If no bytes are used at all, any number fits, so
-// that even a body larger than the limit can be sent.
-func (s *byteCounts) fits(principal string, n, limit int64) bool {
+// fits reports whether n more for a principal are within the limit. A principal that already uses some may use only three quarters of the
+// limit, so that other principals can have attempts, too. If nothing is used at all, any number fits, so that even a body larger than the
+// limit can be sent.
+func (s *shares) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
 }
 
-func (s *byteCounts) add(principal string, n int64) {
+func (s *shares) add(principal string, n int64) {
 	if s.by == nil {
 		s.by = map[string]int64{}
 	}
@@ -104,7 +78,7 @@ func (s *byteCounts) add(principal string, n int64) {
 	s.by[principal] += n
 }
 
-func (s *byteCounts) release(principal string, n int64) {
+func (s *shares) release(principal string, n int64) {
 	s.total -= n
 	if s.by[principal] -= n; s.by[principal] == 0 {
 		delete(s.by, principal)

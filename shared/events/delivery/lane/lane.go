@@ -50,7 +50,7 @@ type Lanes struct {
 	waiting map[string]int // the number of attempts that wait for a slot of the fast lane, by principal
 	waiters int            // the number of all attempts that wait for a slot of the fast lane
 
-	slowBytes, hangingBytes byteCounts
+	slowBytes, hangingBytes shares
 	detached                int
 	queued                  int // the number of attempts that wait for a slot of the slow lane
 }
@@ -332,7 +332,7 @@ func (s *FastSlot) Detach() *DetachedSlot {
 		e.noteHang(s.hung, l.now())
 	}
 	may := (s.Rest > 0 || s.Usual == 0) && l.detached < l.limits.Detached && e.hanging < maxHanging &&
-		l.hangingBytes.fits(s.call.Principal, s.call.bytesHeld(), l.limits.Bytes/4) && e.origin.hanging.take(s.call.Principal, maxOriginHanging)
+		l.hangingBytes.fits(s.call.Principal, s.call.bytesHeld(), l.limits.Bytes/4) && e.origin.hanging.fits(s.call.Principal, 1, maxOriginHanging)
 	var detached *DetachedSlot
 	if may {
 		s.release()
@@ -343,6 +343,7 @@ func (s *FastSlot) Detach() *DetachedSlot {
 			detached.Rest = max(1, s.Rest-detached.HangsAfter)
 		}
 		e.hanging++
+		e.origin.hanging.add(s.call.Principal, 1)
 		l.detached++
 		l.hangingBytes.add(s.call.Principal, s.call.bytesHeld())
 	}
@@ -368,7 +369,7 @@ func (s *DetachedSlot) release() {
 	s.e.hanging--
 	s.lanes.detached--
 	s.lanes.hangingBytes.release(s.call.Principal, s.call.bytesHeld())
-	s.origin.hanging.release(s.call.Principal)
+	s.origin.hanging.release(s.call.Principal, 1)
 }
 
 // Each pool has a ring of principals with waiting attempts, and each principal has a ring of endpoints. The first in a ring has

@@ -25,12 +25,12 @@ func (s *SlowSlot) release() {
 	s.e.slowBytes -= s.call.bytesHeld()
 	s.lanes.slowBytesCounter(s.doubtful).release(s.call.Principal, s.call.bytesHeld())
 	if s.origin != nil {
-		s.origin.doubtful.release(s.call.Principal)
+		s.origin.doubtful.release(s.call.Principal, 1)
 	}
 }
 
 // slowBytesCounter returns the counter of the slow lane's bytes. Endpoints that may hang share it with detached attempts.
-func (l *Lanes) slowBytesCounter(doubtful bool) *byteCounts {
+func (l *Lanes) slowBytesCounter(doubtful bool) *shares {
 	if doubtful {
 		return &l.hangingBytes
 	}
@@ -88,9 +88,10 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, 
 	case others >= e.limit, !used.fits(c.Principal, c.bytesHeld(), limit), e.slow > 0 && e.slowBytes+c.bytesHeld() > limit/4:
 		return nil, time.Second
 	case s.doubtful && e.origin != nil:
-		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
+		if !e.origin.doubtful.fits(c.Principal, 1, maxOriginDoubtful) {
 			return nil, probeTime / 2
 		}
+		e.origin.doubtful.add(c.Principal, 1)
 		s.origin = e.origin
 	}
 	e.slow++
