@@ -514,7 +514,7 @@ func (s *Sender) limitDial(dial func(ctx context.Context, network, address strin
 		c, err := dial(ctx, network, address)
 		if err != nil {
 			s.conns.release()
-			return nil, &stageError{stageDial, err}
+			return nil, err
 		}
 		return &conn{Conn: c, closed: s.conns.release, left: answerQuota}, nil
 	}

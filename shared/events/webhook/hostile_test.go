@@ -393,7 +393,7 @@ func hangingOriginsUnderALowLimit(t *testing.T, port string) {
 func TestDiagnose_Ours(t *testing.T) {
 	dial := func(errno syscall.Errno, address string) error {
 		addr := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
-		return &stageError{stageDial, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: os.NewSyscallError("connect", errno)}}
+		return &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: os.NewSyscallError("connect", errno)}
 	}
 	const four, six = "1.1.1.1:443", "[2606:4700::1]:443"
 	for _, tt := range []struct {
@@ -408,8 +408,8 @@ func TestDiagnose_Ours(t *testing.T) {
 		{dial(syscall.EADDRNOTAVAIL, six), ConnectionRefused}, // on a machine without IPv6
 		{dial(syscall.ECONNREFUSED, four), ConnectionRefused},
 		{dial(syscall.ENETUNREACH, four), ConnectionRefused},
-		{&stageError{stageDial, &net.DNSError{Err: "dial udp 10.0.0.2:53: socket: too many open files", Name: "x.example"}}, Internal},
-		{&stageError{stageDial, &net.DNSError{Err: "server misbehaving", Name: "too many open files"}}, DNSError},
+		{&net.DNSError{Err: "dial udp 10.0.0.2:53: socket: too many open files", Name: "x.example"}, Internal},
+		{&net.DNSError{Err: "server misbehaving", Name: "too many open files"}, DNSError},
 		{&url.Error{Op: "Post", Err: os.NewSyscallError("write", syscall.ENOBUFS)}, Internal},
 	} {
 		x := &exchange{ctx: t.Context()}

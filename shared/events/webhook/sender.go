@@ -169,7 +169,7 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string, config *t
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = c.Close()
-		return nil, &stageError{stageTLS, err}
+		return nil, handshakeError{err}
 	}
 	return tc, nil
 }
@@ -351,19 +351,10 @@ func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	return u, nil
 }
 
-// stageError says in which stage of an exchange an error occurred, because [diagnose] treats the same error differently by stage.
-type stageError struct {
-	stage string
-	err   error
-}
+// handshakeError is an error of a TLS handshake.
+type handshakeError struct{ error }
 
-const (
-	stageDial = "dial"
-	stageTLS  = "tls"
-)
-
-func (e *stageError) Error() string { return e.stage } // never shown
-func (e *stageError) Unwrap() error { return e.err }
+func (e handshakeError) Unwrap() error { return e.error }
 
 // diagnose turns an error of an exchange into a [Failure] in our own words. If parent, the caller's context, has ended, the caller
 // canceled the exchange. The exchange's own context cannot show that, because it also ends at the timeout.
@@ -382,41 +373,19 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	if b, ok := errors.AsType[blocked](err); ok {
 		return &Failure{Blocked, b.Error()}
 	}
-	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		switch {
-		case d.IsNotFound:
-			return &Failure{DNSError, "the name has no address"}
-		case d.IsTimeout:
-			return &Failure{DNSError, "the name server did not answer in time"}
-		}
-		return &Failure{DNSError, "the name server failed"}
-	}
-	stage := "exchange"
-	if s, ok := errors.AsType[*stageError](err); ok {
-		stage = s.stage
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		return &Failure{DNSError, "the name was not resolved"}
 	}
 	if t, ok := errors.AsType[interface {
 		error
 		Timeout() bool
 	}](err); ok && t.Timeout() || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
-		switch stage {
-		case stageDial:
-			return &Failure{Timeout, "no connection in time"}
-		case stageTLS:
-			return &Failure{Timeout, "no TLS handshake in time"}
-		}
 		return &Failure{Timeout, "the exchange was not complete in time"}
 	}
-	if stage == stageTLS || isTLS(err) {
-		return &Failure{TLSError, tlsDetail(err)}
+	if isTLS(err) {
+		return &Failure{TLSError, "the handshake failed, or the certificate is not valid"}
 	}
-	if errno, ok := errors.AsType[syscall.Errno](err); ok {
-		return &Failure{ConnectionRefused, errno.Error()}
-	}
-	if stage == stageDial {
-		return &Failure{ConnectionRefused, "no connection"}
-	}
-	return &Failure{ConnectionRefused, "the connection ended without a valid answer"}
+	return &Failure{ConnectionRefused, "the connection failed, or ended without a valid answer"}
 }
 
 // exhausted lists the errors which mean that the process or the machine has run out of descriptors or memory.
@@ -450,34 +419,14 @@ func errnoOfMachine(err error) syscall.Errno {
 }
 
 func isTLS(err error) bool {
+	if _, ok := errors.AsType[handshakeError](err); ok {
+		return true
+	}
 	if _, ok := errors.AsType[tls.AlertError](err); ok {
 		return true
 	}
 	_, ok := errors.AsType[tls.RecordHeaderError](err)
 	return ok
-}
-
-// tlsDetail describes a TLS error in our own words, because crypto/x509 quotes the endpoint's certificate.
-func tlsDetail(err error) string {
-	if _, ok := errors.AsType[x509.HostnameError](err); ok {
-		return "the certificate is for another name"
-	}
-	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return "the certificate is not from a known authority"
-	}
-	if c, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		if c.Reason == x509.Expired {
-			return "the certificate has expired or is not valid yet"
-		}
-		return "the certificate is not valid"
-	}
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return "the certificate is not valid"
-	}
-	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return "the endpoint does not speak TLS"
-	}
-	return "the handshake failed"
 }
 
 // Category classifies a failure. It is all that subscribers may learn about it (SRF-05), so it never contains what the endpoint sent.

@@ -348,21 +348,18 @@ func quiet(srv *httptest.Server, _ *Options) { srv.Config.ErrorLog = log.New(io.
 
 func TestSend_TLS(t *testing.T) {
 	ok := func(http.ResponseWriter, *http.Request) {}
-	for name, c := range map[string]struct {
-		with func(*httptest.Server, *Options)
-		want string // substring of the error
-	}{
-		"untrusted": {func(_ *httptest.Server, o *Options) { o.RootCAs = x509.NewCertPool() }, "authority"},
-		"expired":   {certified(t, "example.com", -time.Hour), "expired"},
-		"TLS 1.1": {func(srv *httptest.Server, _ *Options) {
+	for name, with := range map[string]func(*httptest.Server, *Options){
+		"untrusted": func(_ *httptest.Server, o *Options) { o.RootCAs = x509.NewCertPool() },
+		"expired":   certified(t, "example.com", -time.Hour),
+		"TLS 1.1": func(srv *httptest.Server, _ *Options) {
 			srv.TLS = &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
-		}, ""},
-		"SRF-05 another name, which is not repeated": {certified(t, "s3cr3t-marker.example", time.Hour), ""},
+		},
+		"SRF-05 another name, which is not repeated": certified(t, "s3cr3t-marker.example", time.Hour),
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, s, target := serveTLS(t, ok, quiet, c.with)
+			_, s, target := serveTLS(t, ok, quiet, with)
 			o := s.Send(t.Context(), request(target))
-			if text := fmt.Sprintf("%v %+v", o.Err, o); o.Category != TLSError || !strings.Contains(text, c.want) || strings.Contains(text, "s3cr3t") {
+			if text := fmt.Sprintf("%v %+v", o.Err, o); o.Category != TLSError || strings.Contains(text, "s3cr3t") {
 				t.Errorf("got %+v", o)
 			}
 		})
