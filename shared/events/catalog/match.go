@@ -196,9 +196,6 @@ func parseTemplate(s string) ([]segment, error) {
 		return nil, fault.New(fault.Invalid, "is not a URI template (RFC 6570): %s",
 			strings.TrimPrefix(err.Error(), "uritemplate:"))
 	}
-	if err := checkSimple(s); err != nil {
-		return nil, err
-	}
 	rest, ok := strings.CutPrefix(s, Scheme)
 	if !ok {
 		return nil, fault.New(fault.Invalid, "does not begin with %s", Scheme)
@@ -225,7 +222,12 @@ func parseSegment(part string, authority bool) (segment, error) {
 			return segment{}, fault.New(fault.Invalid,
 				"has a variable next to other text in %q; a variable must be a whole segment", strictyaml.Clip(part))
 		}
-		return segment{variable: part[1 : len(part)-1]}, nil
+		name := part[1 : len(part)-1]
+		if !variableName.MatchString(name) {
+			return segment{}, fault.New(fault.Invalid, "has the expression {%s}; only {name} is supported, "+
+				"where name is letters, digits and _, at most 64, not beginning with a digit", strictyaml.Clip(name))
+		}
+		return segment{variable: name}, nil
 	}
 	var b strings.Builder
 	if err := canonicalSegment(&b, part, authority); err != nil {
@@ -236,28 +238,6 @@ func parseSegment(part string, authority bool) (segment, error) {
 			strictyaml.Clip(part), strictyaml.Clip(b.String()))
 	}
 	return segment{literal: part}, nil
-}
-
-// checkSimple refuses the features of RFC 6570 beyond level 1, for example {+path} and {?query}.
-func checkSimple(s string) error {
-	for {
-		_, after, found := strings.Cut(s, "{")
-		if !found {
-			return nil
-		}
-		expr, rest, _ := strings.Cut(after, "}")
-		s = rest
-		switch {
-		case expr != "" && strings.IndexByte("+#./;?&=,!@|", expr[0]) >= 0:
-			return fault.New(fault.Invalid, "has the operator %q in {%s}; only {name} is supported", expr[:1], strictyaml.Clip(expr))
-		case strings.ContainsAny(expr, "*:"):
-			return fault.New(fault.Invalid, "has a modifier in {%s}; only {name} is supported", strictyaml.Clip(expr))
-		case strings.Contains(expr, ","):
-			return fault.New(fault.Invalid, "has several variables in {%s}; give each its own segment", strictyaml.Clip(expr))
-		case !variableName.MatchString(expr):
-			return fault.New(fault.Invalid, "has the variable {%s}; a name is letters, digits and _, at most 64, not beginning with a digit", strictyaml.Clip(expr))
-		}
-	}
 }
 
 // Scheme is the beginning of every event URI.
@@ -376,14 +356,5 @@ func isUnreserved(c byte) bool {
 
 // encode percent-encodes a value in the way in which RFC 6570 encodes a simple variable, such as {name}.
 func encode(b *strings.Builder, s string) {
-	const hex = "0123456789ABCDEF"
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; isUnreserved(c) {
-			b.WriteByte(c)
-		} else {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-		}
-	}
+	b.WriteString(strings.ReplaceAll(url.QueryEscape(s), "+", "%20"))
 }
