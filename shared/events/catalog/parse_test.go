@@ -137,7 +137,7 @@ func TestParseFaults(t *testing.T) {
 		"bad scope":               {entry(fixed, "access: {scopes: ['a b']}"), "not an OAuth scope"},
 		"schema is not a mapping": {entry(fixed, "payloadSchema: true"), "payloadSchema must be a mapping, not a truth value"},
 		"invalid schema":          {entry(fixed, "payloadSchema:", "  properties:", "    a:", "      type: strnig"), "catalog.yaml:7: event a.b: payloadSchema is not a JSON Schema: /properties/a/type must be one of"},
-		"network ref":             {entry(fixed, "payloadSchema:", "  $ref: https://example.com/s.json"), "catalog.yaml:5: event a.b: payloadSchema refers to https://example.com/s.json; references to other documents are not followed"},
+		"network ref":             {entry(fixed, "payloadSchema:", "  $ref: https://example.com/s.json"), "event a.b: payloadSchema refers to https://example.com/s.json; references to other documents are not followed"},
 		"file ref":                {entry(fixed, "payloadSchema:", "  $ref: file:///etc/passwd"), "not followed"},
 		"relative ref":            {entry(fixed, "payloadSchema:", "  $ref: other.json"), "not followed"},
 		"unknown metaschema":      {entry(fixed, "payloadSchema: {$schema: 'https://example.com/meta'}"), "payloadSchema"},

@@ -251,7 +251,7 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 		}
 	}
 	if le, ok := errors.AsType[*jsonschema.LoadURLError](err); ok {
-		p.file.Add(refLine(n, le.URL), "%s refers to %s; %v", what, strictyaml.Clip(le.URL), errNoLoader)
+		p.file.Add(n.Line, "%s refers to %s; %v", what, strictyaml.Clip(le.URL), errNoLoader)
 		return
 	}
 	line := n.Line
@@ -296,32 +296,6 @@ func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 		}
 	}
 	return depth, other
-}
-
-// refLine returns the line of the $ref that refers to the given URL, or the line of n if there is no such $ref.
-func refLine(n *strictyaml.Node, url string) int {
-	best := n.Line
-	var walk func(n *strictyaml.Node, depth int) bool
-	walk = func(n *strictyaml.Node, depth int) bool {
-		if depth > 64 {
-			return false
-		}
-		for i, c := range n.Content {
-			if i%2 == 1 && n.Content[i-1].Value == "$ref" && c.Value != "" {
-				ref, _, _ := strings.Cut(c.Value, "#")
-				if ref != "" && strings.HasSuffix(url, strings.TrimPrefix(ref, ".")) {
-					best = c.Line
-					return true
-				}
-			}
-			if walk(c, depth+1) {
-				return true
-			}
-		}
-		return false
-	}
-	walk(n, 0)
-	return best
 }
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
