@@ -33,23 +33,6 @@ const (
 // is then deleted, so that an event never has two letters for one subscription. But if the first attempt of a page succeeds, the dead
 // letter stays, because the page does not read stored deliveries.
 
-// result says whether a worker could write a delivery and, if not, how the delivery continues.
-type result int
-
-const (
-	// taken means that another worker wrote the delivery first and continues it.
-	taken result = iota
-	// ended means that the delivery ended before the worker's write: it was acknowledged or given up, or its subscription ended.
-	ended
-	// tryAgain means that the worker may try its write again with the delivery that another worker wrote.
-	tryAgain
-	// written means that the write succeeded, so this worker continues the delivery.
-	written
-)
-
-// isWritten reports whether a write succeeded, so that its worker continues the delivery.
-func isWritten(r result, err error) (bool, error) { return r == written, err }
-
 // IsUnderWay reports whether a stored delivery in this state still has to be sent. Only a dead delivery does not have to be sent. A new
 // delivery of the same event replaces the dead one and keeps its attempts.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
@@ -63,10 +46,6 @@ func IsUnderWay(state string) bool { return state == Pending || state == Paused 
 //
 // Schedule and the methods for the other steps return false if another worker continues the delivery, or if it has ended.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (bool, error) {
-	return isWritten(ds.schedule(ctx, del, e, due, also))
-}
-
-func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also []store.Op) (result, error) {
 	if del.Version != 0 {
 		e = nil // stored already
 	}
@@ -91,7 +70,7 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 			err = ds.Queue.Send(ctx, queue.Slow, early)
 		}()
 	}
-	r, err := ds.write(ctx, del, change{
+	written, err := ds.write(ctx, del, change{
 		to: Pending, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
 		also: func() []store.Op { return also },
 	})
@@ -99,8 +78,8 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 	if sent != nil {
 		sendErr = <-sent
 	}
-	if err != nil || r != written || !direct {
-		return r, err
+	if err != nil || !written || !direct {
+		return written, err
 	}
 	// Send a message now if the early one may have arrived before the write, or asks for another attempt than the delivery as it was written.
 	// The write may have given the delivery another key, or the attempts of a dead delivery that it replaces.
@@ -111,13 +90,13 @@ func (ds *Deliveries) schedule(ctx context.Context, del *Delivery, e *event.Even
 		// The due entry sends the message later, so the delivery is late but not lost.
 		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
-	return written, nil
+	return true, nil
 }
 
 // Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the switch, the
 // message goes back to its queue. e is nil for a control message.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (bool, error) {
-	return isWritten(ds.write(ctx, del, change{
+	return ds.write(ctx, del, change{
 		to: Paused, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
 		entry: func() store.Item {
 			next := del.NextTask().Task
@@ -126,14 +105,14 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 			del.Due, del.DueAt = time.Time{}, time.Time{}
 			return entry
 		},
-	}))
+	})
 }
 
 // Suspend stores a delivery until its subscriber refreshes the suspended subscription. For a stored delivery, e may be nil.
 // Suspend returns false if another worker continues the delivery or it has ended.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
-	return isWritten(ds.write(ctx, del, change{to: Suspended, what: "suspend a delivery", event: e, keep: RetriedFor}))
+	return ds.write(ctx, del, change{to: Suspended, what: "suspend a delivery", event: e, keep: RetriedFor})
 }
 
 // GiveUp ends the attempts of a delivery and keeps it as a dead letter. It stores the event of a new delivery. For a stored
@@ -144,7 +123,7 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	}
 	now := ds.Now()
 	del.Due, del.Died = time.Time{}, now
-	return isWritten(ds.write(ctx, del, change{
+	return ds.write(ctx, del, change{
 		to: Dead, what: "record a dead letter", event: e, keep: RetriedFor,
 		also: func() (letters []store.Op) {
 			value := del.Item().Value
@@ -153,7 +132,7 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 			}
 			return letters
 		},
-	}))
+	})
 }
 
 // DeletionNotes returns the store operations that delete a delivery, because it succeeded or its subscriber no longer gets it. The caller
@@ -182,12 +161,13 @@ type change struct {
 
 const maxContests = 5 // writes of a delivery that other workers keep changing
 
-// write stores the state of a delivery after a step, in one transaction with the other writes of the change c.
-func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (result, error) {
+// write stores the state of a delivery after a step, in one transaction with the other writes of the change c. It returns
+// false if another worker continues the delivery, or if it has ended.
+func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (written bool, err error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
 		if del.Stored == Suspended && c.to != Pending { // a suspended delivery is scheduled before it is attempted
-			return 0, fault.New(fault.Internal, "%s: a suspended delivery can only be scheduled", c.what)
+			return false, fault.New(fault.Internal, "%s: a suspended delivery can only be scheduled", c.what)
 		}
 		var body *newBody
 		var err error
@@ -199,26 +179,23 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (resul
 			err = ds.StoreBody(ctx, del, c.event, c.keep)
 		}
 		if err != nil {
-			return 0, err
+			return false, err
 		}
 		conditional, err := ds.put(ctx, del, c, body)
 		switch {
 		case err == nil:
-			return written, nil
+			return true, nil
 		case !errors.Is(err, store.ErrConflict):
-			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
+			return false, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		case body != nil:
 			continue // another process may have stored the event, which is also a conflict
 		}
-		r, err := ds.resolveConflict(ctx, del, c.to, fresh)
-		if err != nil || r != tryAgain {
-			return r, err
-		}
-		if conditional {
-			return taken, nil // a condition of c.also may have failed, and would fail again
+		again, err := ds.resolveConflict(ctx, del, c.to, fresh)
+		if err != nil || !again || conditional { // a condition of c.also may have failed, and would fail again
+			return false, err
 		}
 	}
-	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
+	return false, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
 // put writes the transaction of a step, together with the event if body is not nil. conditional reports whether the writes of c.also have
@@ -266,33 +243,32 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *ne
 	return conditional, nil
 }
 
-// resolveConflict finds out why a delivery could not be written with the state given as to, and whether the worker may try again. fresh says
-// that the worker created the delivery and did not read it from the store.
-func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to string, fresh bool) (result, error) {
+// resolveConflict finds out why a delivery could not be written with the state given as to, and whether the worker may try again. If not,
+// another worker continues the delivery, or it has ended. fresh says that the worker created the delivery and did not read it from the
+// store.
+func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to string, fresh bool) (again bool, err error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
+		return false, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
 	state, current := None, (*Delivery)(nil)
 	if items[0] != nil {
 		if current, err = Decode(items[0]); err != nil {
-			return tryAgain, ds.SetAside(ctx, items[0], err)
+			return true, ds.SetAside(ctx, items[0], err)
 		}
 		state = current.Stored
 	}
 	switch {
 	case !fresh && to != Dead && del.sameAttempt(current):
 		del.Version, del.Stored, del.Place, del.Renewals = current.Version, current.Stored, current.Place, current.Renewals
-		return tryAgain, nil
-	case !fresh && IsUnderWay(state):
-		return taken, nil
+		return true, nil
 	case !fresh:
-		return ended, nil
+		return false, nil
 	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
 		del.Key = del.ownKey()
-		return tryAgain, nil
+		return true, nil
 	case IsUnderWay(state) && del.Again:
-		return taken, nil // a person's request does not renew a delivery that still has to be sent
+		return false, nil // a person's request does not renew a delivery that still has to be sent
 	case IsUnderWay(state):
 		return ds.renew(ctx, current, to)
 	case current == nil:
@@ -300,7 +276,7 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to str
 	default:
 		del.TakePlaceOf(current)
 	}
-	return tryAgain, nil
+	return true, nil
 }
 
 // sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The worker then makes its step even if the
@@ -324,22 +300,19 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // reason.
 //
 // A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted. If the delivery has changed
-// once more, renew returns tryAgain.
-func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (result, error) {
+// once more, renew returns true, so that the caller tries again.
+func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (again bool, err error) {
 	now := ds.Now()
 	switch {
 	case current.Stored == Suspended && to != Pending:
-		return taken, nil
+		return false, nil
 	case current.Stored == Suspended:
-		r, err := ds.schedule(ctx, current, nil, now, nil)
-		if r == ended {
-			return tryAgain, err
-		}
-		return taken, err
+		written, err := ds.Schedule(ctx, current, nil, now)
+		return !written, err
 	}
 	items, err := ds.DB.Get(ctx, current.Place)
 	if err != nil {
-		return taken, fault.Wrap(fault.Unavailable, err, "read the delivery's due entry or message")
+		return false, fault.Wrap(fault.Unavailable, err, "read the delivery's due entry or message")
 	}
 	waiting, replaced := items[0], store.Delete(current.Place)
 	if waiting != nil {
@@ -369,9 +342,9 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (
 	}
 	err = ds.DB.Write(ctx, store.Put(entry), store.Put(current.Item(), store.VersionIs(current.Version)), replaced)
 	if errors.Is(err, store.ErrConflict) {
-		return tryAgain, nil
+		return true, nil
 	}
-	return taken, fault.Wrap(fault.Unavailable, err, "renew a delivery")
+	return false, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
 // TakePlaceOf makes this new delivery replace a dead one when the new one is written. The new one gets the attempts of both, but
