@@ -1,4 +1,4 @@
-package deadletter_test
+package delivery
 
 import (
 	"bytes"
@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,68 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
-
-// rig is a store, and queues that only keep their messages.
-type rig struct {
-	t   *testing.T
-	db  *sqlite.DB
-	now time.Time
-
-	mu     sync.Mutex
-	queues map[queue.Name][]queue.Message
-}
-
-func newRig(t *testing.T) *rig {
-	t.Helper()
-	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
-	t.Cleanup(func() { _ = db.Close() })
-	return &rig{t: t, db: db, now: time.Now(), queues: map[queue.Name][]queue.Message{}}
-}
-
-func (r *rig) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, o := range msgs {
-		r.queues[q] = append(r.queues[q], queue.Message{Outgoing: o, Sent: r.now})
-	}
-	return nil
-}
-
-func (r *rig) operations(q queue.Sender) *deadletter.Operations {
-	return deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: q, Now: func() time.Time { return r.now }})
-}
-
-// file files messages of the dead queue.
-func (r *rig) file(o *deadletter.Operations, batch []queue.Message) {
-	r.t.Helper()
-	if failed, err := o.FileMessages(r.t.Context(), batch); err != nil || len(failed) > 0 {
-		r.t.Fatalf("got failed %v, %v, want none", failed, err)
-	}
-}
-
-func (r *rig) letters(want int) []deadletter.Letter {
-	r.t.Helper()
-	letters, _, err := r.operations(r).ListLetters(r.t.Context(), "default", deadletter.LetterQuery{}, "", 100)
-	if err != nil || len(letters) != want {
-		r.t.Fatalf("got the dead letters %+v, %v, want %d", letters, err, want)
-	}
-	return letters
-}
-
-// replay replays the dead letters of a queue.
-func (r *rig) replay(o *deadletter.Operations, from queue.Name) *deadletter.Replay {
-	r.t.Helper()
-	replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: o})
-	job, err := replays.Start(r.t.Context(), "default", "op", nil, deadletter.ReplaySelect{Queue: string(from)}, 20)
-	if err == nil {
-		job, err = replays.Begin(r.t.Context(), job)
-	}
-	expect.OK(r.t, err)
-	return job
-}
 
 func TestWorkspaceOfALetter(t *testing.T) {
 	var noise strings.Builder
@@ -113,7 +53,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	var log bytes.Buffer
 	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
 	set := expect.Value(metric.NewSet(emf.Provider()))(t)
-	o := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: r, Now: func() time.Time { return r.now }, Metrics: set})
+	o := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }, Metrics: set})
 	published := r.now.Add(-time.Hour).UTC().Truncate(time.Microsecond)
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: published, Published: published}
 	body, _ := e.MarshalJSON()
@@ -122,8 +62,8 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 		{ID: "2", From: queue.Slow, Sent: r.now.Add(-time.Minute), Outgoing: queue.Outgoing{Body: []byte("no delivery")}},
 		{ID: "3", Sent: r.now, Outgoing: queue.NewDeadLetter(queue.Inbox, queue.Message{ID: "4", Sent: r.now}, "no event", nil, r.now)},
 	}
-	r.file(o, batch)
-	letters := r.letters(3)
+	r.done(o.FileMessages(t.Context(), batch))
+	letters := r.letters(deadletter.LetterQuery{}, 3)
 	t.Run("AWS-07 the first time of an event is its own, for a FIFO queue stamps it anew", func(t *testing.T) {
 		for _, l := range letters {
 			want := map[string]time.Time{"events": published, "slow": r.now.Add(-time.Minute), "inbox": r.now}[l.Queue]
@@ -146,16 +86,16 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 // be sent back to the inbox.
 func TestDeadLettersOfBuses(t *testing.T) {
 	r := newRig(t)
-	o := r.operations(r)
+	o := r.operations()
 	denied := map[string]string{"RULE_ARN": "arn:aws:events:us-east-1:1:rule/r", "ERROR_CODE": "NO_PERMISSIONS", "ERROR_MESSAGE": "Access denied"}
 	batch := []queue.Message{
 		{ID: "1", Sent: r.now, Attributes: denied, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e","detail-type":"A","source":"b","detail":{}}`)}},
 		{ID: "2", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"Type":"Notification","MessageId":"m","TopicArn":"arn","Message":"x"}`)}},
 		{ID: "3", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e"}`)}},
 	}
-	r.file(o, batch)
+	r.done(o.FileMessages(t.Context(), batch))
 	reasons := map[string]string{}
-	for _, l := range r.letters(3) {
+	for _, l := range r.letters(deadletter.LetterQuery{}, 3) {
 		reasons[l.Reason] = l.Queue
 		returned, err := o.Retry(t.Context(), "default", l, nil, 0)
 		if back := l.Queue == string(queue.Inbox); returned != back || (err == nil) != back {
@@ -188,7 +128,7 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r := newRig(t)
 	queues := expect.Value(queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)}))(t)
 	defer queues.Close()
-	o := r.operations(strict{r, queues})
+	o := r.operationsOn(r.db, strict{mortal{r.db, r}, queues})
 	var batch []queue.Message
 	for i, m := range []struct {
 		from  queue.Name
@@ -197,13 +137,66 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 		m := queue.NewDeadLetter(m.from, queue.Message{Outgoing: queue.Outgoing{Body: []byte(`{}`), Group: m.group}, Sent: r.now}, "a reason", nil, r.now)
 		batch = append(batch, queue.Message{ID: string(rune('a' + i)), Outgoing: m, Sent: r.now})
 	}
-	r.file(o, batch)
+	r.done(o.FileMessages(t.Context(), batch))
 	r.now = r.now.Add(time.Second)
 	for from, want := range map[queue.Name]struct{ replayed, skipped int }{queue.Slow: {2, 1}, queue.Inbox: {1, 0}} {
-		job := r.replay(o, from)
+		job := r.replay(r.replaysOf(o), nil, deadletter.ReplaySelect{Queue: string(from)})
 		if job.State != deadletter.ReplayDone || job.Replayed != want.replayed || job.Skipped != want.skipped {
 			t.Errorf("OPS-05 AWS-16 the replay of %s is %+v, want %d replayed, %d skipped", from, job, want.replayed, want.skipped)
 		}
 		expect.Equal(t, fmt.Sprintf("OPS-05 AWS-16 messages of %s", from), len(r.queues[from]), want.replayed)
 	}
 }
+
+// OPS-05: each call of the store fails once, before or after its writes, while a letter is retried or replayed. After the request was
+// repeated, the event is delivered, and the letter is gone.
+func TestALetterIsDeliveredAfterARepeatedRequest(t *testing.T) {
+	for name, request := range map[string]func(r *rig, rs *deadletter.Replays, l deadletter.Letter, id string) error{
+		"a retry": func(r *rig, rs *deadletter.Replays, l deadletter.Letter, id string) error {
+			_, err := rs.Operations.Retry(r.t.Context(), "default", l, r.record(id).Subscription, 0)
+			return err
+		},
+		"a replay": func(r *rig, rs *deadletter.Replays, l deadletter.Letter, id string) error {
+			job, err := rs.Start(r.t.Context(), "default", "op", nil, deadletter.ReplaySelect{Subscription: id}, 20)
+			if err == nil {
+				_, err = rs.Begin(r.t.Context(), job)
+			}
+			return err
+		},
+	} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("OPS-05 %s, late %v", name, late), func(t *testing.T) {
+				for at := 1; ; at++ {
+					r, sub := registered(t)
+					r.script = tooLarge
+					r.work("evt_1")
+					letter := r.letterOf(sub)
+					r.script = succeeds
+					before := posted(r)["evt_1"]
+					db := &storetest.Faulty{DB: r.db, At: at, Late: late}
+					rs := r.replaysOf(r.operationsOn(db, mortal{r.db, r}))
+					err := request(r, rs, letter, sub.ID)
+					calls := db.Calls
+					for try := 0; err != nil && try < 3; try++ {
+						err = request(r, rs, letter, sub.ID)
+					}
+					expect.OK(t, err)
+					for range 3 {
+						r.now = r.now.Add(deadletter.ReplayClaim + time.Minute)
+						expect.OK(t, expect.ErrOf(r.replays().Run(t.Context())))
+						r.run()
+					}
+					when := fmt.Sprintf("call %d: ", at)
+					expect.Equal(t, when+"further posts", posted(r)["evt_1"]-before, 1)
+					expect.Equal(t, when+"letters", len(expect.Value(first(r.operations().ListLetters(t.Context(), "default", deadletter.LetterQuery{Subscription: sub.ID}, "", 10)))(t)), 0)
+					expect.Equal(t, when+"running replays", len(r.items("replays")), 0)
+					if calls < at {
+						break
+					}
+				}
+			})
+		}
+	}
+}
+
+func first(l []deadletter.Letter, _ string, err error) ([]deadletter.Letter, error) { return l, err }
