@@ -19,7 +19,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
 	handler := operators.NewHandler(p.Core, operators.Options{
 		Mode: p.Mode, Subscriptions: subscriptions, Operations: operations,
-		Replays:  webhooks.NewReplays(p.Core, deadletter.ReplayOptions{Subscriptions: subscriptions, Operations: operations}),
+		Replays:  &deadletter.Replays{Subscriptions: subscriptions, Operations: operations, EventLog: p.Core.EventLog},
 		Switches: webhooks.NewSwitches(p.Core, false),
 		Rest:     p.Serve(http.NotFoundHandler()),
 	})

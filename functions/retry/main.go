@@ -31,7 +31,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		Switches: webhooks.NewSwitches(p.Core, false), Operations: operations,
 	})
 	jobs = append(jobs, []periodic.Job{
-		{Name: "replays", Run: webhooks.NewReplays(p.Core, deadletter.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
+		{Name: "replays", Run: (&deadletter.Replays{Subscriptions: subscriptions, Operations: operations, EventLog: p.Core.EventLog}).Run},
 		// By default there is no event source mapping, because even the smallest one can use two of the account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},

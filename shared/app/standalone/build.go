@@ -202,9 +202,7 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 			Concurrency: s.attempts.first, Patience: attemptPatience, Detached: s.attempts.detached, Bytes: attemptBytes, LogDeliveries: true,
 		},
 	})
-	r.replays = webhooks.NewReplays(s.core, deadletter.ReplayOptions{
-		Subscriptions: r.subscriptions, Operations: r.operations, Ahead: replayEvery,
-	})
+	r.replays = &deadletter.Replays{Subscriptions: r.subscriptions, Operations: r.operations, EventLog: s.core.EventLog, Ahead: replayEvery}
 	r.jobs = webhooks.NewJobs(s.core, webhooks.JobOptions{
 		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Operations: r.operations, SaveEvery: savePositions,
 	})

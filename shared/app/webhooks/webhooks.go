@@ -145,13 +145,6 @@ func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewReplays returns the component that runs replays, which send selected events or dead letters again. It sets the
-// EventLog of the options, and the caller sets their other fields.
-func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
-	o.EventLog = c.EventLog
-	return deadletter.NewReplays(o)
-}
-
 // NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if no other process attempts
 // deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {

@@ -269,7 +269,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	r.run("evt_1", "evt_2", "evt_3")
 	ops := r.operations()
 	subs := &canceling{Finder: r.services}
-	replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: subs})
+	replays := &deadletter.Replays{Operations: ops, Subscriptions: subs}
 	job := expect.Value(replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20))(t)
 	expect.MustEqual(t, "the letters to replay", job.Total, 3)
 	subs.cancel = func() {

@@ -164,10 +164,10 @@ func TestAReplayOfRareEventsEnds(t *testing.T) {
 		}
 		publish("last", "main")
 		time.Sleep(time.Second)
-		replays := deadletter.NewReplays(deadletter.ReplayOptions{
+		replays := &deadletter.Replays{
 			Operations:    deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}}),
 			Subscriptions: r.services, EventLog: &eventlog.Log{DB: slowPages{r.db}},
-		})
+		}
 		began := time.Now()
 		ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
 		job := expect.Value(replays.Start(t.Context(), "default", "chief", sub, ask, 20))(t)
@@ -318,7 +318,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		clock := new(atomic.Int64)
 		clock.Store(r.now.UnixNano())
 		ops := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return time.Unix(0, clock.Load()) }})
-		replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: finder(r.services, clock)})
+		replays := &deadletter.Replays{Operations: ops, Subscriptions: finder(r.services, clock)}
 		job := expect.Value(replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate))(t)
 		expect.MustEqual(t, "the letters to replay", job.Total, letters)
 		job = expect.Value(replays.Begin(t.Context(), job))(t)

@@ -333,7 +333,7 @@ func (r *rig) operationsOn(db store.DB, q queue.Sender) *deadletter.Operations {
 func (r *rig) replays() *deadletter.Replays { return r.replaysOf(r.operations()) }
 
 func (r *rig) replaysOf(o *deadletter.Operations) *deadletter.Replays {
-	return deadletter.NewReplays(deadletter.ReplayOptions{Operations: o, Subscriptions: r.services, EventLog: r.log})
+	return &deadletter.Replays{Operations: o, Subscriptions: r.services, EventLog: r.log}
 }
 
 // replay starts a replay and runs it until it is done or far ahead of the clock.

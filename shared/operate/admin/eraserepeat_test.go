@@ -68,7 +68,7 @@ func TestARepeatedEraseLeavesNothing(t *testing.T) {
 			operations := deadletter.NewOperations(deadletter.Options{DB: db, Log: log})
 			e := &erase.Eraser{
 				DB: db, Subscriptions: subscriptions, Lists: &subscription.Lists{DB: db}, Operations: operations,
-				Replays: deadletter.NewReplays(deadletter.ReplayOptions{Operations: operations, Subscriptions: subscriptions}),
+				Replays: &deadletter.Replays{Operations: operations, Subscriptions: subscriptions},
 				Trail:   &audit.Trail{DB: db},
 			}
 			var errs []error

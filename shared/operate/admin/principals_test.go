@@ -190,7 +190,7 @@ func TestEraseInSeveralRuns(t *testing.T) {
 			operations := deadletter.NewOperations(deadletter.Options{DB: db, Log: slog.New(slog.DiscardHandler)})
 			e := &erase.Eraser{
 				DB: db, Subscriptions: subscriptions, Lists: &subscription.Lists{DB: db}, Operations: operations,
-				Replays: deadletter.NewReplays(deadletter.ReplayOptions{Operations: operations, Subscriptions: subscriptions}),
+				Replays: &deadletter.Replays{Operations: operations, Subscriptions: subscriptions},
 				Trail:   &audit.Trail{DB: db}, Most: most,
 			}
 			for runs := 0; ; runs++ {

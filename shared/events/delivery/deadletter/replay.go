@@ -133,7 +133,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.ReadSubscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.RangeOf(sub.ID), 1)
+	subscribers, err := subscription.ReadSubscribers(ctx, rs.Operations.Deliveries.DB, sub.Workspace, keys[at], subscription.RangeOf(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}
@@ -146,7 +146,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&match.Payload{Event: e.Event}, rs.deliveries.Now()) {
+		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&match.Payload{Event: e.Event}, rs.Operations.Deliveries.Now()) {
 			events = append(events, *e.Event)
 		}
 	}
@@ -165,7 +165,7 @@ const maxReads = 1000 // pages of the log that countEvents, or one step of a rep
 // countEvents counts the events that a replay would send. more reports whether countEvents stopped early, so that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
-		s.Until = rs.deliveries.Now()
+		s.Until = rs.Operations.Deliveries.Now()
 	}
 	next, end := "", time.Now().Add(within(ctx, countTime))
 	for range maxReads {
@@ -209,13 +209,13 @@ func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, lim
 			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
 			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
 		}
-		if err := enqueue(ctx, rs.deliveries.Queue, out); err != nil {
+		if err := enqueue(ctx, rs.Operations.Deliveries.Queue, out); err != nil {
 			return n, err
 		}
 		n += len(events)
 	}
 	if r.Replayed += n; over {
-		r.State, r.Finished = ReplayDone, rs.deliveries.Now().UTC()
+		r.State, r.Finished = ReplayDone, rs.Operations.Deliveries.Now().UTC()
 	}
 	return n, rs.save(ctx, r)
 }

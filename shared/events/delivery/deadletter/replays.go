@@ -31,25 +31,14 @@ import (
 // A repeated step skips letters that were retried already, because retrying deletes them. Every minute, a periodic job
 // continues all replays in the list of running ones.
 
-// ReplayOptions configure [Replays].
-type ReplayOptions struct {
+// Replays starts, runs and cancels replays.
+type Replays struct {
 	Operations    *Operations // retries letters
 	Subscriptions Finder
 	EventLog      *eventlog.Log // needed to replay events
 	// Ahead is how far ahead of the clock a replay schedules deliveries. Canceling the replay does not stop the deliveries that are already
 	// scheduled. Ahead must be at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
 	Ahead time.Duration
-}
-
-// Replays starts, runs and cancels replays. Create it with [NewReplays].
-type Replays struct {
-	ReplayOptions
-	deliveries *state.Deliveries
-}
-
-// NewReplays returns Replays that use the store of o.Operations.
-func NewReplays(o ReplayOptions) *Replays {
-	return &Replays{ReplayOptions: o, deliveries: o.Operations.Deliveries}
 }
 
 // ReplayState is the state of a replay.
@@ -114,7 +103,7 @@ const (
 	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position. For example, at 20
 	// letters per second, it saves the position after every 100 letters.
 	ReplayStep = 5 * time.Second
-	// ReplayAhead is the default of [ReplayOptions.Ahead].
+	// ReplayAhead is the default of [Replays.Ahead].
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
@@ -188,7 +177,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 		if err != nil || have != nil && have.State == ReplayRunning {
 			return have, err
 		}
-		now := rs.deliveries.Now().UTC()
+		now := rs.Operations.Deliveries.Now().UTC()
 		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < SameReplay {
 			return have, nil
 		}
@@ -227,7 +216,7 @@ func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error 
 		it.Expires = r.Finished.Add(replayKept)
 		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
 	}
-	return rs.deliveries.DB.Write(ctx, append(also, store.Put(it, state.UnchangedSince(had)))...)
+	return rs.Operations.Deliveries.DB.Write(ctx, append(also, store.Put(it, state.UnchangedSince(had)))...)
 }
 
 // Find returns a replay, or nil if it does not exist.
@@ -235,7 +224,7 @@ func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, err
 	if id == "" || len(id) > 100 {
 		return nil, nil
 	}
-	it, err := store.One(ctx, rs.deliveries.DB, replayKey(workspace, id), "read a replay")
+	it, err := store.One(ctx, rs.Operations.Deliveries.DB, replayKey(workspace, id), "read a replay")
 	if err != nil || it == nil {
 		return nil, err
 	}
@@ -255,7 +244,7 @@ func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, e
 		if err != nil || r == nil || r.State != ReplayRunning {
 			return r, err
 		}
-		r.State, r.Finished = ReplayCanceled, rs.deliveries.Now().UTC()
+		r.State, r.Finished = ReplayCanceled, rs.Operations.Deliveries.Now().UTC()
 		err = rs.save(ctx, r)
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
@@ -272,7 +261,7 @@ type Finder interface {
 // Run continues all running replays and returns the number of letters and events that it sent. It is called once a minute.
 func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
-	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+	err = store.Each(ctx, rs.Operations.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // the sort key is <workspace>#<id>
 		r, err := rs.Find(ctx, it.Sort[:end], it.Sort[end+1:])
 		switch {
@@ -283,7 +272,7 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 			taken += n
 		default:
 			// If the replay has been started again meanwhile, its entry has another version.
-			err = rs.deliveries.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
+			err = rs.Operations.Deliveries.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
 			if errors.Is(err, store.ErrConflict) {
 				err = nil
 			}
@@ -301,12 +290,12 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken int, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)
-		if last := rs.deliveries.Now().Add(max(left/2, left-2*stepTime)); until.IsZero() || last.Before(until) {
+		if last := rs.Operations.Deliveries.Now().Add(max(left/2, left-2*stepTime)); until.IsZero() || last.Before(until) {
 			until = last
 		}
 	}
 	for claimed := false; r.State == ReplayRunning; {
-		now := rs.deliveries.Now()
+		now := rs.Operations.Deliveries.Now()
 		if r.Next.Before(now) {
 			r.Next = now
 		}
@@ -348,7 +337,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := rs.run(ctx, r, rs.deliveries.Now().Add(beginTime)); err != nil {
+	if _, err := rs.run(ctx, r, rs.Operations.Deliveries.Now().Add(beginTime)); err != nil {
 		return nil, err
 	}
 	return rs.Find(ctx, r.Workspace, r.ID)
@@ -396,7 +385,7 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 		return n, errors.Join(err, rs.countMore(ctx, r, n, nil))
 	}
 	if next == "" {
-		r.State, r.Finished = ReplayDone, rs.deliveries.Now().UTC()
+		r.State, r.Finished = ReplayDone, rs.Operations.Deliveries.Now().UTC()
 	}
 	if err = rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
 		for why, n := range before {
@@ -440,10 +429,10 @@ func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, 
 // Each calls visit for each replay of a workspace, with the keys of all items that the store has for the replay. It logs and skips a replay
 // that cannot be decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
-	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
+	return store.Each(ctx, rs.Operations.Deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
 		if err != nil {
-			rs.deliveries.Log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
+			rs.Operations.Deliveries.Log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
 			return nil
 		}
 		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
