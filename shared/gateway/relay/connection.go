@@ -12,22 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// connection is the relay's connection to one backend, for as long as the relay has the lease. It is a state machine:
+// connection is the relay's connection to one backend, for as long as the relay has the lease. Its states are:
 //
-//	         ┌────────── after 5 minutes ─────────┐
-//	         ▼                                    │
-//	──▶ asking ──────no notifications──────▶ no stream: its lists are compared every minute
-//	         │                                    ▲
-//	         │ notifications                      │
-//	         ▼                                    │
-//	    connecting ──404, 405 or 501 to the GET───┘
-//	         │
-//	         │ the stream is open; a listen is acknowledged
-//	         ▼
-//	    comparing: the lease is taken over, and missed changes of lists are announced
-//	         │
-//	         ▼
-//	    streaming: notifications are announced, and the subscriptions follow what clients want
+//	asking:     the relay asks for the backend's capabilities
+//	no stream:  the backend sends no notifications, or answers the GET with 404, 405 or 501. Its lists are compared every minute. After 5
+//	            minutes, the connection is asking again.
+//	connecting: the relay opens the stream
+//	comparing:  the stream is open. The lease is taken over, and missed changes of lists are announced.
+//	streaming:  notifications are announced, and the subscriptions follow what clients want
 //
 // An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open. A list that
 // cannot be fetched is no such error; see [Relay.compareLists].
@@ -36,23 +28,10 @@ type connection struct {
 	lease   *lease
 	backend *follower
 
-	state        state
-	capabilities api.Capabilities
-	version      spec.Version
-	stream       *following // while it is connected
-	opened       time.Time  // when the stream was opened, or zero
-	reported     bool       // whether the log says that the backend has no stream
+	state    string
+	opened   time.Time // when the stream was opened, or zero
+	reported bool      // whether the log says that the backend has no stream
 }
-
-type state string
-
-const (
-	asking     state = "asking"
-	noStream   state = "no stream"
-	connecting state = "connecting"
-	comparing  state = "comparing"
-	streaming  state = "streaming"
-)
 
 // askAgain is how long the relay waits before it asks again for a refused subscription, or for a stream that the backend does not have.
 // The answer may change, because it may have come from an old replica, or because the backend may get the capability later.
@@ -79,7 +58,7 @@ func (c *connection) keep() {
 			return // another relay has the lease, and continues
 		}
 		if err != nil && c.lease.ctx.Err() == nil {
-			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", string(c.state), "error", err)
+			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", c.state, "error", err)
 		}
 		if !c.opened.IsZero() && time.Since(c.opened) > wait {
 			wait = least // the stream was open for a while, so the next pause is short again
@@ -106,94 +85,94 @@ func (c *connection) pause(wait time.Duration) {
 	}
 }
 
+func (c *connection) enter(ctx context.Context, state string) {
+	c.state = state
+	c.relay.log(c.backend).DebugContext(ctx, "backend connection changed", "state", state)
+}
+
+// follow follows the backend until an error occurs.
 func (c *connection) follow(ctx context.Context) error {
-	defer c.hangUp()
-	steps := map[state]func(context.Context) (state, error){
-		asking: c.ask, noStream: c.compareRegularly, connecting: c.connect, comparing: c.catchUp, streaming: c.read,
-	}
-	for c.state = asking; ; {
-		c.relay.log(c.backend).DebugContext(ctx, "backend connection changed", "state", string(c.state))
-		next, err := steps[c.state](ctx)
-		if err != nil {
+	for {
+		c.enter(ctx, "asking")
+		capabilities, version, err := c.backend.Ask(ctx)
+		switch {
+		case err != nil:
+			return err
+		case capabilities.Notifies():
+			if err := c.stream(ctx, capabilities, version); !errors.Is(err, errNoStream) {
+				return err
+			}
+		}
+		c.enter(ctx, "no stream")
+		if err := c.compareRegularly(ctx, capabilities.Subscribe); err != nil {
 			return err
 		}
-		c.state = next
 	}
 }
 
-func (c *connection) hangUp() {
-	c.lease.connected.Store(false)
-	if c.stream != nil {
-		c.stream.close()
-		c.stream = nil
+// stream opens the backend's stream and reads it to its end. The error is errNoStream if the backend does not have one.
+func (c *connection) stream(ctx context.Context, capabilities api.Capabilities, version spec.Version) error {
+	c.enter(ctx, "connecting")
+	f := newFollowing(ctx, c, capabilities, version)
+	defer func() {
+		c.lease.connected.Store(false)
+		f.close()
+	}()
+	err := f.connect()
+	missing := errors.Is(err, errNoStream)
+	if missing && !c.reported {
+		c.relay.log(c.backend).InfoContext(ctx, "backend has no stream", "error", err)
 	}
-}
-
-func (c *connection) ask(ctx context.Context) (next state, err error) {
-	if c.capabilities, c.version, err = c.backend.Ask(ctx); err != nil {
-		return "", err
+	if c.reported = missing; err != nil {
+		return err
 	}
-	if !c.capabilities.Notifies() {
-		return noStream, nil
+	c.opened = time.Now()
+	c.enter(ctx, "comparing")
+	if err := c.catchUp(ctx, f); err != nil {
+		return err
 	}
-	return connecting, nil
-}
-
-func (c *connection) connect(ctx context.Context) (state, error) {
-	c.stream = newFollowing(ctx, c)
-	err := c.stream.connect()
-	if errors.Is(err, errNoStream) {
-		if !c.reported {
-			c.relay.log(c.backend).InfoContext(ctx, "backend has no stream", "error", err)
-		}
-		c.reported = true
-		c.hangUp()
-		return noStream, nil
-	}
-	c.opened, c.reported = time.Now(), false
-	return comparing, err
+	c.enter(ctx, "streaming")
+	return f.run(ctx)
 }
 
 // catchUp takes over the lease from another relay whose time is ending, because this relay is now listening too. Then it
 // compares the lists, to announce changes that no relay has noticed. The stream reports all later changes.
-func (c *connection) catchUp(ctx context.Context) (state, error) {
+func (c *connection) catchUp(ctx context.Context, f *following) error {
 	c.lease.connected.Store(true)
 	if c.lease.follows {
-		c.stream.settle(min(c.backend.Client().AskTimeout, c.relay.Handover/2))
+		f.settle(min(c.backend.Client().AskTimeout, c.relay.Handover/2))
 	}
 	if err := c.lease.take(ctx); err != nil {
-		return "", err
+		return err
 	}
 	// If the field took is set, the other relay was connected until now, so this connection has missed nothing. That is not true for later
 	// connections, so catchUp clears the field.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compareLists(ctx, c.backend, true); err != nil {
-		return "", err
+		return err
 	}
-	c.stream.begin(continued)
+	f.begin(continued)
 	c.setNoStream(ctx, false)
-	return streaming, nil
+	return nil
 }
 
-func (c *connection) read(ctx context.Context) (state, error) { return asking, c.stream.run(ctx) }
-
-func (c *connection) compareRegularly(ctx context.Context) (state, error) {
+func (c *connection) compareRegularly(ctx context.Context, subscribable bool) error {
 	if err := c.lease.take(ctx); err != nil {
-		return "", err
+		return err
 	}
-	if c.capabilities.Subscribe {
+	if subscribable {
 		c.setNoStream(ctx, true)
 	}
 	for until := time.Now().Add(askAgain); time.Now().Before(until); {
 		if err := c.relay.compareLists(ctx, c.backend, true); err != nil {
-			return "", err
+			return err
 		}
 		if err := periodic.Sleep(ctx, c.relay.relist()); err != nil {
-			return "", err
+			return err
 		}
 	}
-	return asking, nil
+	return nil
 }
 
 func (r *Relay) relist() time.Duration { return cmp.Or(r.Relist, time.Minute) }

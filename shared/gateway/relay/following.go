@@ -44,9 +44,9 @@ type following struct {
 	unanswered int                                 // failed checks in a row
 }
 
-func newFollowing(ctx context.Context, c *connection) *following {
+func newFollowing(ctx context.Context, c *connection, capabilities api.Capabilities, version spec.Version) *following {
 	f := &following{
-		follower: c.backend, relay: c.relay, capabilities: c.capabilities, version: c.version,
+		follower: c.backend, relay: c.relay, capabilities: capabilities, version: version,
 		begun: make(chan struct{}), failed: make(chan error, 1), reports: make(chan func() error),
 		interests: interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}},
 		pings:     make(chan struct{}, maxPings),
