@@ -327,17 +327,17 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.ProtocolVersion = c.pinned }))
-			capabilities, version, err := g.Followed(t.Context())[0].Ask(t.Context())
+			info, err := g.Followed(t.Context())[0].Ask(t.Context())
 			if c.want == "" {
 				if err == nil {
-					t.Fatalf("Ask returned the revision %s, want an error", version)
+					t.Fatalf("Ask returned %+v, want an error", info)
 				}
 				return
 			}
 			expect.OK(t, err)
-			expect.Equal(t, "Ask returned the revision", string(version), c.want)
+			expect.Equal(t, "Ask returned the revision", string(info.Version), c.want)
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			expect.Deep(t, "the capabilities", capabilities, want)
+			expect.Deep(t, "the capabilities", info.Capabilities, want)
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}
@@ -349,7 +349,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 func TestOwnSessionsAreEnded(t *testing.T) {
 	s, g := alone(t)
 	for range 5 {
-		if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err != nil {
+		if _, err := g.Followed(t.Context())[0].Ask(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -470,7 +470,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	s := newScripted(t)
 	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, err := g.Followed(t.Context())[0].Ask(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	expect.Equal(t, "the requests without the token", len(s.received("initialize")), 0)

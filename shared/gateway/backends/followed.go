@@ -9,7 +9,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -48,13 +47,9 @@ func (b *Backend) isDormant(ctx context.Context) bool {
 func (b *Backend) Client() *upstream.Client { return &b.own }
 
 // Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
-func (b *Backend) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
+func (b *Backend) Ask(ctx context.Context) (*ServerInfo, error) {
 	b.view.info.Expire(func(*ServerInfo) bool { return true })
-	info, err := b.view.LoadInfo(ctx)
-	if err != nil {
-		return api.Capabilities{}, "", err
-	}
-	return info.Capabilities, info.Version, nil
+	return b.view.LoadInfo(ctx)
 }
 
 // Check returns an error unless the backend responds. To a session-based backend, it first sends a ping in the gateway's own
@@ -66,17 +61,17 @@ func (b *Backend) Check(ctx context.Context) error {
 			return nil
 		}
 	}
-	_, _, err := b.Ask(ctx)
+	_, err := b.Ask(ctx)
 	return err
 }
 
 // Info returns the backend's revision and capabilities, even if they are old. It asks the backend if they are unknown.
-func (b *Backend) Info(ctx context.Context) (api.Capabilities, spec.Version, error) {
+func (b *Backend) Info(ctx context.Context) (*ServerInfo, error) {
 	info, err := b.view.LoadInfo(ctx)
-	if info == nil {
-		return api.Capabilities{}, "", err
+	if info != nil {
+		err = nil
 	}
-	return info.Capabilities, info.Version, nil
+	return info, err
 }
 
 // Wanted returns the URIs of the backend's resources to which clients are subscribed, each with its subscribers' principals (hashed). The

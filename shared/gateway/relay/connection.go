@@ -7,9 +7,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // connection is the relay's connection to one backend, for as long as the relay has the lease. Its states are:
@@ -94,26 +93,26 @@ func (c *connection) enter(ctx context.Context, state string) {
 func (c *connection) follow(ctx context.Context) error {
 	for {
 		c.enter(ctx, "asking")
-		capabilities, version, err := c.backend.Ask(ctx)
+		info, err := c.backend.Ask(ctx)
 		switch {
 		case err != nil:
 			return err
-		case capabilities.Notifies():
-			if err := c.stream(ctx, capabilities, version); !errors.Is(err, errNoStream) {
+		case info.Notifies():
+			if err := c.stream(ctx, info); !errors.Is(err, errNoStream) {
 				return err
 			}
 		}
 		c.enter(ctx, "no stream")
-		if err := c.compareRegularly(ctx, capabilities.Subscribe); err != nil {
+		if err := c.compareRegularly(ctx, info.Subscribe); err != nil {
 			return err
 		}
 	}
 }
 
 // stream opens the backend's stream and reads it to its end. The error is errNoStream if the backend does not have one.
-func (c *connection) stream(ctx context.Context, capabilities api.Capabilities, version spec.Version) error {
+func (c *connection) stream(ctx context.Context, info *backends.ServerInfo) error {
 	c.enter(ctx, "connecting")
-	f := newFollowing(ctx, c, capabilities, version)
+	f := newFollowing(ctx, c, info)
 	defer func() {
 		c.lease.connected.Store(false)
 		f.close()

@@ -185,21 +185,21 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 		defer e.end()
 		return e.run(ctx, of)
 	}
-	capabilities, version, err := b.Info(ctx)
-	if err == nil && !capabilities.Events {
+	info, err := b.Info(ctx)
+	if err == nil && !info.Events {
 		err = r.Events.replace(ctx, r.DB, b.Place().Workspace, func(all map[string]catalog.BackendTypes) { delete(all, b.Place().Backend) })
 	}
-	for err == nil && !capabilities.Events {
+	for err == nil && !info.Events {
 		if err = periodic.Sleep(ctx, r.relist()); err == nil {
-			capabilities, version, err = b.Info(ctx)
+			info, err = b.Info(ctx)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	e.version = version
+	e.version = info.Version
 	e.client, err = client.Connect(ctx, placeholderURL, client.Options{
-		HTTP: transport{b.Client(), e.lines, nil}.client(), Agent: r.Events.Agent, Revision: string(version), Log: limitLog(r.log(b)),
+		HTTP: transport{b.Client(), e.lines, nil}.client(), Agent: r.Events.Agent, Revision: string(info.Version), Log: limitLog(r.log(b)),
 	})
 	if err != nil {
 		return err
@@ -287,9 +287,9 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 		case <-notified:
 			outdated = true
 		case <-relist.C:
-			_, version, err := e.backend.Info(ctx)
-			if err == nil && version != e.version {
-				return fault.New(fault.Unavailable, "the backend now speaks revision %s", version)
+			info, err := e.backend.Info(ctx)
+			if err == nil && info.Version != e.version {
+				return fault.New(fault.Unavailable, "the backend now speaks revision %s", info.Version)
 			}
 			outdated = true
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -44,9 +45,9 @@ type following struct {
 	unanswered int                                 // failed checks in a row
 }
 
-func newFollowing(ctx context.Context, c *connection, capabilities api.Capabilities, version spec.Version) *following {
+func newFollowing(ctx context.Context, c *connection, info *backends.ServerInfo) *following {
 	f := &following{
-		follower: c.backend, relay: c.relay, capabilities: capabilities, version: version,
+		follower: c.backend, relay: c.relay, capabilities: info.Capabilities, version: info.Version,
 		begun: make(chan struct{}), failed: make(chan error, 1), reports: make(chan func() error),
 		interests: interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}},
 		pings:     make(chan struct{}, maxPings),
