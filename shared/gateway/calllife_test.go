@@ -197,40 +197,6 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	expect.OK(t, x.end(t), "the call under way")
 }
 
-// The gateway asks for a backend's revision again when the backend answers that it does not speak the known one.
-func TestBackendThatChangesItsRevision(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) {
-			s.stateless = true
-			s.call = func(t *turn) { t.result(`{"content":[],"resultType":"complete"}`) }
-		})
-		var old atomic.Bool
-		s.intercept(func(w http.ResponseWriter, r *http.Request, m got) bool {
-			if !old.Load() || r.Header.Get("Mcp-Protocol-Version") != "2026-07-28" {
-				return false
-			}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2025-11-25"]}}}`, m.ID)
-			return true
-		})
-		g := gatewayOver(t, memory(t), at("b", s))
-		mustCall(t, g, sessionBased("s"), "t")
-		s.stateless = false
-		old.Store(true) // an operator went back to an older version
-		began := time.Now()
-		for {
-			if text, err := call(t, g, sessionBased("s"), "t"); err == nil && !strings.Contains(text, "error") {
-				break
-			}
-			if time.Since(began) > 10*time.Second {
-				t.Fatal("after 10 s calls still fail")
-			}
-			time.Sleep(time.Second)
-		}
-	})
-}
-
 func TestIDsAreComparedAsNumbers(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.call = func(t *turn) { t.write(`{"jsonrpc":"2.0","id":%s.0,"result":{"content":[]}}`, t.ID) }
@@ -639,18 +605,3 @@ func TestStatesOfACall(t *testing.T) {
 	}
 }
 
-// GWN-17: the gateway asks a client of 2026-07-28 immediately. It cancels the call at the backend without a pause, because a
-// backend that asks has received the request.
-func TestAnInputRequiredIsNotDelayed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := gatewayOver(t, memory(t), at("b", newAsking(t, "42")))
-		client := statelessClient(ann)
-		client.Capabilities = json.RawMessage(`{"elicitation":{}}`)
-		sees(t, g, client, "t")
-		began := time.Now()
-		text, err := call(t, g, client, "t")
-		expect.OK(t, err)
-		expect.Contains(t, "the result", text, "input_required")
-		expect.AtMost(t, "the time until the client was asked", time.Since(began), 100*time.Millisecond)
-	})
-}

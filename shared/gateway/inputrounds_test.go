@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -248,16 +247,6 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 				t.Errorf("passed on: %v", got)
 			}
 		}
-	}
-}
-
-// GWN-17: clients of revisions in which the output of a tool must be an object see other tools without their output schema. All
-// other clients see the entry unchanged.
-func TestOutputSchemaOfAListedTool(t *testing.T) {
-	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
-	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
-	for version, want := range map[spec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
-		expect.Equal(t, fmt.Sprint("the tool in ", version), string(e.ForVersion(version)), want)
 	}
 }
 
