@@ -81,7 +81,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	}
 	if ok && d.enter(kept, c) {
 		if batch != nil {
-			d.endpoint.serveParts(kept, c, batch, d.callInBatch)
+			d.endpoint.serveParts(kept, c, batch, d.call)
 		} else {
 			d.call(kept, c)
 		}
@@ -137,14 +137,6 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	c.Request = c.Request.Clone(c.Request.Context())
 	c.Request.Header.Set("Accept", "application/json") // replay converts the JSON to events if the client wants them
 	d.endpoint.dispatch(w, c)
-}
-
-func (d dialect) callInBatch(w http.ResponseWriter, c *method.Call) {
-	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
-		method.SendError(w, http.StatusOK, c.Msg.ID, method.InvalidRequest("initialize cannot be part of a batch"))
-		return
-	}
-	d.call(w, c)
 }
 
 // initialize serves initialize. It begins a session or, if the session began with a stream, stores the client's capabilities.

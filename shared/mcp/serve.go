@@ -313,13 +313,10 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	c.Request = c.Request.Clone(c.Request.Context())
 	c.Request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
 	e.serveParts(w, c, parts, func(w http.ResponseWriter, c *method.Call) {
-		switch {
-		case c.Msg.Kind != jsonrpc.Request:
-			e.accept(w, c)
-		case c.Msg.Method == spec.MethodInitialize:
-			method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
-		default:
+		if c.Msg.Kind == jsonrpc.Request {
 			e.dispatch(w, c)
+		} else {
+			e.accept(w, c)
 		}
 	})
 }
@@ -342,6 +339,8 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []jso
 		switch {
 		case bad != nil:
 			method.SendError(kept, http.StatusBadRequest, msg.ID, bad)
+		case msg.Kind == jsonrpc.Request && msg.Method == spec.MethodInitialize:
+			method.SendError(kept, http.StatusOK, msg.ID, method.InvalidRequest("initialize cannot be part of a batch"))
 		case size > maxBatchBytes && msg.Kind == jsonrpc.Request:
 			full := fault.New(fault.Exhausted, "the responses of the batch have more than %d bytes; send this request again", maxBatchBytes).AtLimit("batchBytes", maxBatchBytes)
 			method.SendError(kept, http.StatusOK, msg.ID, e.faults.Translate(c.Request.Context(), full, c.Version, ""))

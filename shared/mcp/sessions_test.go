@@ -340,7 +340,7 @@ func TestBatches(t *testing.T) {
 		sameJSON(t, json.RawMessage(r.Body), `[{"jsonrpc":"2.0","id":1,"result":{}},
 			{"jsonrpc":"2.0","id":"b","error":{"code":-32601,"message":"unknown method x"}},
 			{"jsonrpc":"2.0","error":{"code":-32600,"message":"a message must be an object"}},
-			{"jsonrpc":"2.0","id":2,"error":{"code":-32601,"message":"unknown method initialize"}}]`)
+			{"jsonrpc":"2.0","id":2,"error":{"code":-32600,"message":"initialize cannot be part of a batch"}}]`)
 	})
 	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 	for name, tc := range map[string]struct {
