@@ -154,6 +154,24 @@ func TestARotatedSecretSignsForADay(t *testing.T) {
 	}
 }
 
+// TestRegistrationsSignAsTheOperatorChose: EVS-09. Deliveries to a subscription with a raw secret also have GitHub's signature, and
+// those to one without a secret have no signature.
+func TestRegistrationsSignAsTheOperatorChose(t *testing.T) {
+	for kind, want := range map[subscription.SecretType][2]string{
+		"": {"secret", ""}, subscription.Standard: {"secret", ""}, subscription.Raw: {"secret", "secret"}, subscription.None: {"", ""},
+	} {
+		t.Run(fmt.Sprintf("EVS-09 secret type %q", kind), func(t *testing.T) {
+			r := newRig(t)
+			r.services.Registrar.Options.Secret = kind
+			r.register("event://ci/build-finished")
+			r.run("evt_1")
+			expect.MustLen(t, "the posts", r.posts, 1)
+			p := r.posts[0]
+			expect.Equal(t, "the keys of the Standard Webhooks signature, and of GitHub's", [2]string{string(bytes.Join(p.Keys, []byte(" "))), string(p.RawSecret)}, want)
+		})
+	}
+}
+
 // TestMessageIDs: EVX-21. A delivery has one webhook-id, whichever process makes which attempt.
 func TestMessageIDs(t *testing.T) {
 	subscribed := func(r *rig) (a, b string) {
