@@ -1,9 +1,11 @@
 package delivery
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -391,8 +394,11 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		r.run("evt_2")
 		expect.Equal(t, "the subscription", r.record(id).State, subscription.Active)
 	})
-	t.Run("WHK-12 its owner is notified, and an operational event is published, once", func(t *testing.T) {
+	t.Run("WHK-12 its owner is notified, an operational event is published, and a metric counts it, once", func(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
+		var out bytes.Buffer
+		emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack", nil)
+		r.metrics = expect.Value(metric.NewSet(emf.Provider()))(t)
 		r.run("evt_1")
 		r.now = r.now.Add(lifecycle.DisableAfter)
 		_, d, _ := r.process()
@@ -407,6 +413,8 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			!strings.Contains(string(got[0].Body), `"subscription":"subscription://`+id+`","principal":"alice","origin":"https://hooks.example.com"`) {
 			t.Errorf("the inbox got %v, want one event %s about %s", got, lifecycle.DisabledURI, id)
 		}
+		emf.Close(t.Context())
+		expect.Contains(t, "the metrics", out.String(), `"`+metric.Disabled+`":[1]`)
 		for _, topic := range []string{stream.TopicSubscription(id), stream.TopicPrincipal("alice")} {
 			page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic})
 			if err != nil || len(page.Items) != 1 {
