@@ -198,6 +198,17 @@ func TestSessionStream(t *testing.T) {
 		f.publish(deploy, `{"n":1}`)
 		sameJSON(t, g.next().Params.Meta[spec.MetaPayload], `{"n":1}`)
 	})
+	run(t, "SES-03_each_stream_has_ids_of_its_own_and_keeps_them_when_it_resumes", nil, func(t *testing.T, f *fixture) {
+		stream := func(id string) string { nonce, _, _ := strings.Cut(id, "."); return nonce }
+		c := f.follow(bySession, deploy)
+		another := f.stream(alice, c.session, "").event().ID
+		expect.Differ(t, "the id of another stream of the session", stream(another), stream(c.position))
+		for _, id := range []string{c.position, another} {
+			resumed := f.stream(alice, c.session, id).event().ID
+			expect.Equal(t, "the resumed stream", stream(resumed), stream(id))
+			expect.Differ(t, "the next id", resumed, id)
+		}
+	})
 	run(t, "SES-03_an_id_of_another_session_is_refused", nil, func(t *testing.T, f *fixture) {
 		one, two := f.follow(bySession), f.session(alice, spec.V20251125)
 		parts := strings.Split(one.position, ".")
