@@ -172,6 +172,18 @@ func TestRegistrationsSignAsTheOperatorChose(t *testing.T) {
 	}
 }
 
+// TestAttemptsHaveTheTimeLimitOfTheirKind: WHK-11.
+func TestAttemptsHaveTheTimeLimitOfTheirKind(t *testing.T) {
+	r := newRig(t)
+	want := map[string]time.Duration{r.register("event://ci/build-finished").ID: 20 * time.Second, r.subscribe().ID: 10 * time.Second}
+	r.run("evt_1")
+	got := map[string]time.Duration{}
+	for _, p := range r.posts {
+		got[p.SubscriptionID] = p.Timeout
+	}
+	expect.Map(t, "WHK-11 the time limits of both subscriptions", got, want)
+}
+
 // TestMessageIDs: EVX-21. A delivery has one webhook-id, whichever process makes which attempt.
 func TestMessageIDs(t *testing.T) {
 	subscribed := func(r *rig) (a, b string) {
