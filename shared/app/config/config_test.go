@@ -164,6 +164,7 @@ func TestParseFaults(t *testing.T) {
 		"bad prefix":              {backend("prefix: 'a b'"), "does not match"},
 		"GWN-25 unknown rule":     {backend("tools: {only: [a]}"), `config.yaml:4: backend b: tools: unknown member "only"`},
 		"GWN-25 no list of globs": {backend("tools: {allow: get_x}"), "backend b: tools: allow must be a list"},
+		"GWN-25 empty allow":      {backend("tools: {allow: []}"), `config.yaml:4: backend b: tools: allow is empty; leave it out to allow everything, or set deny: ["*"] to allow nothing`},
 		"GWN-25 empty glob":       {backend("prompts: {deny: ['']}"), "config.yaml:4: backend b: prompts: deny: the glob is empty"},
 		"GWN-25 long glob":        {backend("resources: {deny: ['" + strings.Repeat("a", 257) + "']}"), "the glob has 257 bytes (allowed: up to 256)"},
 		"GWN-25 glob of scopes":   {backend("tools: {scopes: {'%25252525252e': [x]}}"), "tools: scopes: the glob is percent-encoded more than 3 times"},

@@ -274,7 +274,12 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
-		strictyaml.Var("allow", &r.Allow, p.readGlobs),
+		strictyaml.Func("allow", func(n *strictyaml.Node, what string) {
+			// Without Allow, callers may use everything, and whoever writes an empty list may mean the opposite.
+			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 {
+				p.file.Add(n.Line, "%s is empty; leave it out to allow everything, or set deny: [\"*\"] to allow nothing", what)
+			}
+		}),
 		strictyaml.Var("deny", &r.Deny, p.readGlobs),
 		strictyaml.Func("scopes", func(n *strictyaml.Node, what string) {
 			r.Scopes = map[string][]string{}
