@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -17,16 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
-
-// calls forwards requests, notifications and responses of clients to backends.
-type calls struct {
-	backends Gateway
-	underWay *quota.Concurrency
-	left     func(*http.Request) // is called when the client of a detached call disconnects; may be nil
-	catalogs method.Catalogs
-	faults   method.Faults
-	timing   method.Timing
-}
 
 // route is the destination of a request at the gateway. Its member is the key of the name in the params, e.g. "name" or "uri".
 type route struct {
@@ -43,30 +32,30 @@ func routeName(kind api.Kind, member string) router {
 }
 
 // routeRead routes resources/read to a backend unless this server has the URI or no backend has it.
-func (h *calls) routeRead(c *method.Call) (route, bool, error) {
+func (e *Endpoint) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.RequiredString("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
 		return route{}, false, err
 	}
 	ctx := c.Request.Context()
-	if cat, err := h.catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
+	if cat, err := e.catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
 		return route{}, false, nil // this server serves the URI, even if a backend has it too
 	}
-	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
+	return route{api.Resources, uri, "uri"}, e.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
 // routeComplete routes completions for prompts, and for templates that a backend has. This server has the templates of event types.
-func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
+func (e *Endpoint) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
 		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := h.catalogs.CatalogOf(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
+	if cat, err := e.catalogs.CatalogOf(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
 		return route{}, false, nil
 	}
 	to := route{api.Templates, uri, "ref"}
-	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
+	return to, e.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
 func routeExtension(c *method.Call) (route, bool, error) {
@@ -79,13 +68,13 @@ type router func(c *method.Call) (to route, ok bool, err error)
 // proxyHandler is the handler of a method that this server and backends serve. route decides whether a request goes to a backend or to the
 // local handler. If local is nil, all requests go to backends, and the method exists only while there are backends.
 type proxyHandler struct {
-	calls *calls
-	route router
-	local method.Handler
+	endpoint *Endpoint
+	route    router
+	local    method.Handler
 }
 
 func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
-	if h.local != nil && !h.calls.backends.Any(c.Request.Context()) {
+	if h.local != nil && !h.endpoint.backends.Any(c.Request.Context()) {
 		return h.local.Serve(w, c)
 	}
 	to, ok, err := h.route(c)
@@ -95,27 +84,27 @@ func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	case !ok:
 		return h.local.Serve(w, c)
 	}
-	return h.calls.serve(w, c, to)
+	return h.endpoint.callBackend(w, c, to)
 }
 
-// serve calls a backend and relays its answer. The call counts toward the limit of concurrent calls until it ends, even if the client
-// has disconnected. But serve stops counting the call before it flushes a JSON response, because a client
+// callBackend calls a backend and relays its answer. The call counts toward the limit of concurrent calls until it ends, even if the client
+// has disconnected. But callBackend stops counting the call before it flushes a JSON response, because a client
 // that has the response can immediately make its next call.
-func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
-	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
+func (e *Endpoint) callBackend(w http.ResponseWriter, c *method.Call, to route) error {
+	release, err := e.options.Calls.Take(c.Request.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
 	release = sync.OnceFunc(release)
 	defer release()
-	if h.left != nil {
-		defer c.OnDisconnect(func() { h.left(c.Request) })()
+	if e.options.Left != nil {
+		defer c.OnDisconnect(func() { e.options.Left(c.Request) })()
 	}
 	request := api.Call{
 		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
 		ID: bytes.Clone(c.Msg.ID), Params: withoutTask(c), Header: parameterHeaders(c.Request.Header),
 	}
-	p := h.timing.NewRelayed(w, c, h.faults)
+	p := e.streams.Timing.NewRelayed(w, c, e.faults)
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
 	ctx, stop := p.Begin()
 	defer stop()
@@ -123,7 +112,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 		release()
 		p.Flush()
 	}
-	err = h.backends.Call(ctx, request)
+	err = e.backends.Call(ctx, request)
 	release()
 	if err != nil && p.Fail(err) {
 		return nil
@@ -157,10 +146,10 @@ func parameterHeaders(h http.Header) http.Header {
 // accept serves messages that need no response. It answers a message of a conversation only after the context for it has been
 // sent, because a Lambda function is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
-	handle := e.calls.handle
-	if e.conversations.handles(c) {
+	handle := e.handleMessage
+	if e.expectsConversation(c) {
 		defer c.Detach(method.DetachedFor)()
-		handle = e.conversations.handle
+		handle = e.handleConversation
 	}
 	err := handle(c)
 	if err == nil {
@@ -174,11 +163,11 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	e.replies.SendStatus(w, c, nil, err)
 }
 
-// handle forwards a notification or a response to the backends. It drops messages that do not concern a backend: this server
+// handleMessage forwards a notification or a response to the backends. It drops messages that do not concern a backend: this server
 // itself sends no requests that a client could answer, and its own methods are too fast to be cancelled.
-func (h *calls) handle(c *method.Call) error {
+func (e *Endpoint) handleMessage(c *method.Call) error {
 	ctx := c.Request.Context()
-	backends := h.backends
+	backends := e.backends
 	if !backends.Any(ctx) {
 		return nil
 	}
@@ -197,22 +186,22 @@ func (h *calls) handle(c *method.Call) error {
 	case session && c.Msg.Method == spec.NoteRootsChange:
 		return backends.Notify(ctx, c.Client(), c.Msg.Raw)
 	case c.Msg.Kind == jsonrpc.Notification && c.Principal.Has(auth.ScopeRead):
-		return h.notifyExtension(c)
+		return e.notifyExtension(c)
 	}
 	return nil
 }
 
 // notifyExtension forwards a notification of an extension, whose name has another slash after notifications/. The
 // notification counts toward the limit of concurrent calls, because a slow backend may take seconds to accept it.
-func (h *calls) notifyExtension(c *method.Call) error {
+func (e *Endpoint) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil
 	}
 	ctx := c.Request.Context()
-	release, err := h.underWay.Take(ctx, c.Principal)
+	release, err := e.options.Calls.Take(ctx, c.Principal)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return h.backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
+	return e.backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
 }

@@ -11,11 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-type conversations struct {
-	conversation streams.Conversation
-	feeds        *stream.Tails
-}
-
 // conversationKind returns the kind of a conversation's message, or an empty text for other methods.
 //
 // In the conversation events proposal, clients send messages as notifications, and the server answers them with a "response",
@@ -31,8 +26,8 @@ func conversationKind(c *method.Call) conversation.Kind {
 	return ""
 }
 
-func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Result, error) {
-	found, _, err := h.collectContext(ctx, c)
+func (e *Endpoint) answerConversation(ctx context.Context, c *method.Call) (method.Result, error) {
+	found, _, err := e.collectContext(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -46,28 +41,28 @@ func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Resu
 	return r, nil
 }
 
-func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
+func (e *Endpoint) collectContext(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(conversationKind(c), c.Msg.Params)
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := h.conversation.Forward(ctx, c.Client(), m)
+	found, err := e.options.Conversation.Forward(ctx, c.Client(), m)
 	return found, m, err
 }
 
-// handles reports whether the call is a notification with a message of a conversation that this server asks the caller to send.
-func (h *conversations) handles(c *method.Call) bool {
-	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
-		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
+// expectsConversation reports whether the call is a notification with a message of a conversation that this server asks the caller to send.
+func (e *Endpoint) expectsConversation(c *method.Call) bool {
+	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && e.options.Conversation != nil &&
+		e.options.Conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
-// handle collects the context for a message that arrived as a notification, and sends it to the client's open streams.
-func (h *conversations) handle(c *method.Call) error {
+// handleConversation collects the context for a message that arrived as a notification, and sends it to the client's open streams.
+func (e *Endpoint) handleConversation(c *method.Call) error {
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
 		return err
 	}
 	ctx := c.Request.Context()
-	found, m, err := h.collectContext(ctx, c)
+	found, m, err := e.collectContext(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -79,6 +74,6 @@ func (h *conversations) handle(c *method.Call) error {
 	if c.Session != nil {
 		topic = stream.TopicSession(c.Session.Key)
 	}
-	notice := streams.ContextNotice{Context: h.conversation.Seal(c.Principal, params), Cut: found.Cut}
-	return h.feeds.Log.NotifyFor(ctx, c.Principal.Workspace, topic, streams.ContextLife, jsonrpc.Encode(notice))
+	notice := streams.ContextNotice{Context: e.options.Conversation.Seal(c.Principal, params), Cut: found.Cut}
+	return e.options.Feeds.Log.NotifyFor(ctx, c.Principal.Workspace, topic, streams.ContextLife, jsonrpc.Encode(notice))
 }

@@ -7,8 +7,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
-	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -53,62 +51,52 @@ type offers struct {
 	conversation conversation.Offers
 }
 
-// description describes the endpoint in the answers to initialize and server/discover.
-type description struct {
-	server       Implementation
-	instructions string // how to use the event tools; empty without them
-	methods      method.Table
-	sessions     *session.Store
-	backends     Gateway
-	conversation streams.Conversation
-}
-
-func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
-	if d.backends.Any(ctx) {
-		o.backends = d.backends.Capabilities(ctx, c.Client())
+func (e *Endpoint) offersTo(ctx context.Context, c *method.Call) (o offers) {
+	if e.backends.Any(ctx) {
+		o.backends = e.backends.Capabilities(ctx, c.Client())
 	}
-	if d.conversation != nil {
-		o.conversation = d.conversation.Offers(ctx, c.Principal)
+	if e.options.Conversation != nil {
+		o.conversation = e.options.Conversation.Offers(ctx, c.Principal)
 	}
 	return o
 }
 
 // capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions.
-func (d *description) capabilities(stateless bool, to offers) capabilities {
+func (e *Endpoint) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := d.methods.Has(spec.MethodListen)
+	inBand := e.methods.Has(spec.MethodListen)
 	if !stateless {
-		inBand = d.methods.Has(spec.MethodSubscribe)
+		inBand = e.methods.Has(spec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if d.methods.Has(spec.MethodRegister) {
+	if e.methods.Has(spec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if d.methods.Has(spec.MethodResources) {
+	if e.methods.Has(spec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
-	if to.backends.Tools || d.instructions != "" {
+	if to.backends.Tools || e.instructions != "" {
 		c.Tools = &listCapability{ListChanged: inBand && to.backends.Tools}
 	}
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if d.methods.Has(spec.MethodComplete) {
+	if e.methods.Has(spec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if stateless && to.backends.Logging || !stateless && d.methods.Has(spec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && e.methods.Has(spec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[spec.OwnExtension] = extensionSettings{Events: d.methods.Has(spec.MethodResources), Subscription: ways}
+		c.Extensions[spec.OwnExtension] = extensionSettings{Events: e.methods.Has(spec.MethodResources), Subscription: ways}
 		if !stateless {
 			c.Experimental = map[string]any{spec.OwnExtension: c.Extensions[spec.OwnExtension]}
 		}
 	}
-	if d.methods.Has(spec.MethodEvents) {
+	if e.methods.Has(spec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[spec.EventsExtension] = c.Events
 	}
@@ -132,28 +120,28 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 }
 
 // describeInitialize returns the members of the result of initialize that come after protocolVersion.
-func (d *description) describeInitialize(to offers) []byte {
+func (e *Endpoint) describeInitialize(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`
 		Server       Implementation `json:"serverInfo"`
 		Instructions string         `json:"instructions,omitempty"`
-	}{d.capabilities(false, to), d.server, d.instructionsFor(to)}))
+	}{e.capabilities(false, to), e.options.Server, e.instructionsFor(to)}))
 }
 
-func (d *description) describeDiscover(to offers) []byte {
+func (e *Endpoint) describeDiscover(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Versions     []spec.Version `json:"supportedVersions"`
 		Capabilities capabilities   `json:"capabilities"`
 		Instructions string         `json:"instructions,omitempty"`
-	}{d.supportedVersions(), d.capabilities(true, to), d.instructionsFor(to)}))
+	}{e.supportedVersions(), e.capabilities(true, to), e.instructionsFor(to)}))
 }
 
-func (d *description) instructionsFor(to offers) string {
-	return strings.TrimSpace(d.instructions + "\n\n" + to.backends.Instructions)
+func (e *Endpoint) instructionsFor(to offers) string {
+	return strings.TrimSpace(e.instructions + "\n\n" + to.backends.Instructions)
 }
 
-func (d *description) supportedVersions() []spec.Version {
-	if d.sessions == nil {
+func (e *Endpoint) supportedVersions() []spec.Version {
+	if e.sessions == nil {
 		return []spec.Version{spec.V20260728}
 	}
 	return spec.Versions
@@ -163,10 +151,10 @@ func (d *description) supportedVersions() []spec.Version {
 // deployment or with the caller's backends.
 const discoverTTL = 60_000
 
-func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {
+func (e *Endpoint) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {
 	scope := method.Public
-	if d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx) { // the capabilities depend on the caller
+	if e.backends.Any(ctx) || e.options.Conversation != nil && e.options.Conversation.Enabled(ctx) { // the capabilities depend on the caller
 		scope = method.Private
 	}
-	return method.Result{Members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, Cache: &method.Caching{TTL: discoverTTL, Scope: scope}}, nil
+	return method.Result{Members: [][]byte{e.describeDiscover(e.offersTo(ctx, c))}, Cache: &method.Caching{TTL: discoverTTL, Scope: scope}}, nil
 }

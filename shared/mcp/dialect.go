@@ -142,7 +142,7 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 // initialize serves initialize. It begins a session or, if the session began with a stream, stores the client's capabilities.
 func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	began := c.Session == nil
-	d.endpoint.session.initialize(w, c)
+	d.endpoint.initialize(w, c)
 	if began && c.Session != nil {
 		_, err := d.endpoint.sessions.RecordRequestID(c.Request.Context(), c.Session, c.Msg.ID)
 		if err != nil {
@@ -196,7 +196,7 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		if c.Session == nil {
 			var err error
-			if c.Session, err = d.endpoint.session.create(ctx, c.Principal, session.Session{
+			if c.Session, err = d.endpoint.createSession(ctx, c.Principal, session.Session{
 				Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: dialectVersion, Dialect: true,
 			}); err != nil {
 				return nil, err

@@ -394,7 +394,7 @@ func TestDialectMessages(t *testing.T) {
 			f.dialect(alice, body, jsonOnly).is(t, body, 200, want)
 		}
 		broken := newFixture(t, nil)
-		broken.endpoint.methods["break"] = method.Row{SessionBased: true, Handler: method.Answering{Replies: broken.endpoint.replies, Timing: broken.endpoint.calls.timing, Answer: func(context.Context, *method.Call) (method.Result, error) { panic("oh") }}}
+		broken.endpoint.methods["break"] = method.Row{SessionBased: true, Handler: method.Answering{Replies: broken.endpoint.replies, Timing: broken.endpoint.streams.Timing, Answer: func(context.Context, *method.Call) (method.Result, error) { panic("oh") }}}
 		broken.dialect(alice, rpcText("1", "break", ""), jsonOnly).is(t, "a method that panics", 500, -32603)
 	})
 	t.Run("SSE-05_a_reused_id_is_refused_in_its_session_at_any_instance", func(t *testing.T) {

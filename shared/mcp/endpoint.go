@@ -138,14 +138,10 @@ type Endpoint struct {
 	backends Gateway
 	faults   method.Faults
 	replies  *method.Replies
-	about    *description
+	dialect  Dialect // may be nil
+	streams  *streams.Streams
 
-	calls         *calls
-	session       *sessionMethods
-	conversations *conversations
-	dialect       Dialect // may be nil
-	streams       *streams.Streams
-	admission     *streams.Admission
+	instructions string // how to use the event tools; empty without them
 
 	shut        context.Context // is canceled late in a shutdown, to end calls in sessions and calls to backends
 	cutOffCalls context.CancelFunc
@@ -173,27 +169,20 @@ func New(o Options) (*Endpoint, error) {
 		}
 	}
 	e.shut, e.cutOffCalls = context.WithCancel(context.Background())
-	e.admission = streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
 	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
-	e.about = &description{
-		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
-	}
-	timing := method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout}
-	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing}
-	e.conversations = &conversations{o.Conversation, o.Feeds}
 	e.streams = &streams.Streams{
-		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Backends: e.backends, Methods: e.methods,
+		Admission: streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults), Auth: o.Auth, Catalogs: e.catalogs, Backends: e.backends, Methods: e.methods,
 		Targets: &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
-		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
+		Timing:  method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout},
+		MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
 	}
-	e.session = &sessionMethods{e.streams, e.backends, e.about}
 	if o.Dialect != nil {
 		e.dialect = o.Dialect(e)
 	}
 	var tools events.Tools
 	if o.EventTools != nil && o.Feeds != nil {
 		tools = o.EventTools(e.streams)
-		e.about.instructions = tools.Instructions()
+		e.instructions = tools.Instructions()
 	}
 	e.table(events.NewLists(events.Lists{
 		Catalogs: e.catalogs, Subscriptions: o.Subscriptions, Backends: e.backends, Tools: tools, Methods: e.methods,
@@ -211,8 +200,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 		left := time.Until(deadline)
 		time.AfterFunc(left-min(method.CallReserve, left/2), e.cutOffCalls)
 	}
-	return e.admission.Close(ctx)
+	return e.streams.Admission.Close(ctx)
 }
 
 // OpenStreams returns the number of open streams.
-func (e *Endpoint) OpenStreams() int64 { return e.admission.Count() }
+func (e *Endpoint) OpenStreams() int64 { return e.streams.Admission.Count() }

@@ -386,7 +386,7 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, so it has no responses"))
 		return
 	}
-	bad := checkVersion(c, e.about.supportedVersions())
+	bad := checkVersion(c, e.supportedVersions())
 	if bad == nil {
 		bad = checkHeaders(c)
 	}

@@ -221,7 +221,7 @@ func TestDisconnect(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, nil)
 			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-			f.endpoint.methods["slow"] = method.Row{SessionBased: true, Stateless: true, Handler: method.Answering{Replies: f.endpoint.replies, Timing: f.endpoint.calls.timing, Answer: func(ctx context.Context, c *method.Call) (method.Result, error) {
+			f.endpoint.methods["slow"] = method.Row{SessionBased: true, Stateless: true, Handler: method.Answering{Replies: f.endpoint.replies, Timing: f.endpoint.streams.Timing, Answer: func(ctx context.Context, c *method.Call) (method.Result, error) {
 				close(arrived)
 				<-gone
 				wait := 200 * time.Millisecond // longer than the server needs to notice the disconnect

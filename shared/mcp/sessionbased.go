@@ -22,26 +22,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// sessionMethods serves initialize and the methods that change a session, and ends sessions.
-type sessionMethods struct {
-	streams  *streams.Streams
-	backends Gateway
-	about    *description
-}
-
 // subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
-func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, cat, err := h.readURI(ctx, c)
+func (e *Endpoint) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	uri, cat, err := e.readURI(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
-	t, err := h.streams.Targets.Resolve(ctx, cat, c.Principal, uri)
+	t, err := e.streams.Targets.Resolve(ctx, cat, c.Principal, uri)
 	if err != nil {
 		return method.Result{}, err
 	}
 	open := t.CountOpen() > 0
 	if open {
-		if err := h.admitOpen(ctx, c.Session, t); err != nil {
+		if err := e.admitOpen(ctx, c.Session, t); err != nil {
 			return method.Result{}, err
 		}
 	}
@@ -49,39 +42,39 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 		if p.Kind == match.Concrete {
 			continue
 		}
-		if _, err := subscription.RecordInterest(ctx, h.streams.Feeds.DB, h.streams.Feeds.Log, c.Principal.Workspace, p); err != nil {
+		if _, err := subscription.RecordInterest(ctx, e.options.Feeds.DB, e.options.Feeds.Log, c.Principal.Workspace, p); err != nil {
 			return method.Result{}, err
 		}
 	}
-	after := h.streams.Feeds.Log.Position()
+	after := e.options.Feeds.Log.Position()
 	if t.Backend != "" { // before the session's record is written, because the backend's quota may refuse the subscription
-		if err := h.backends.Subscribe(ctx, subscriptionAt(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+		if err := e.backends.Subscribe(ctx, subscriptionAt(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
 			return method.Result{}, err
 		}
 	}
-	replaced, err := h.streams.Sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend})
+	replaced, err := e.sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend})
 	if err != nil {
 		if t.Backend != "" && !fault.Is(err, fault.Unavailable) {
-			h.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
+			e.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
 		}
 		return method.Result{}, sessionFault(err)
 	}
 	if replaced != nil {
-		h.unsubscribeAll(ctx, c.Session, []session.URI{*replaced})
+		e.unsubscribeAll(ctx, c.Session, []session.URI{*replaced})
 	}
-	return method.Result{}, h.notify(ctx, c)
+	return method.Result{}, e.notifySession(ctx, c)
 }
 
-func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
+func (e *Endpoint) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
 	if uri, err = c.RequiredString("uri"); err == nil {
-		cat, err = h.streams.Catalogs.CatalogOf(ctx, c.Principal)
+		cat, err = e.catalogs.CatalogOf(ctx, c.Principal)
 	}
 	return uri, cat, err
 }
 
 // admitOpen returns an error if the session would get too many parents and wildcards with the target t.
-func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
-	uris, err := h.streams.Sessions.ListSubscriptions(ctx, sess.Key)
+func (e *Endpoint) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
+	uris, err := e.sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
@@ -94,30 +87,30 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 			n++
 		}
 	}
-	if n >= h.streams.MaxPatterns {
-		return session.LimitReached("streamPatterns", h.streams.MaxPatterns)
+	if n >= e.options.MaxStreamPatterns {
+		return session.LimitReached("streamPatterns", e.options.MaxStreamPatterns)
 	}
 	return nil
 }
 
 // unsubscribe also succeeds if the session is not subscribed to the URI, but the URI must be valid.
-func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, cat, err := h.readURI(ctx, c)
+func (e *Endpoint) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	uri, cat, err := e.readURI(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
 	// Read the backend's name from the record, because the backend may no longer list the resource.
-	record, err := h.streams.Sessions.FindSubscription(ctx, c.Session, uri)
+	record, err := e.sessions.FindSubscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
 	}
 	ofBackend := record != nil && record.Backend != ""
-	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
-		_, ofBackend, _ = h.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
+	if record == nil && e.backends.Any(ctx) && !match.InCatalog(cat, uri) {
+		_, ofBackend, _ = e.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
 	}
 	switch {
 	case record != nil && ofBackend:
-		if err := h.backends.Unsubscribe(ctx, subscriptionAt(c.Session, record.Backend, uri, time.Time{})); err != nil {
+		if err := e.backends.Unsubscribe(ctx, subscriptionAt(c.Session, record.Backend, uri, time.Time{})); err != nil {
 			return method.Result{}, err
 		}
 	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
@@ -125,14 +118,14 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 			return method.Result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}
-	if err := h.streams.Sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
+	if err := e.sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
 		return method.Result{}, err
 	}
-	return method.Result{}, h.notify(ctx, c)
+	return method.Result{}, e.notifySession(ctx, c)
 }
 
-func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
-	return h.streams.Feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
+func (e *Endpoint) notifySession(ctx context.Context, c *method.Call) error {
+	return e.options.Feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
 // sessionFault translates ErrNone, which means that the session ended while a request used it, into an error for the client.
@@ -143,13 +136,13 @@ func sessionFault(err error) error {
 	return err
 }
 
-func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
+func (e *Endpoint) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
 		if u.Backend == "" {
 			continue
 		}
-		if err := h.backends.Unsubscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, time.Time{})); err != nil {
-			h.streams.Faults.LogError(ctx, "backend subscription left to expire", err)
+		if err := e.backends.Unsubscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, time.Time{})); err != nil {
+			e.faults.LogError(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
@@ -167,15 +160,15 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 }
 
 // initialize serves initialize. It chooses the revision and creates the session.
-func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
+func (e *Endpoint) initialize(w http.ResponseWriter, c *method.Call) {
 	c.Version = spec.LatestSessionBased
-	if h.streams.Sessions == nil {
+	if e.sessions == nil {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		return
 	}
 	asked, err := c.RequiredString("protocolVersion")
 	if err != nil {
-		h.streams.Replies.SendFault(w, c, method.Row{}, err)
+		e.replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
 	if v := spec.Version(asked); v.Known() && !v.Stateless() {
@@ -186,74 +179,74 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: c.Version, Dialect: c.Dialect,
 		Payloads: method.Declares(declared, spec.OwnExtension), Events: method.Declares(declared, spec.EventsExtension),
 	}
-	if h.backends != (noBackends{}) {
+	if e.backends != (noBackends{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
 		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
 			s.Capabilities = method.CopyDeclaration(declared)
 		}
 	}
 	if c.Session != nil { // a session of the dialect may begin without initialize
-		err = h.redeclare(c, s)
-	} else if c.Session, err = h.create(c.Request.Context(), c.Principal, s); err == nil {
+		err = e.redeclare(c, s)
+	} else if c.Session, err = e.createSession(c.Request.Context(), c.Principal, s); err == nil {
 		w.Header().Set(spec.HeaderSession, c.Session.ID)
 	}
 	if err != nil {
-		h.streams.Replies.SessionFailed(w, c, err)
+		e.replies.SessionFailed(w, c, err)
 		return
 	}
 	version := append(append([]byte(`"protocolVersion":"`), c.Version...), `",`...)
-	about := h.about.describeInitialize(h.about.offersTo(c.Request.Context(), c))
+	about := e.describeInitialize(e.offersTo(c.Request.Context(), c))
 	method.Send(w, http.StatusOK, func(b []byte) []byte {
-		return h.streams.Replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
+		return e.replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
 	})
 }
 
 // redeclare stores what the client declares with an initialize in an existing session of the named-event dialect.
-func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
+func (e *Endpoint) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
-	if err := h.streams.Sessions.Change(ctx, c.Session, func(now *session.Session) {
+	if err := e.sessions.Change(ctx, c.Session, func(now *session.Session) {
 		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
 	}); err != nil {
 		return err
 	}
-	return h.notify(ctx, c)
+	return e.notifySession(ctx, c)
 }
 
-// create creates a session. If the principal has too many sessions, it first ends the one that was unused for the longest time.
-func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
-	surplus, err := h.streams.Sessions.FindSurplus(ctx, p)
+// createSession creates a session. If the principal has too many sessions, it first ends the one that was unused for the longest time.
+func (e *Endpoint) createSession(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
+	surplus, err := e.sessions.FindSurplus(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	if surplus != nil {
-		h.streams.Faults.Metrics.LimitReached(quota.Sessions)
-		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
+		e.faults.Metrics.LimitReached(quota.Sessions)
+		if err := e.endSession(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
 			return nil, err
 		}
 	}
-	return h.streams.Sessions.Create(ctx, s)
+	return e.sessions.Create(ctx, s)
 }
 
-// end ends a session, its stream, and its sessions and subscriptions at backends.
-func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
-	if h.backends.Any(ctx) {
-		if err := h.backends.End(ctx, client); err != nil {
-			h.streams.Faults.LogError(ctx, "backend sessions left to expire", err)
+// endSession ends a session, its stream, and its sessions and subscriptions at backends.
+func (e *Endpoint) endSession(ctx context.Context, s *session.Session, client api.Client) error {
+	if e.backends.Any(ctx) {
+		if err := e.backends.End(ctx, client); err != nil {
+			e.faults.LogError(ctx, "backend sessions left to expire", err)
 		}
 	}
-	uris, err := h.streams.Sessions.Remove(ctx, s)
-	h.unsubscribeAll(ctx, s, uris)
+	uris, err := e.sessions.Remove(ctx, s)
+	e.unsubscribeAll(ctx, s, uris)
 	if err != nil {
 		return err
 	}
-	return h.streams.Feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
+	return e.options.Feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
 }
 
 func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	if !e.enterSession(w, c) {
 		return
 	}
-	if err := e.session.end(c.Request.Context(), c.Session, c.Client()); err != nil {
+	if err := e.endSession(c.Request.Context(), c.Session, c.Client()); err != nil {
 		e.replies.SessionFailed(w, c, err)
 		return
 	}
@@ -262,7 +255,7 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 
 // setLevel serves logging/setLevel (up to 2025-11-25), for log messages of backends and of this server. For example, the
 // session's stream warns that the catalog no longer has a subscribed URI.
-func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
+func (e *Endpoint) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
 	level, err := c.RequiredString("level")
 	if err != nil {
 		return method.Result{}, err
@@ -270,25 +263,25 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.R
 	if !spec.KnownSeverity(level) {
 		return method.Result{}, method.InvalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
-	if err := h.streams.Sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
+	if err := e.sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
 		return method.Result{}, sessionFault(err)
 	}
-	if h.backends.Any(ctx) {
-		if err := h.backends.SetLevel(ctx, c.Client()); err != nil {
+	if e.backends.Any(ctx) {
+		if err := e.backends.SetLevel(ctx, c.Client()); err != nil {
 			return method.Result{}, err
 		}
 	}
-	return method.Result{}, h.notify(ctx, c)
+	return method.Result{}, e.notifySession(ctx, c)
 }
 
 // postSessionBased serves one message of the session-based protocol revisions (up to 2025-11-25).
 func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
-		e.session.initialize(w, c)
+		e.initialize(w, c)
 		return
 	}
 	limit := method.NoticeFor
-	if c.Msg.Kind == jsonrpc.Request || e.conversations.handles(c) {
+	if c.Msg.Kind == jsonrpc.Request || e.expectsConversation(c) {
 		limit = method.DetachedFor
 	}
 	defer c.Detach(limit)()
@@ -308,7 +301,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 		if c.Version = spec.Version(header); !c.Version.Known() || len(c.Request.Header[spec.HeaderVersion]) > 1 {
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, &jsonrpc.Error{
 				Code: jsonrpc.InvalidRequest, Message: "Bad Request: unsupported protocol version",
-				Data: map[string]any{"supported": e.about.supportedVersions(), "requested": method.Clip(header)},
+				Data: map[string]any{"supported": e.supportedVersions(), "requested": method.Clip(header)},
 			})
 			return false
 		}
@@ -322,7 +315,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 		method.SendError(w, http.StatusBadRequest, c.Msg.ID, &jsonrpc.Error{
 			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header MCP-Protocol-Version is missing: send " + string(spec.V20260728) +
 				", or begin a session of an earlier revision with initialize",
-			Data: map[string]any{"supported": e.about.supportedVersions()},
+			Data: map[string]any{"supported": e.supportedVersions()},
 		})
 		return false
 	case id == "":

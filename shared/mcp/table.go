@@ -43,9 +43,9 @@ func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 func (e *Endpoint) table(lists *events.Lists) {
 	o, t := e.options, e.methods
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
-		return method.Answering{Replies: e.replies, Timing: e.calls.timing, Answer: f}
+		return method.Answering{Replies: e.replies, Timing: e.streams.Timing, Answer: f}
 	}
-	toBackend := func(r router, local method.Handler) method.Handler { return proxyHandler{e.calls, r, local} }
+	toBackend := func(r router, local method.Handler) method.Handler { return proxyHandler{e, r, local} }
 	reading := func(h method.Handler) method.Row {
 		return method.Row{SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: h}
 	}
@@ -53,12 +53,12 @@ func (e *Endpoint) table(lists *events.Lists) {
 		return method.Row{SessionBased: true, Session: true, Scope: auth.ScopeRead, Handler: answer(f)}
 	}
 	t[spec.MethodPing] = method.Row{SessionBased: true, Handler: answer(method.Empty)}
-	t[spec.MethodDiscover] = method.Row{Stateless: true, Handler: answer(e.about.answerDiscover)}
+	t[spec.MethodDiscover] = method.Row{Stateless: true, Handler: answer(e.answerDiscover)}
 	if e.sessions != nil {
 		t[spec.MethodInitialize] = method.Row{SessionBased: true} // no handler, because the endpoint serves it before dispatch
-		t[spec.MethodSetLevel] = inSession(e.session.setLevel)
-		t[spec.MethodSubscribe] = inSession(e.session.subscribe)
-		t[spec.MethodUnsubscribe] = inSession(e.session.unsubscribe)
+		t[spec.MethodSetLevel] = inSession(e.setLevel)
+		t[spec.MethodSubscribe] = inSession(e.subscribe)
+		t[spec.MethodUnsubscribe] = inSession(e.unsubscribe)
 	}
 	if o.Feeds != nil {
 		reads := &events.Reads{Catalogs: e.catalogs, Log: o.Feeds.Log, Subscriptions: o.Subscriptions}
@@ -66,8 +66,8 @@ func (e *Endpoint) table(lists *events.Lists) {
 		polls := &events.Polls{Catalogs: e.catalogs, Feeds: o.Feeds, Least: o.PollMin, Most: o.PollMax, Metrics: o.Metrics}
 		t[spec.MethodResources] = reading(answer(lists.List(api.Resources)))
 		t[spec.MethodTemplates] = reading(answer(lists.List(api.Templates)))
-		t[spec.MethodComplete] = reading(toBackend(e.calls.routeComplete, answer(completions.Complete)))
-		t[spec.MethodRead] = reading(toBackend(e.calls.routeRead, answer(reads.Read)))
+		t[spec.MethodComplete] = reading(toBackend(e.routeComplete, answer(completions.Complete)))
+		t[spec.MethodRead] = reading(toBackend(e.routeRead, answer(reads.Read)))
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
 		// Only the stateless revisions have events/stream and subscriptions/listen. In the session-based ones a disconnect
@@ -96,7 +96,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	if o.Conversation != nil {
 		for _, kind := range conversation.Kinds {
 			t[kind.Method()] = method.Row{
-				SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: answer(e.conversations.answer),
+				SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: answer(e.answerConversation),
 				Offered: func(c *method.Call) bool { return o.Conversation.Offers(c.Request.Context(), c.Principal).Has(kind) },
 			}
 		}
@@ -163,7 +163,7 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 // extensionRow returns the row of a method that is not in the table, but that may belong to an extension of a backend.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
-		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{calls: e.calls, route: routeExtension},
+		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{endpoint: e, route: routeExtension},
 		Offered: func(c *method.Call) bool {
 			ctx := c.Request.Context()
 			return e.backends.Any(ctx) && e.backends.Has(ctx, c.Client(), api.Extensions, c.Msg.Method)
