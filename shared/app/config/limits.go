@@ -66,7 +66,7 @@ type Limits struct {
 
 	WebhookSecret  string `name:"webhook-secret" default:"standard" group:"Events and deliveries" help:"Secrets of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
 	ServerIdentity bool   `name:"server-identity" group:"Events and deliveries" help:"Also sign webhooks with the server's own ed25519 key (v1a). Receivers find the public key at /.well-known/mcp-webhook-jwks.json. Stand-alone only."`
-	Profile        string `name:"profile" default:"released" group:"Events and deliveries" help:"Version of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
+	Profile        string `name:"profile" default:"released" group:"Events and deliveries" help:"Version of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals can have another."`
 
 	AllowInsecureTargets bool     `name:"allow-insecure-targets" group:"Targets" help:"Development only: allow http and private addresses as webhook targets, and events/subscribe without authentication."`
 	VerifyRegistrations  bool     `name:"verify-registrations" group:"Targets" help:"Require endpoints of resources/subscriptions/register to echo a challenge first, as with events/subscribe."`
