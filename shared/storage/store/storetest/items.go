@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -43,20 +44,6 @@ var itemCases = []testCase{
 			b.Errorf("got %v, %v", got, err)
 		}
 	}},
-	{"a_put_replaces_the_whole_item", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 1}, Expires: time.Now().Add(time.Hour)}))
-		b.write(store.Put(store.Item{Key: key, Value: []byte("new")}))
-		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("new")})
-	}},
-	{"nil_and_empty_values_are_the_same", func(b *bench) {
-		b.write(store.Put(store.Item{Key: b.at("p", "nil")}), store.Put(store.Item{Key: b.at("p", "empty"), Value: []byte{}}))
-		for _, sort := range []string{"nil", "empty"} {
-			if item := b.get(b.at("p", sort)); item == nil || len(item.Value) != 0 {
-				b.Errorf("%s: got %v", sort, item)
-			}
-		}
-	}},
 	{"values_are_binary", func(b *bench) {
 		all := make([]byte, 0, 512)
 		for i := range 256 {
@@ -84,13 +71,6 @@ var itemCases = []testCase{
 			expect.Equal(b, fmt.Sprintf("the value in table %s", table), b.value(b.key(table, "p", "s")), fmt.Sprint(i))
 		}
 		b.checkAbsent("another partition", b.at("P", "s"), b.at("p ", "s"))
-	}},
-	{"deleting_an_absent_item_succeeds", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(put(key, "v"))
-		b.write(store.Delete(key))
-		b.checkAbsent("after the delete", key)
-		b.write(store.Delete(key))
 	}},
 	{"WriteAll_accepts_any_number_of_operations", func(b *bench) {
 		const n = 260
@@ -124,22 +104,17 @@ var itemCases = []testCase{
 	}},
 }
 
-// checkSame checks that two items are equal. It compares expiries in whole seconds, and treats nil and empty values as equal.
 func (b *bench) checkSame(got, want store.Item) {
 	b.Helper()
-	equal := got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version &&
-		got.Expires.IsZero() == want.Expires.IsZero() && len(got.Counts) == len(want.Counts)
-	if equal && !want.Expires.IsZero() {
-		equal = got.Expires.Unix() == want.Expires.Unix()
-	}
-	for name, n := range want.Counts {
-		if m, ok := got.Counts[name]; !ok || m != n {
-			equal = false
-		}
-	}
-	if !equal {
+	if !isSame(got, want) {
 		b.Errorf("got  %+v\nwant %+v", got, want)
 	}
+}
+
+// isSame compares two items, their expiries in whole seconds. Nil and empty values are equal.
+func isSame(got, want store.Item) bool {
+	return got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version && maps.Equal(got.Counts, want.Counts) &&
+		got.Expires.IsZero() == want.Expires.IsZero() && (want.Expires.IsZero() || got.Expires.Unix() == want.Expires.Unix())
 }
 
 var limitCases = []testCase{
@@ -436,16 +411,6 @@ var transactionCases = []testCase{
 		b.checkAbsent("after the conflicts", b.at("p", "first"), b.key(store.Deliveries, "p", "sum"), b.at("p", "new counter"))
 		expect.Equal(b, "the value of the existing item", b.value(exists), "v")
 		expect.Equal(b, "the count", b.count(counter, "n"), 9)
-	}},
-	{"over_several_tables", func(b *bench) {
-		record, due, quota := b.key(store.Deliveries, "d", "1"), b.key(store.Deliveries, "due", "1"), b.key(store.Sessions, "quota", "alice")
-		b.write(
-			put(record, "r", store.Absent()), put(due, "d", store.Absent()),
-			store.Add(quota, map[string]int64{"n": 1}, map[string]int64{"n": 1}), store.Check(b.at("none", "x"), store.Absent()),
-		)
-		b.write(store.Delete(record, store.Exists()), store.Delete(due), store.Add(quota, map[string]int64{"n": -1}, nil))
-		b.checkAbsent("after the second transaction", record, due)
-		expect.Equal(b, "the quota", b.count(quota, "n"), 0)
 	}},
 	{"concurrent_transfers_keep_the_sum", func(b *bench) {
 		const accounts, workers, transfers = 4, 8, 10

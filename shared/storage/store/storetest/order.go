@@ -306,28 +306,6 @@ var queryCases = []testCase{
 			}
 		}
 	}},
-	{"an_empty_partition", func(b *bench) {
-		page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "absent"})
-		if err != nil || page.More || len(page.Items) != 0 {
-			b.Errorf("got %+v, %v", page, err)
-		}
-	}},
-	{"the_latest_item_is_one_page", func(b *bench) {
-		for i := range 5 {
-			b.write(put(b.at("p", fmt.Sprint(i)), fmt.Sprint(i)))
-		}
-		page, err := b.db.Query(b.ctx, store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Reverse: true, Limit: 1})
-		if err != nil || len(page.Items) != 1 || page.Items[0].Sort != "4" || !page.More || page.Last != "4" {
-			b.Errorf("got %+v, %v", page, err)
-		}
-	}},
-	{"a_page_holds_whole_items", func(b *bench) {
-		want := store.Item{Key: b.at("p", "s"), Value: []byte("v"), Version: 3, Counts: map[string]int64{"n": 2}}
-		b.write(store.Put(want))
-		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
-		expect.MustLen(b, "the items", items, 1)
-		b.checkSame(items[0], want)
-	}},
 	{"the_default_limit_is_100", func(b *bench) {
 		var ops []store.Op
 		for i := range 130 {
@@ -356,17 +334,6 @@ var queryCases = []testCase{
 				if item.Sort != fmt.Sprintf("%02d", i) || !bytes.Equal(item.Value, bytes.Repeat([]byte{byte(i)}, size)) {
 					b.Errorf("reverse %v: item %d is %s with %d bytes", reverse, i, item.Sort, len(item.Value))
 				}
-			}
-		}
-	}},
-	{"the_next_read_sees_a_write", func(b *bench) {
-		key := b.at("p", "s")
-		for i := range 40 {
-			want := fmt.Sprint(i)
-			b.write(put(key, want))
-			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: key.Partition})
-			if got := b.value(key); got != want || len(items) != 1 || string(items[0].Value) != want {
-				b.Fatalf("after writing %s: Get sees %s, Query sees %v", want, got, items)
 			}
 		}
 	}},

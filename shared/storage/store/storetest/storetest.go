@@ -196,30 +196,6 @@ func put(key store.Key, value string, cond ...store.Condition) store.Op {
 }
 
 var countCases = []testCase{
-	{"Add_creates_and_adds", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Add(key, map[string]int64{"a": 2, "b": -1}, nil))
-		b.write(store.Add(key, map[string]int64{"a": 3, "c": 0}, nil))
-		item := b.get(key)
-		if item == nil || item.Counts["a"] != 5 || item.Counts["b"] != -1 || item.Counts["c"] != 0 || item.Version != 0 || len(item.Value) != 0 {
-			b.Errorf("got %+v", item)
-		}
-	}},
-	{"Add_leaves_value_version_and_expiry", func(b *bench) {
-		key := b.at("p", "s")
-		expires := time.Now().Add(time.Hour).Truncate(time.Second)
-		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}, Expires: expires}))
-		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
-		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 2, "b": 1}, Expires: expires})
-	}},
-	{"Add_sets_an_expiry_that_it_is_given", func(b *bench) {
-		key := b.at("p", "s")
-		expires := time.Now().Add(2 * time.Hour).Truncate(time.Second)
-		op := store.Add(key, map[string]int64{"a": 1}, nil)
-		op.Item.Expires = expires
-		b.write(op)
-		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"a": 1}, Expires: expires})
-	}},
 	{"a_count_at_zero_expires_and_one_that_is_used_again_does_not", func(b *bench) {
 		add := func(key store.Key, n int64, limits map[string]int64, expires time.Time) store.Op {
 			op := store.Add(key, map[string]int64{"n": n}, limits)
@@ -255,10 +231,6 @@ var countCases = []testCase{
 		b.checkConflict("one over the limit", store.Add(key, map[string]int64{"n": 1}, limits))
 		b.write(store.Add(key, map[string]int64{"n": -2}, limits))
 		expect.Equal(b, "the count", b.count(key, "n"), 1)
-	}},
-	{"a_limit_holds_for_a_new_item", func(b *bench) {
-		b.checkConflict("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
-		b.checkAbsent("after the conflict", b.at("p", "s"))
 	}},
 	{"one_of_several_limits_suffices_to_conflict", func(b *bench) {
 		key := b.at("p", "s")
@@ -309,24 +281,6 @@ var countCases = []testCase{
 }
 
 var expiryCases = []testCase{
-	{"an_expired_item_is_not_read", func(b *bench) {
-		now := time.Now()
-		gone, stays := b.at("p", "gone"), b.at("p", "stays")
-		b.write(
-			store.Put(store.Item{Key: gone, Value: []byte("v"), Expires: now.Add(-time.Second)}),
-			store.Put(store.Item{Key: stays, Value: []byte("v"), Expires: now.Add(time.Hour)}),
-		)
-		b.checkAbsent("expired", gone)
-		expect.True(b, "the other item is there", b.get(stays) != nil)
-		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
-		expect.List(b, "the items that the query sees", sorts(items), []string{"stays"})
-	}},
-	{"a_put_replaces_an_expired_item", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
-		b.write(put(key, "new", store.Absent()))
-		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("new")})
-	}},
 	{"Add_to_an_expired_item_starts_from_zero", func(b *bench) {
 		for _, with := range []string{"alone", "in a transaction"} {
 			key := b.at("p", with)
@@ -352,16 +306,6 @@ var expiryCases = []testCase{
 		for _, reverse := range []bool{false, true} {
 			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Limit: 4, Reverse: reverse})
 			expect.Len(b, fmt.Sprintf("the items, reverse %v", reverse), items, 6)
-		}
-	}},
-	{"expiry_can_be_moved_and_lifted", func(b *bench) {
-		key := b.at("p", "s")
-		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(-time.Minute)}))
-		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(time.Minute)}))
-		expect.True(b, "the item is there", b.get(key) != nil)
-		b.write(store.Put(store.Item{Key: key}))
-		if item := b.get(key); item == nil || !item.Expires.IsZero() {
-			b.Errorf("got %+v, want no expiry", item)
 		}
 	}},
 }
