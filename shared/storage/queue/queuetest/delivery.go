@@ -41,12 +41,6 @@ var deliveryCases = []testCase{
 			ids[m.ID] = string(m.Body)
 		}
 	}},
-	{"a_message_sent_before_there_is_a_consumer_waits", func(b *bench) {
-		b.send(queue.Inbox, text("early"))
-		r := newRecord()
-		b.consume(queue.Inbox, queue.ConsumeOptions{}, r.accept)
-		b.wait(r, "the message", func() bool { return r.count("early") == 1 })
-	}},
 	{"nothing_to_send", func(b *bench) { b.send(queue.Deliveries) }},
 	{"queues_are_separate", func(b *bench) {
 		records := map[queue.Name]*record{}
@@ -190,22 +184,6 @@ var deliveryCases = []testCase{
 }
 
 var fifoCases = []testCase{
-	{"a_group_keeps_its_order_over_many_sends", func(b *bench) {
-		r := newRecord()
-		b.consume(queue.Events, queue.ConsumeOptions{Concurrency: 4}, r.accept)
-		var want []string
-		for i := range 12 {
-			var msgs []queue.Outgoing
-			for j := range 5 {
-				body := fmt.Sprintf("%02d-%d", i, j)
-				msgs = append(msgs, ordered("g", body))
-				want = append(want, body)
-			}
-			b.send(queue.Events, msgs...)
-		}
-		b.wait(r, "all messages", func() bool { return len(r.bodies()) >= len(want) })
-		expect.List(b, "the messages", r.bodies(), want)
-	}},
 	{"a_failed_message_blocks_only_its_group", func(b *bench) {
 		var mu sync.Mutex
 		var log []string // accepted messages, and "again" when the failed message is redelivered

@@ -309,16 +309,6 @@ var failureCases = []testCase{
 		expect.Equal(b, "the receives of the poison message", r.count("poison"), 2)
 		expect.List(b, "the dead letters", dead.originals(), []string{"poison"})
 	}},
-	{"an_error_counts_as_a_failure_of_every_message", func(b *bench) {
-		r, dead := newRecord(), newRecord()
-		b.consume(queue.Slow, queue.ConsumeOptions{Visibility: b.Grain(), MaxReceives: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-			r.add(batch...)
-			return nil, errors.New("never")
-		})
-		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
-		b.send(queue.Slow, texts("m", 7)...)
-		b.wait(dead, "all dead letters", func() bool { return dead.distinct() == 7 })
-	}},
 }
 
 // fifoPause is long enough to handle the messages of other groups before a failed message is redelivered.
