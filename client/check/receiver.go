@@ -15,7 +15,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // receiver is an HTTP server that receives webhooks. Each [hook] has a path of its own.
@@ -61,18 +60,11 @@ func newReceiver(listen, public string) (*receiver, error) {
 		r.base = strings.TrimRight(public, "/")
 	}
 	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
-	graceful.CloseUnused(r.server)
 	go func() { _ = r.server.Serve(l) }()
 	return r, nil
 }
 
-func (r *receiver) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if r.server.Shutdown(ctx) != nil {
-		_ = r.server.Close()
-	}
-}
+func (r *receiver) end() { _ = r.server.Close() }
 
 func (r *receiver) newHook(name string) *hook {
 	secret, _ := webhook.NewSecret()
