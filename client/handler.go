@@ -17,7 +17,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // Handler is an [http.Handler] that receives the webhooks of any number of subscriptions and clients. Serve it at URL, with an HTTP
@@ -69,7 +68,7 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}
 	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
-	graceful.CloseUnused(s)
+	closeUnused(s)
 	log, served := orDiscard(h.Log), make(chan struct{})
 	go func() {
 		defer close(served)
@@ -85,6 +84,30 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 		}
 		<-served
 	}, nil
+}
+
+// closeUnused lets Shutdown of s close connections on which no request has arrived, because it would wait five seconds for them, and HTTP
+// clients often open connections before they need them. No request is lost, because net/http does not answer requests that arrive after
+// Shutdown has begun.
+func closeUnused(s *http.Server) {
+	var mu sync.Mutex
+	unused := map[net.Conn]struct{}{}
+	s.ConnState = func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		if state == http.StateNew {
+			unused[c] = struct{}{}
+		} else {
+			delete(unused, c)
+		}
+	}
+	s.RegisterOnShutdown(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for c := range unused {
+			_ = c.Close()
+		}
+	})
 }
 
 func (h *Handler) register(k *hook) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -574,4 +575,17 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 		_, err := c.Subscribe(t.Context(), bad)
 		expect.Fault(t, what, err, fault.Invalid)
 	}
+}
+
+// HTTP clients often open connections before they need them.
+func TestAReceiverDoesNotWaitForConnectionsWithoutARequest(t *testing.T) {
+	t.Parallel()
+	var h client.Handler
+	end := expect.Value(h.Listen("127.0.0.1:0"))(t)
+	conn := expect.Value(net.Dial("tcp", strings.Trim(h.URL, "htp:/")))(t)
+	defer conn.Close()
+	time.Sleep(100 * time.Millisecond) // the receiver accepts the connection
+	start := time.Now()
+	end()
+	expect.AtMost(t, "the time that the end took", time.Since(start), 4*time.Second)
 }

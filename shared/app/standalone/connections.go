@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/platform/graceful"
 )
 
 // connections is a listener with a limited number of connections.
@@ -232,7 +231,7 @@ type connectionKey struct{}
 // operators.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
-	graceful.CloseUnused(s)
+	s.RegisterOnShutdown(l.closeUnused)
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, connectionKey{}, c)
 	}
@@ -249,6 +248,17 @@ func (l *connections) attach(s *http.Server) {
 		}
 		rest.ServeHTTP(w, r)
 	})
+}
+
+// closeUnused closes the connections on which no request has arrived, because [http.Server.Shutdown] would wait five seconds for them.
+func (l *connections) closeUnused() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range l.open {
+		if k.state == http.StateNew {
+			_ = k.Conn.Close()
+		}
+	}
 }
 
 // clientLeft closes the connection of a client that has disconnected while its request continues. It is [mcp.Options.Left].
