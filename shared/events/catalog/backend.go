@@ -67,6 +67,11 @@ type BackendTypes struct {
 	Refused string `json:"refused,omitempty"`
 }
 
+// IsUnprintable reports whether r is a control character, changes the direction of text, or stands for invalid Unicode.
+func IsUnprintable(r rune) bool {
+	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
+}
+
 // NewBackendEntry returns the catalog entry for a backend's event type. The error says why the type cannot be used.
 func NewBackendEntry(backend string, types BackendTypes, t BackendType) (*Entry, error) {
 	name := types.Prefix + t.Name
@@ -75,9 +80,7 @@ func NewBackendEntry(backend string, types BackendTypes, t BackendType) (*Entry,
 		return nil, fault.New(fault.Invalid, "the name is not of letters, digits, - and _ in parts separated by dots, at most 128 bytes")
 	case len(t.Title) > 200 || len(t.Description) > 4000:
 		return nil, fault.New(fault.Invalid, "the title or the description is too long")
-	case strings.ContainsFunc(t.Title, func(r rune) bool {
-		return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
-	}):
+	case strings.ContainsFunc(t.Title, IsUnprintable):
 		return nil, fault.New(fault.Invalid, "the title has control characters")
 	}
 	e := &Entry{

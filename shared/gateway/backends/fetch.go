@@ -6,8 +6,8 @@ import (
 	"errors"
 	"strings"
 	"time"
-	"unicode"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
@@ -205,7 +205,7 @@ func isPrintable(entry json.RawMessage) bool {
 		switch strings.ToLower(string(key)) {
 		case "name", "title", "uri", "uritemplate":
 			text, _ := jsonrpc.String(value)
-			if strings.ContainsFunc(text, isUnprintable) {
+			if strings.ContainsFunc(text, catalog.IsUnprintable) {
 				return false
 			}
 		case "annotations":
@@ -215,11 +215,6 @@ func isPrintable(entry json.RawMessage) bool {
 		}
 	}
 	return true
-}
-
-// isUnprintable reports whether r is a control character, changes the direction of text, or stands for invalid Unicode.
-func isUnprintable(r rune) bool {
-	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
 // cachingHints returns the caching hints in a page of a list (2026-07-28, Caching). The parameter own is the gateway's own limit
