@@ -137,13 +137,6 @@ type watchedStore struct {
 	store.Watcher
 }
 
-// unorderedStore hides that a store orders commits, so that writers stamp as they do on DynamoDB.
-type unorderedStore struct{ store.DB }
-
-func (unorderedStore) Stamps() bool { return false }
-func (unorderedStore) Local() bool  { return false }
-func (unorderedStore) End() int64   { return 0 }
-
 // lineSender is the queues as a process reaches them.
 type lineSender struct {
 	queue.Sender

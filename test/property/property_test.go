@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -93,7 +94,7 @@ func TestEveryEventReachesEverySubscriber(t *testing.T) {
 		s.delay = func() time.Duration { return time.Duration(rand.Int64N(int64(30 * time.Millisecond))) }
 		s.shared = func(t *testing.T) store.DB {
 			db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
-			return unorderedStore{db}
+			return storetest.Unordered{DB: db}
 		}
 		s.attempts = delivery.Options{Concurrency: 64}
 		schedules(t, 5*time.Second, inBubble(s, bubbled))

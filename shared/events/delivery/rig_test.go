@@ -53,8 +53,7 @@ type mortal struct {
 	r *rig
 }
 
-func (m mortal) Stamps() bool { return m.DB.Stamps() && !m.r.unordered }
-func (m mortal) Local() bool  { return m.DB.Local() && !m.r.unordered }
+func (m mortal) Local() bool { return m.DB.Local() && !m.r.unordered }
 
 func (m mortal) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
 	m.r.enter(ctx)

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -127,7 +128,7 @@ func TestAnEventIsLookedFor(t *testing.T) {
 // together have each event once.
 func TestALimitCountsEvents(t *testing.T) {
 	const batches, size = 5, 7
-	for name, db := range map[string]store.DB{"ordered": memory(t), "writers stamp": unordered{memory(t)}} {
+	for name, db := range map[string]store.DB{"ordered": memory(t), "writers stamp": storetest.Unordered{DB: memory(t)}} {
 		t.Run("OPS-19 "+name, func(t *testing.T) {
 			now := time.Now()
 			log := &eventlog.Log{DB: db, Now: func() time.Time { return now }}
@@ -229,17 +230,11 @@ func TestTheLongestOfConcurrentRenewalsHolds(t *testing.T) {
 	}
 }
 
-// stampless is a store whose writers stamp, like DynamoDB, so that the test chooses the time.
-type stampless struct{ store.DB }
-
-func (stampless) Stamps() bool { return false }
-func (stampless) Local() bool  { return false }
-
 func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) {
 	const children = 1000
 	midnight := time.Now().UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
 	var now time.Time
-	log := &eventlog.Log{DB: stampless{memory(t)}, Retention: 24 * time.Hour, Now: func() time.Time { return now }}
+	log := &eventlog.Log{DB: storetest.Unordered{DB: memory(t)}, Retention: 24 * time.Hour, Now: func() time.Time { return now }}
 	recorded := map[string]int{}
 	// publish appends an event of each sub-resource and returns how many of them fanout would record.
 	publish := func(at time.Time) (n int) {

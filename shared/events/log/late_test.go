@@ -19,20 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
-
-// unordered is a store that does not stamp: like DynamoDB.
-type unordered struct{ store.DB }
-
-func (unordered) Stamps() bool { return false }
-func (unordered) Local() bool  { return false }
 
 // A writer may die over an append that took longer than the bound. Its batch
 // comes again, and must get a key that readers have not passed.
 func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	now := time.Now()
-	log := &eventlog.Log{DB: unordered{memory(t)}, Now: func() time.Time { return now }}
+	log := &eventlog.Log{DB: storetest.Unordered{DB: memory(t)}, Now: func() time.Time { return now }}
 	const uri = "event://ci/build-finished"
 	events := []event.Event{{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}}
 	write := func() {
@@ -57,7 +52,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 // such events must not make the next one begin behind both.
 func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 	now := time.Now()
-	log := &eventlog.Log{DB: unordered{memory(t)}, Now: func() time.Time { return now }}
+	log := &eventlog.Log{DB: storetest.Unordered{DB: memory(t)}, Now: func() time.Time { return now }}
 	const many = 250
 	for i := range many {
 		e := event.Event{Workspace: "default", ID: fmt.Sprint(i), URI: "event://ci/x", Data: []byte(`{}`)}
@@ -72,7 +67,7 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 
 // The texts of these events around their payloads are as long as they may be, and together the events nearly fill a segment.
 func TestEventsWithLongTextsFitIntoASegment(t *testing.T) {
-	log := &eventlog.Log{DB: unordered{memory(t)}}
+	log := &eventlog.Log{DB: storetest.Unordered{DB: memory(t)}}
 	const many, uri, size = 10, "event://ci/x", (store.MaxItem - 4<<10) / 10
 	var events []event.Event
 	for i := range many {
@@ -88,7 +83,7 @@ func TestEventsWithLongTextsFitIntoASegment(t *testing.T) {
 
 // After a rollback, a partition has an item of a later release between two events.
 func TestReadersThatDoNotWaitPassAnItemOfALaterRelease(t *testing.T) {
-	for name, db := range map[string]store.DB{"ordered": memory(t), "writers stamp": unordered{memory(t)}} {
+	for name, db := range map[string]store.DB{"ordered": memory(t), "writers stamp": storetest.Unordered{DB: memory(t)}} {
 		t.Run("EVX-26 "+name, func(t *testing.T) {
 			now := time.Now()
 			log := &eventlog.Log{DB: db, Now: func() time.Time { return now }}
@@ -317,15 +312,11 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 
 // stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.
 type stamping struct {
-	store.DB
+	storetest.Unordered
 	mu         sync.Mutex
 	reads      int
 	partitions map[string]int // segments written
 }
-
-func (s *stamping) Stamps() bool { return false }
-func (s *stamping) Local() bool  { return false }
-func (s *stamping) End() int64   { return 0 }
 
 func (s *stamping) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	s.mu.Lock()
@@ -345,7 +336,7 @@ func (s *stamping) Write(ctx context.Context, ops ...store.Op) error {
 
 func logOf(t *testing.T) (*stamping, *eventlog.Log) {
 	db := memory(t)
-	s := &stamping{DB: db, partitions: map[string]int{}}
+	s := &stamping{Unordered: storetest.Unordered{DB: db}, partitions: map[string]int{}}
 	return s, &eventlog.Log{DB: s}
 }
 
@@ -442,17 +433,6 @@ func fnv32(s string) uint32 {
 	return h.Sum32()
 }
 
-// patient is a store like DynamoDB whose writes take a while.
-type patient struct {
-	unordered
-	took time.Duration
-}
-
-func (p patient) Write(ctx context.Context, ops ...store.Op) error {
-	time.Sleep(p.took)
-	return p.unordered.Write(ctx, ops...)
-}
-
 // A function may run for seconds only. If the time of a batch grew with its size, a slow store would keep a full batch from
 // ever being appended.
 func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesHardlyLongerThanOneEvent(t *testing.T) {
@@ -461,7 +441,7 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 		t.Run("EVX-26 "+name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db := memory(t)
-				log := &eventlog.Log{DB: patient{unordered: unordered{db}, took: 300 * time.Millisecond}}
+				log := &eventlog.Log{DB: storetest.Slow{Unordered: storetest.Unordered{DB: db}, Took: 300 * time.Millisecond}}
 				began := time.Now()
 				expect.OK(t, log.AppendPatterns(t.Context(), eventlog.Appended{}, numbered(0, 10), patterns, ofType))
 				if took := time.Since(began); took >= 600*time.Millisecond {

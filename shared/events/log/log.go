@@ -204,7 +204,7 @@ func (l *Log) GivenAt(at int64) int64 {
 
 // TotalOrder reports whether the store stamps keys. If it does, the keys of all partitions grow in the order of commits, and
 // all copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
-func (l *Log) TotalOrder() bool { return l.DB.Stamps() }
+func (l *Log) TotalOrder() bool { return l.DB.Local() }
 
 // PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true,
 // they include the URI's own partition, which has the events from before the type became unordered.

@@ -262,7 +262,7 @@ func partitionOf(t *testing.T, r *rig, pattern match.Pattern, id string) eventlo
 func breakItem(t *testing.T, r *rig, p eventlog.Partition, value string) {
 	t.Helper()
 	broken := store.Item{Key: store.Key{Table: store.Log, Partition: p.Name(), Sort: store.AtCommit}, Value: []byte(value)}
-	if !r.db.Stamps() {
+	if !r.db.Local() {
 		broken.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro())
 	}
 	expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))

@@ -129,7 +129,7 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnShardOfAPolledWildcardOnly(t *testi
 				pollAll()
 				missing := func(ids []string) (out []string) {
 					for _, id := range ids {
-						if got[id] == 0 || got[id] > 1 && r.db.Stamps() {
+						if got[id] == 0 || got[id] > 1 && r.db.Local() {
 							out = append(out, fmt.Sprint(id, ": ", got[id], " times"))
 						}
 					}
@@ -174,7 +174,7 @@ func laterSegment(t *testing.T, r *rig, p eventlog.Partition) (readable store.It
 	elsewhere.append([]event.Event{occurrence("later", ownPattern.Key)})
 	later := newest(elsewhere, own)
 	later.Partition, later.Value, later.Sort = p.Name(), []byte(`{"v":2}`), store.AtCommit
-	if !r.db.Stamps() {
+	if !r.db.Local() {
 		later.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro()+1000)
 	}
 	expect.OK(t, r.db.Write(t.Context(), store.Put(later)))

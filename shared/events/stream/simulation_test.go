@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -43,7 +44,7 @@ func (w world) run(t *testing.T) outcome {
 	t.Helper()
 	var res outcome
 	synctest.Test(t, func(t *testing.T) {
-		db := dynamo{embedded(t), w.delay}
+		db := dynamo{storetest.Unordered{DB: embedded(t)}, w.delay}
 		sealer := sealer(t)
 		clock := func(skew time.Duration) func() time.Time {
 			return func() time.Time { return time.Now().Add(skew) }
@@ -554,7 +555,7 @@ func TestAFastReaderThatCatchesUpIsNotTooSlow(t *testing.T) {
 				r := over(t, open(t))
 				r.tails.LimitWaiting(40)
 				writers := []*eventlog.Log{r.log, r.log}
-				if !r.db.Stamps() {
+				if !r.db.Local() {
 					for _, skew := range []time.Duration{eventlog.MaxSkew, -eventlog.MaxSkew} {
 						writers = append(writers, &eventlog.Log{DB: r.db, Now: func() time.Time { return time.Now().Add(skew) }})
 					}

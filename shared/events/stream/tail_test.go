@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -75,7 +76,7 @@ func embedded(t *testing.T) store.DB {
 // slowest returns a store like DynamoDB, whose writes take up to the given time.
 func slowest(d time.Duration) func(*testing.T) store.DB {
 	return func(t *testing.T) store.DB {
-		return dynamo{embedded(t), func(string) time.Duration { return upTo(d) }}
+		return dynamo{storetest.Unordered{DB: embedded(t)}, func(string) time.Duration { return upTo(d) }}
 	}
 }
 
@@ -167,13 +168,9 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 
 // dynamo is a store like DynamoDB as the log sees it: not ordered, with small pages, and with puts that take their time.
 type dynamo struct {
-	store.DB
+	storetest.Unordered
 	delay func(partition string) time.Duration
 }
-
-func (dynamo) Stamps() bool { return false }
-func (dynamo) Local() bool  { return false }
-func (dynamo) End() int64   { return 0 }
 
 func (d dynamo) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	q.Limit = min(q.Limit, 3) // polls take several pages
@@ -394,7 +391,7 @@ func TestPollsOfAWildcardWhileEventsAreCommittedBetweenTheReadsOfItsShards(t *te
 						}
 						repeated += max(0, got[id]-1)
 					}
-					if skipped > 0 || repeated > 0 && r.db.Stamps() {
+					if skipped > 0 || repeated > 0 && r.db.Local() {
 						t.Errorf("of %d events, polls skipped %d and repeated %d, want 0 and 0", len(published), skipped, repeated)
 					}
 				})

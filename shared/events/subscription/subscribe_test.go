@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -293,13 +294,6 @@ func (e slowEndpoint) Verify(context.Context, string, string, []byte) error {
 	return nil
 }
 
-// stampedByWriters is a store that does not order commits.
-type stampedByWriters struct{ store.DB }
-
-func (stampedByWriters) Stamps() bool { return false }
-func (stampedByWriters) Local() bool  { return false }
-func (stampedByWriters) End() int64   { return 0 }
-
 // The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
 // no gap, however long it is and whatever is published then.
 func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(t *testing.T) {
@@ -311,7 +305,7 @@ func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(
 			}}
 		},
 		"EVX-11 ten seconds where writers stamp": func(f *fixture, log *eventlog.Log) {
-			log.DB = stampedByWriters{log.DB}
+			log.DB = storetest.Unordered{DB: log.DB}
 			var late time.Duration
 			log.Now = func() time.Time { return time.Now().Add(late) }
 			f.Registrar.Targets = slowEndpoint{f.outside, func() { late += 10 * time.Second }}

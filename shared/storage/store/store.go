@@ -95,17 +95,14 @@ type DB interface {
 	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Stamps reports whether the store supports [AtCommit] and so numbers items in the order of their commits. Then a reader
-	// that sees an item also sees all items with smaller stamps.
-	Stamps() bool
+	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
+	// Then callers can keep locks in memory, and can afford more reads and writes. The store also supports [AtCommit], so it numbers
+	// items in the order of their commits. A reader that sees an item also sees all items with smaller stamps.
+	Local() bool
 
 	// End returns the greatest committed stamp. Readers see every item with a stamp up to it, and every later stamp is greater,
-	// even if the clock is set back. It is 0 for a store without stamps.
+	// even if the clock is set back. It is 0 for a store that is not local.
 	End() int64
-
-	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
-	// Then callers can keep locks in memory, and can afford more reads and writes.
-	Local() bool
 
 	Close() error
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -163,7 +164,7 @@ func TestConcurrentReplays(t *testing.T) {
 		// begun runs a function while a request is being accepted.
 		begun := func(t *testing.T, then func(f *fixture, at int64)) (f *fixture, at int64) {
 			f = replayed(t)
-			f.Seen = ingest.NewSeen(unordered{f.Seen.DB})
+			f.Seen = ingest.NewSeen(storetest.Unordered{DB: f.Seen.DB})
 			at = f.now.Unix()
 			first := f.Seen
 			f.Publisher = &meanwhile{f.Publisher, func() {
@@ -206,7 +207,7 @@ func TestConcurrentReplays(t *testing.T) {
 	t.Run("SRC-05 given a process that died while accepting a request, another process accepts it again, and its replays a minute later", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
-		f.Seen = ingest.NewSeen(unordered{f.Seen.DB})
+		f.Seen = ingest.NewSeen(storetest.Unordered{DB: f.Seen.DB})
 		f.Publisher = &meanwhile{f.Publisher, func() {
 			f.Seen = ingest.NewSeen(f.Seen.DB)
 			f.wants(t, signedRequest("timed", "d-2", body, at), 503, ``, ingest.Unavailable)
@@ -231,12 +232,6 @@ func TestConcurrentReplays(t *testing.T) {
 }
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
-
-// unordered makes a store behave like DynamoDB where code asks whether writes are ordered or several processes share the store.
-type unordered struct{ store.DB }
-
-func (unordered) Stamps() bool { return false }
-func (unordered) Local() bool  { return false }
 
 // recorded records an outcome at each of the times, and returns the records that were kept.
 func recorded(t *testing.T, db store.DB, keep string, kind ingest.Kind, times ...time.Time) []ingest.Record {
@@ -300,7 +295,7 @@ func TestRecords(t *testing.T) {
 			db := open(t)
 			under := db
 			if !x.file {
-				db = unordered{db}
+				db = storetest.Unordered{DB: db}
 			}
 			got := recorded(t, db, x.keep, x.kind, x.times...)
 			if len(got) != x.kept || x.kept > 0 && got[0].Omitted != x.omitted {
@@ -315,7 +310,7 @@ func TestRecords(t *testing.T) {
 		})
 	}
 	t.Run("SRC-05 the records of a flood from many sources are limited in total", func(t *testing.T) {
-		db := unordered{open(t)}
+		db := storetest.Unordered{DB: open(t)}
 		r := ingest.NewOutcomeLog(db, "", nil, nil)
 		n := 0
 		for i := range 100 {

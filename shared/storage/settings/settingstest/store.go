@@ -39,10 +39,7 @@ func (s *Store) Reads(sort string) int {
 	return n
 }
 
-// Stamps and Local report false, as the store in DynamoDB does.
-func (s *Store) Stamps() bool { return false }
-
-// Local implements [store.DB].
+// Local reports false, as the store in DynamoDB does.
 func (s *Store) Local() bool { return false }
 
 // Get implements [store.DB].

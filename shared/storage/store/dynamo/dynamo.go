@@ -62,10 +62,7 @@ func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	return db
 }
 
-// Stamps reports false, because DynamoDB gives no order of commits.
-func (db *DB) Stamps() bool { return false }
-
-// Local reports false, because all functions share the tables.
+// Local reports false, because all functions share the tables, and DynamoDB gives no order of commits.
 func (db *DB) Local() bool { return false }
 
 // End returns 0, because this store does not support stamps.

@@ -143,9 +143,6 @@ func (*setup) Done(error) {}
 // Engine returns the file and its writer, which queue/sqlite shares.
 func (db *DB) Engine() *engine.Engine { return db.engine }
 
-// Stamps reports true, because the store has one writer.
-func (db *DB) Stamps() bool { return true }
-
 // Local reports true, because the process owns the file.
 func (db *DB) Local() bool { return true }
 

@@ -180,7 +180,7 @@ var watchCases = []testCase{
 		case <-time.After(deadline):
 			b.Fatal("the watcher was not notified of WriteAll")
 		}
-		if b.db.Stamps() {
+		if b.db.Local() {
 			expect.Equal(b, "the stamp before the first one", written(), 0)
 			b.write(stamped(b, "p", 1))
 			if n := written(); n == 0 || n != b.db.End() {

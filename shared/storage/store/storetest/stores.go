@@ -102,11 +102,11 @@ func (f *Faulty) WriteAll(ctx context.Context, ops ...store.Op) error {
 // Unordered is a store like DynamoDB: it does not stamp keys, and other processes write to it, too.
 type Unordered struct{ store.DB }
 
-// Stamps implements [store.DB].
-func (Unordered) Stamps() bool { return false }
-
 // Local implements [store.DB].
 func (Unordered) Local() bool { return false }
+
+// End implements [store.DB].
+func (Unordered) End() int64 { return 0 }
 
 // Slow is an [Unordered] store in which each Get, Query and Write takes the time Took.
 type Slow struct {

@@ -56,12 +56,12 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// ifStamps returns cases that run only on stores whose [store.DB.Stamps] returns stamps.
+// ifStamps returns cases that run only on stores whose [store.DB.Local] returns stamps.
 func ifStamps(stamps bool, cases []testCase) []testCase {
 	var out []testCase
 	for _, c := range cases {
 		out = append(out, testCase{c.name, func(b *bench) {
-			if b.db.Stamps() == stamps {
+			if b.db.Local() == stamps {
 				c.run(b)
 			}
 		}})
