@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
@@ -131,7 +132,11 @@ func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {
 	if cfg == nil || err != nil {
 		return err
 	}
-	return cfg.Locate(ingest.CheckSources(cat, c.Workspace, cfg.Sources))
+	err = ingest.CheckSources(cat, c.Workspace, cfg.Sources)
+	if events := cfg.Conversation.Events; events.Any() && events.Workspace == c.Workspace {
+		err = errors.Join(err, conversation.CheckCatalog(cat, events))
+	}
+	return cfg.Locate(err)
 }
 
 func printChanges(w io.Writer, changes []catalog.Change) {

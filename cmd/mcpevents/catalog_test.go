@@ -73,10 +73,12 @@ func TestCatalogCheckWithConfig(t *testing.T) {
 	file := func(name, text string) string { return writeFile(t, filepath.Join(dir, name), text) }
 	catalog := file("catalog.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
 	for name, tt := range map[string]struct{ config, want string }{
-		"it is good":                    {"sources: [{name: x, from: sns, events: [{name: a.b}]}]", ""},
-		"of another workspace":          {"sources: [{name: x, from: sns, workspace: other, events: [{name: a.c}]}]", ""},
-		"a mistake in it":               {"sources:\n- {name: x, from: sns, events: [{name: a.b, data: $.Message}]}", "config.yaml:2: source x: events: data: "},
-		"an event type that is missing": {"sources:\n- name: x\n  from: sns\n  events: [{name: a.c}]", "config.yaml: line 4: source x: a.c is not an event type"},
+		"it is good":                     {"sources: [{name: x, from: sns, events: [{name: a.b}]}]", ""},
+		"of another workspace":           {"sources: [{name: x, from: sns, workspace: other, events: [{name: a.c}]}]", ""},
+		"a mistake in it":                {"sources:\n- {name: x, from: sns, events: [{name: a.b, data: $.Message}]}", "config.yaml:2: source x: events: data: "},
+		"CNV-07 events of conversations": {"conversation: {userMessages: true, events: {userMessage: true}}", "declares no event type with the URI event://conversation/user-message"},
+		"CNV-07 conversations elsewhere": {"conversation: {userMessages: true, events: {userMessage: true, workspace: other}}", ""},
+		"an event type that is missing":  {"sources:\n- name: x\n  from: sns\n  events: [{name: a.c}]", "config.yaml: line 4: source x: a.c is not an event type"},
 	} {
 		t.Run("SRC-01 "+name, func(t *testing.T) {
 			code, out, errs := command(t, "", "catalog", "check", catalog, "--config", file("config.yaml", tt.config))
