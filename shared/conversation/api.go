@@ -33,7 +33,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -74,7 +73,7 @@ func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provid
 		return nil, nil, err
 	}
 	visible := slices.DeleteFunc(now.listVisible(ctx, p), func(v *provider) bool { return len(v.kinds) == 0 })
-	given, err := s.consents.list(ctx, p.Workspace, p.ID)
+	given, err := s.readConsents(ctx, p.Workspace, p.ID)
 	return visible, given, err
 }
 
@@ -105,7 +104,7 @@ func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string
 	}
 	item.Principal, item.Provider = p.ID, name
 	item.Given, item.At, item.By = give, time.Now().UTC().Truncate(time.Millisecond), by
-	if err := s.consents.write(ctx, p.Workspace, item); err != nil {
+	if err := s.writeConsent(ctx, p.Workspace, item); err != nil {
 		return nil, err
 	}
 	given[name] = item
@@ -206,7 +205,7 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }
 
-// consents stores consents as items:
+// The store has consents as items:
 //
 //	table subscriptions, consent#WORKSPACE#HASH(principal)
 //	  p#PROVIDER   the principal's latest decision about a provider
@@ -216,10 +215,6 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 // These items do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
 // destination, and the kinds of messages that the provider received when the consent was given. So the principal has to consent
 // again if the provider gets a new URL or receives a new kind of message.
-type consents struct {
-	db     store.DB
-	broken *metric.Undecodable
-}
 
 // Consent is a decision about one provider.
 type Consent struct {
@@ -258,7 +253,7 @@ func hashedConsentKey(workspace, principalHash, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "consent#" + workspace + "#" + principalHash, Sort: "p#" + provider}
 }
 
-// markKey returns the key of the item that marks an operator's decision for a principal (see [consents]). The key contains both ids only
+// markKey returns the key of the item that marks an operator's decision for a principal. The key contains both ids only
 // as hashes, so an erasure of the principal's data need not delete the item.
 func markKey(workspace, operator, principal, provider string) store.Key {
 	return store.Key{
@@ -297,13 +292,13 @@ func hashStrings(parts ...string) string {
 	return encodeHash(b)
 }
 
-// list reads all consents of a principal with strong consistency, and returns them by provider.
-func (c consents) list(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
+// readConsents reads all consents of a principal with strong consistency, and returns them by provider.
+func (s *Service) readConsents(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
 	out := map[string]consentItem{}
-	err := store.Each(ctx, c.db, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
+	err := store.Each(ctx, s.options.DB, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
 		var item consentItem
 		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
-			c.broken.Add(ctx, "consent") // count it; readers treat such a consent as not given
+			s.broken.Add(ctx, "consent") // count it; readers treat such a consent as not given
 			return nil
 		}
 		out[item.Provider] = item
@@ -312,7 +307,7 @@ func (c consents) list(ctx context.Context, workspace, principal string) (map[st
 	return out, err
 }
 
-func (c consents) write(ctx context.Context, workspace string, item consentItem) error {
+func (s *Service) writeConsent(ctx context.Context, workspace string, item consentItem) error {
 	item.V = consentVersion
 	// Each decision gets a new version, so that Unname does not overwrite a later decision.
 	ops := []store.Op{store.Put(store.Item{
@@ -321,7 +316,7 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	if item.By != item.Principal {
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, item.By, item.Principal, item.Provider)}))
 	}
-	return fault.Wrap(fault.Unavailable, c.db.Write(ctx, ops...), "write a consent")
+	return fault.Wrap(fault.Unavailable, s.options.DB.Write(ctx, ops...), "write a consent")
 }
 
 func (i consentItem) covers(to string, kind Kind) bool {

@@ -76,13 +76,14 @@ type Options struct {
 
 // Service forwards messages to the providers to which callers consented. It is safe for concurrent use.
 type Service struct {
-	options  Options
-	consents consents
-	secrets  *secrets
-	running  sync.WaitGroup
-	ending   context.Context // the context of work that continues after the response; it ends with Close
-	end      context.CancelFunc
-	missing  metric.Tally
+	options Options
+	broken  *metric.Undecodable
+	names   []byte      // the key for pseudonyms of principals
+	aead    cipher.AEAD // for contexts
+	running sync.WaitGroup
+	ending  context.Context // the context of work that continues after the response; it ends with Close
+	end     context.CancelFunc
+	missing metric.Tally
 
 	mu        sync.Mutex
 	set       *set
@@ -106,15 +107,19 @@ func New(o Options) (*Service, error) {
 		o.Secrets = secret.FromEnvironment
 	}
 	o.Log = cmp.Or(o.Log, slog.Default())
+	names, err := hkdf.Key(sha256.New, o.Key, nil, "mcpevents conversation principals", 32)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of principals")
+	}
+	aead, err := opaque.NewCipher(o.Key, "mcpevents conversation contexts")
+	if err != nil {
+		return nil, err
+	}
 	s := &Service{
-		options: o, consents: consents{o.DB, metric.NewUndecodable(o.Log)}, preparing: map[preparation]bool{},
+		options: o, broken: metric.NewUndecodable(o.Log), names: names, aead: aead, preparing: map[preparation]bool{},
 		missing: metric.Tally{Name: MetricMissing, Text: "provider context missing", Log: o.Log},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
-	var err error
-	if s.secrets, err = newSecrets(o.Key); err != nil {
-		return nil, err
-	}
 	return s, nil
 }
 
@@ -194,7 +199,7 @@ func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal,
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
 		return nil, nil
 	}
-	given, err := s.consents.list(ctx, p.Workspace, p.ID)
+	given, err := s.readConsents(ctx, p.Workspace, p.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -505,21 +510,6 @@ func (s *Service) askBackend(p *provider, name string) asker {
 // metaPrincipal is the key in _meta under which a backend receives the caller's principal id or pseudonym.
 const metaPrincipal = "io.github.mcp-events/principal"
 
-// secrets holds keys that are derived from the deployment's key.
-type secrets struct {
-	names []byte      // for pseudonyms of principals
-	aead  cipher.AEAD // for contexts
-}
-
-func newSecrets(key []byte) (*secrets, error) {
-	names, err := hkdf.Key(sha256.New, key, nil, "mcpevents conversation principals", 32)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the key of principals")
-	}
-	aead, err := opaque.NewCipher(key, "mcpevents conversation contexts")
-	return &secrets{names, aead}, err
-}
-
 // nameFor returns the principal id for a provider that may see it. Any other provider gets a pseudonym, which is always
 // the same for this provider, but different for every other one.
 func (s *Service) nameFor(p *provider, caller auth.Principal) string {
@@ -527,19 +517,19 @@ func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 		return url.PathEscape(caller.ID) // a header does not allow other characters
 	}
 	text, _ := json.Marshal([]string{p.to, caller.Workspace, caller.ID}) // strings always encode
-	mac := hmac.New(sha256.New, s.secrets.names)
+	mac := hmac.New(sha256.New, s.names)
 	mac.Write(text)
 	return opaque.Encode(mac.Sum(nil))
 }
 
 // Seal encrypts a context before it is written to the event log. Only [Service.Open] with the same principal can decrypt it.
 func (s *Service) Seal(p auth.Principal, text []byte) []byte {
-	return s.secrets.aead.Seal(nil, nil, text, encodeOwner(p))
+	return s.aead.Seal(nil, nil, text, encodeOwner(p))
 }
 
 // Open decrypts the result of [Service.Seal].
 func (s *Service) Open(p auth.Principal, sealed []byte) ([]byte, error) {
-	text, err := s.secrets.aead.Open(nil, nil, sealed, encodeOwner(p))
+	text, err := s.aead.Open(nil, nil, sealed, encodeOwner(p))
 	return text, fault.Wrap(fault.Internal, err, "open a context")
 }
 

@@ -397,7 +397,7 @@ func TestAnUndecodableConsentIsNone(t *testing.T) {
 		r.say()
 		r.wasAsked("fast", 1)
 		r.wasAsked("slow", 0)
-		expect.Equal(t, "broken items that were counted", r.consents.broken.Count("consent"), 1)
+		expect.Equal(t, "broken items that were counted", r.broken.Count("consent"), 1)
 	})
 }
 

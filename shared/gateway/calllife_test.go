@@ -604,4 +604,3 @@ func TestStatesOfACall(t *testing.T) {
 		})
 	}
 }
-

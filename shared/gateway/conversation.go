@@ -48,8 +48,8 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 
 // isRefusal reports whether the message or its caller is to blame for a failure, and not the backend, which other callers can still use.
 func isRefusal(err error) bool {
-	_, noToken := errors.AsType[*backends.TokenError](err)
-	return noToken || upstream.StatusOf(err)/100 == 4 || fault.Is(err, fault.Exhausted) ||
+	unsent, _ := errors.AsType[*upstream.UnsentError](err)
+	return unsent != nil && unsent.NoToken || upstream.StatusOf(err)/100 == 4 || fault.Is(err, fault.Exhausted) ||
 		errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 

@@ -202,9 +202,6 @@ func (x *exchange) stateBinding() []byte {
 
 // unsentError returns the part of err that tells the caller why a request was not sent, or nil if the request may have been sent.
 func unsentError(err error) error {
-	if lacks, ok := errors.AsType[*backends.TokenError](err); ok {
-		return lacks
-	}
 	if unsent, ok := errors.AsType[*upstream.UnsentError](err); ok {
 		return unsent
 	}

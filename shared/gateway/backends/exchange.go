@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
@@ -73,28 +74,11 @@ type exchanges struct {
 	failed atomic.Pointer[exchanged] // the last failure of the authorization server, or nil after a success
 }
 
-// TokenError means that a request was not sent because the gateway could not get a token for its caller. It wraps a fault with a text that
-// the caller may see.
-type TokenError struct {
-	public *fault.Error
-	cause  error
+func (b *Backend) noToken(kind fault.Kind, cause error, text string) *upstream.UnsentError {
+	return &upstream.UnsentError{Fault: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), Cause: cause, NoToken: true}
 }
 
-func (e *TokenError) Error() string {
-	if e.cause == nil {
-		return e.public.Message
-	}
-	return e.public.Message + ": " + e.cause.Error()
-}
-
-// Unwrap returns the fault first, so that errors.As finds it before a fault in the cause.
-func (e *TokenError) Unwrap() []error { return []error{e.public, e.cause} }
-
-func (b *Backend) noToken(kind fault.Kind, cause error, text string) *TokenError {
-	return &TokenError{public: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), cause: cause}
-}
-
-// exchangeToken returns the Authorization header for requests to the backend, given the caller's. The error is a [TokenError].
+// exchangeToken returns the Authorization header for requests to the backend, given the caller's. The error is an [upstream.UnsentError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
 	token, user, expires, ok := readToken(caller)
 	now := time.Now()
@@ -178,7 +162,7 @@ func (b *Backend) askExchange(token, user string) exchanged {
 		pause, user = refusedFor, ""
 	}
 	b.logExchange.Do(func() {
-		b.options.Log.Warn("token exchange failed", slog.String("backend", b.Name), slog.Any("error", e.cause))
+		b.options.Log.Warn("token exchange failed", slog.String("backend", b.Name), slog.Any("error", e.Cause))
 	})
 	return exchanged{err: e, until: now.Add(pause), user: user}
 }
@@ -235,8 +219,8 @@ var errorCode = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
 // judgeExchange returns the error for the caller, given the reason why the exchange failed. Texts of the authorization server are
 // dropped, because they may contain tokens.
-func (b *Backend) judgeExchange(err error) *TokenError {
-	unavailable := func(cause error) *TokenError {
+func (b *Backend) judgeExchange(err error) *upstream.UnsentError {
+	unavailable := func(cause error) *upstream.UnsentError {
 		return b.noToken(fault.Unavailable, cause, "the authorization server gives no tokens for backend %s now; try again")
 	}
 	refused, ok := errors.AsType[*oauth2.RetrieveError](err)

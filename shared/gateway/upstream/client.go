@@ -153,7 +153,7 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 			return nil, unsent
 		}
 		if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" && ctx.Err() == nil {
-			return nil, &UnsentError{fault.New(fault.Unavailable, "backend %s cannot be reached", c.Observer.Name), err}
+			return nil, &UnsentError{Fault: fault.New(fault.Unavailable, "backend %s cannot be reached", c.Observer.Name), Cause: err}
 		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
@@ -167,11 +167,13 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	return resp, nil
 }
 
-// UnsentError reports that a request was not sent, because the backend does not run or cannot be reached. The text of Fault may be shown to
-// the MCP client, and Cause, which may be nil, is for the log.
+// UnsentError reports that a request was not sent, because the backend does not run or cannot be reached, or because there are no
+// credentials for its caller. The text of Fault may be shown to the MCP client, and Cause, which may be nil, is for the log.
 type UnsentError struct {
 	Fault *fault.Error
 	Cause error
+	// NoToken is true if the gateway could not get a token for the caller. Other callers can still use the backend.
+	NoToken bool
 }
 
 func (e *UnsentError) Error() string {
@@ -181,6 +183,7 @@ func (e *UnsentError) Error() string {
 	return e.Fault.Error() + ": " + e.Cause.Error()
 }
 
-func (e *UnsentError) Unwrap() error { return e.Fault }
+// Unwrap returns the fault first, so that errors.As finds it before a fault in the cause.
+func (e *UnsentError) Unwrap() []error { return []error{e.Fault, e.Cause} }
 
 func isSuccess(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }
