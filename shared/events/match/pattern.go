@@ -123,7 +123,8 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	}
 	if !strings.Contains(canonical, "*") {
 		for _, e := range cat.ListUnder(canonical) {
-			if vars := e.BindParent(canonical); e.ValidateParams(vars) == nil {
+			vars := e.BindParent(canonical)
+			if err = e.ValidateParams(vars); err == nil {
 				access = append(access, Access{e, vars})
 			}
 		}
@@ -134,7 +135,10 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 			})
 		}
 	}
-	if len(patterns) == 0 {
+	switch {
+	case len(patterns) == 0 && err != nil:
+		return nil, nil, fault.Wrap(fault.Invalid, err, "parameters of %s", canonical)
+	case len(patterns) == 0:
 		return nil, nil, fault.New(fault.Invalid, "unknown URI %.200q: no event type has it or a URI below it", canonical).
 			With(map[string]any{"uri": canonical})
 	}

@@ -71,6 +71,17 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// EVS-05: the error for a parent names the variables that its event types require, because clients see the event types in lists.
+func TestAParentLacksARequiredVariable(t *testing.T) {
+	cat := parse(t, `events:
+  - {name: order.shipped, uriTemplate: "event://orders/{order}/{region}", paramsSchema: {type: object, required: [region]}}
+`)
+	_, _, err := Resolve(cat, "event://orders/5")
+	expect.Fault(t, "the error", err, fault.Invalid, `the variables of order.shipped do not fit: lacks "region"`)
+	_, _, err = Resolve(cat, "event://carts")
+	expect.Fault(t, "the error", err, fault.Invalid, "unknown URI")
+}
+
 // TestLookupFindsWhatMatches holds the exact look-ups against the definition of
 // matching: an event has, under the shape of a pattern, the pattern's key just when it
 // matches the pattern.
