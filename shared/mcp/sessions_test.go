@@ -142,10 +142,30 @@ func TestSessionStream(t *testing.T) {
 		c := f.follow(bySession, uri)
 		f.sessionBased(bob, f.session(bob, spec.V20251125), spec.MethodSubscribe, `"uri":"`+uri+`"`).is(t, "bob's subscribe", 200, -32002)
 		id, _ := subscription.ParseURI(uri)
-		expect.OK(t, expect.ErrOf(f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)))
-		got := map[string]bool{c.next().says(): true, c.next().says(): true} // The order may vary.
-		if !got[uri+` {"state":"disabled"}`] || !got[spec.NoteResourcesChange] {
-			t.Errorf("got %v, want the state and %s", got, spec.NoteResourcesChange)
+		pause := func(on bool) func() (bool, error) {
+			return func() (bool, error) { return f.service.SetPaused(t.Context(), "default", "alice", id, on) }
+		}
+		disable := func() (bool, error) {
+			sub := expect.Value(f.service.Lookup(t.Context(), "default", "alice", id))(t)
+			return f.service.Disable(t.Context(), "default", "alice", id, "gone", sub.Resumed)
+		}
+		for _, step := range []struct {
+			change func() (bool, error)
+			state  subscription.State
+		}{{pause(true), subscription.Paused}, {pause(false), subscription.Active}, {pause(true), subscription.Paused}, {disable, subscription.Disabled}} {
+			expect.OK(t, expect.ErrOf(step.change()))
+			got := map[string]bool{c.next().says(): true, c.next().says(): true} // The order may vary.
+			if !got[uri+` {"state":"`+string(step.state)+`"}`] || !got[spec.NoteResourcesChange] {
+				t.Errorf("got %v, want the state %s and %s", got, step.state, spec.NoteResourcesChange)
+			}
+			var read struct {
+				State          subscription.State
+				DeliveryStatus struct{ Active bool }
+			}
+			f.readText(alice, uri, &read)
+			expect.Equal(t, "the state in the resource", read.State, step.state)
+			expect.Equal(t, "whether the server delivers", read.DeliveryStatus.Active, step.state == subscription.Active)
+			f.stateless(alice, spec.MethodResources, "").is(t, "the list", 200, 0, spec.OwnPrefix+`state":"`+string(step.state)+`"`)
 		}
 	})
 	run(t, "SES-04_the_newest_stream_takes_over", nil, func(t *testing.T, f *fixture) {

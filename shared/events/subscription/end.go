@@ -99,6 +99,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
+	var state State
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.isExpired(s.Store.now()) {
 			return noSubscription()
@@ -108,12 +109,13 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		}
 		now := s.Store.now()
 		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed, sub.Enabled = Active, "", 0, 0, SecondsOf(now), MicrosOf(now)
+		state = sub.EffectiveState()
 		return s.Store.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {
 		return false, err
 	}
-	s.notifySubscription(ctx, workspace, id, Active)
+	s.notifySubscription(ctx, workspace, id, state)
 	s.notifyPrincipal(ctx, workspace, principal)
 	return true, nil
 }
@@ -157,6 +159,7 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 // SetPaused pauses or resumes the deliveries of a subscription, and makes the writes in extra in the same transaction. changed is false
 // if the subscription had that state already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, extra ...store.Op) (changed bool, err error) {
+	var before, after State
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
 			return noSubscription()
@@ -164,14 +167,17 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 		if changed = (sub.Paused != 0) != paused; !changed {
 			return nil
 		}
+		before = sub.EffectiveState()
 		if paused {
 			sub.Paused = MicrosOf(s.Store.now())
 		} else {
 			sub.Paused, sub.Resumed = 0, SecondsOf(s.Store.now())
 		}
+		after = sub.EffectiveState()
 		return s.Store.update(ctx, sub, extra...)
 	})
-	if err == nil && changed {
+	if err == nil && changed && before != after {
+		s.notifySubscription(ctx, workspace, id, after)
 		s.notifyPrincipal(ctx, workspace, principal)
 	}
 	return changed, err

@@ -164,7 +164,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		return out, nil
 	}
 	if out.Refreshed, out.Resumed = true, have.State == Suspended; out.Resumed {
-		g.Service.notifySubscription(ctx, want.Workspace, want.ID, Active)
+		g.Service.notifySubscription(ctx, want.Workspace, want.ID, want.EffectiveState())
 	}
 	out.Status, err = statusOf(ctx, g.Service.Store.DB, want.Workspace, want.ID)
 	return out, err

@@ -397,7 +397,7 @@ type View struct {
 	Name      string
 	Created   time.Time
 	Until     time.Time
-	State     State
+	State     State // of [Subscription.EffectiveState]
 	Reason    string
 	Status    Status
 }
@@ -462,6 +462,6 @@ func (s *Subscription) isExpired(now time.Time) bool {
 func (s *Subscription) view() View {
 	return View{
 		ID: s.ID, Origin: s.Origin, EventURIs: s.EventURIs, Target: s.Target.URL, Name: s.Name,
-		Created: s.Created, Until: s.Until, State: s.State, Reason: s.Reason,
+		Created: s.Created, Until: s.Until, State: s.EffectiveState(), Reason: s.Reason,
 	}
 }
