@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,34 +103,6 @@ func TestAnExpiredItemIsAbsentForEveryOperation(t *testing.T) {
 			same(t, read(t, db, key), tt.want)
 		})
 	}
-}
-
-func TestACountMayCarryAnExpiry(t *testing.T) {
-	db := open(t)
-	at := db.clock.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	for i, op := range []store.Op{store.Add(key, map[string]int64{"n": 3}, nil), store.Add(key, map[string]int64{"n": 4}, nil)} {
-		op.Item.Expires = at.Add(time.Duration(i) * time.Minute)
-		write(t, db, op)
-	}
-	same(t, read(t, db, key), &store.Item{Key: key, Counts: map[string]int64{"n": 7}, Expires: at.Add(time.Minute)})
-}
-
-func TestConcurrentTransactionsOnACountAllApply(t *testing.T) {
-	db := open(t)
-	const writers = 8
-	var wg sync.WaitGroup
-	for i := range writers {
-		wg.Go(func() {
-			err := db.Write(t.Context(),
-				store.Add(key, map[string]int64{"n": 1}, map[string]int64{"n": writers}),
-				store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "w", Sort: fmt.Sprint(i)}}, store.Absent()))
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	same(t, read(t, db, key), &store.Item{Key: key, Counts: map[string]int64{"n": writers}})
 }
 
 const canceled = `{"__type":"com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
@@ -244,44 +215,6 @@ func TestAMissingTableIsAnErrorOfOurs(t *testing.T) {
 	_, err := db.Get(t.Context(), key)
 	expect.Equal(t, "the kind of the error", fault.KindOf(err), fault.Internal)
 	expect.Error(t, "the error", err)
-}
-
-func TestRangesOverExpiredItemsAndBothBounds(t *testing.T) {
-	db := open(t)
-	for i, sort := range []string{"a", "b", "c", "d", "e"} {
-		item := store.Item{Key: store.Key{Table: store.Log, Partition: "p", Sort: sort}}
-		if i == 1 || i == 2 {
-			item.Expires = db.clock.Now().Add(-time.Second)
-		}
-		write(t, db, store.Put(item))
-	}
-	tests := map[string]struct {
-		query store.Query
-		want  string
-		more  bool
-		last  string
-	}{
-		"all":                        {store.Query{}, "ade", false, "e"},
-		"expired at the end of page": {store.Query{Limit: 3}, "a", true, "c"},
-		"after and before":           {store.Query{After: "a", Before: "e"}, "d", false, "d"},
-		"after and before, reverse":  {store.Query{After: "a", Before: "e", Reverse: true, Limit: 1}, "d", true, "d"},
-		"before what does not exist": {store.Query{After: "Z", Before: "dd", Reverse: true, Limit: 1}, "d", true, "c"},
-		"until below before":         {store.Query{Until: "a", Before: "e"}, "a", false, "a"},
-		"nothing":                    {store.Query{After: "e", Until: "a"}, "", false, ""},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			tt.query.Table, tt.query.Partition = store.Log, "p"
-			page := expect.Value(db.Query(t.Context(), tt.query))(t)
-			var got string
-			for _, item := range page.Items {
-				got += item.Sort
-			}
-			if got != tt.want || page.More != tt.more || page.Last != tt.last {
-				t.Errorf("got %q, more %v, last %q; want %q, %v, %q", got, page.More, page.Last, tt.want, tt.more, tt.last)
-			}
-		})
-	}
 }
 
 // The suite has the limits that all stores have.
