@@ -232,32 +232,34 @@ func TestGivenALoadThatPanicsTheCallerGetsAnError(t *testing.T) {
 
 // Lambda freezes a process between invocations, also during a load.
 func TestGivenAProcessFrozenDuringALoadTheNextCallerLoadsAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var frozen time.Duration
-		s := &source{}
-		thawed := make(chan struct{})
-		v := refresh.New(refresh.Options{
-			Fresh: time.Second, Stale: time.Minute, EmptyBackoff: time.Minute, Now: func() time.Time { return time.Now().Add(frozen) },
-		}, func(ctx context.Context, old int) (int, error) {
-			if s.loads == 1 {
-				s.loads++
-				<-thawed
-				return 0, errDown
+	for _, later := range []error{nil, errors.New("the source does not answer")} {
+		synctest.Test(t, func(t *testing.T) {
+			var frozen time.Duration
+			s := &source{}
+			thawed := make(chan struct{})
+			v := refresh.New(refresh.Options{
+				Fresh: time.Second, Stale: time.Minute, EmptyBackoff: time.Minute, Now: func() time.Time { return time.Now().Add(frozen) },
+			}, func(ctx context.Context, old int) (int, error) {
+				if s.loads == 1 {
+					s.loads++
+					<-thawed
+					return 0, errDown
+				}
+				return s.load(ctx, old)
+			})
+			_, _ = v.Get(t.Context())
+			time.Sleep(time.Second)
+			var running sync.WaitGroup
+			start(t.Context(), v, &running)
+			s.err, frozen = later, time.Hour
+			next := start(t.Context(), v, &running)
+			close(thawed)
+			running.Wait()
+			if (next.value != 2) != (later != nil) || !errors.Is(next.err, later) {
+				t.Errorf("after an hour: got %+v; want 2 from another load, or its error %v", *next, later)
 			}
-			return s.load(ctx, old)
 		})
-		_, _ = v.Get(t.Context())
-		time.Sleep(time.Second)
-		var running sync.WaitGroup
-		start(t.Context(), v, &running)
-		frozen = time.Hour
-		next := start(t.Context(), v, &running)
-		close(thawed)
-		running.Wait()
-		if next.value != 2 || next.err != nil {
-			t.Errorf("after an hour: got %+v, want 2 from another load", *next)
-		}
-	})
+	}
 }
 
 // The monotonic clock may stand still while a process is frozen.
