@@ -211,33 +211,22 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 type Sealer struct {
 	DB store.DB
 
-	mu     sync.Mutex
-	sealer *webhook.Sealer
-	read   time.Time
+	once   sync.Once
+	public *refresh.Value[*webhook.Sealer]
 }
 
 // Seal implements targets.Sealer.
 func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error) {
-	sealer, err := s.current(ctx)
+	s.once.Do(func() {
+		s.public = refresh.New(refresh.Options{Name: "the public keyset", Fresh: reloadAfter}, func(ctx context.Context, _ *webhook.Sealer) (*webhook.Sealer, error) {
+			return Public(ctx, s.DB)
+		})
+	})
+	sealer, err := s.public.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return sealer.Seal(ctx, secret, b)
-}
-
-func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sealer != nil && time.Since(s.read) < reloadAfter {
-		return s.sealer, nil
-	}
-	began := time.Now()
-	sealer, err := Public(ctx, s.DB)
-	if err != nil {
-		return nil, err
-	}
-	s.sealer, s.read = sealer, began
-	return sealer, nil
 }
 
 // reloadAfter is how old a process's copy of a keyset may become. After that, a [Sealer] reads the stored keyset again
