@@ -75,7 +75,7 @@ type verdict struct {
 
 // judge decides whether a subscriber gets an event, for [visit.judge] and [single.judge]. right says which events the principal may receive.
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
-	ruling, err := judge.Judge{Switches: d.Switches}.Decide(ctx, right, sub, e)
+	ruling, err := judge.Decide(ctx, d.Switches, right, sub, e)
 	if err != nil {
 		return verdict{}, err
 	}

@@ -217,8 +217,8 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 	return list, nil
 }
 
-// explain finds the outcome for one subscription from the most certain source: the stored delivery, then the delivery log, and then the
-// [Judge], which decides as if the event arrived now. sub and del may be nil.
+// explain finds the outcome for one subscription from the most certain source: the stored delivery, then the delivery log, and then
+// [Decide], as if the event arrived now. sub and del may be nil.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {

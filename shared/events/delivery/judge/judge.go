@@ -1,7 +1,7 @@
 // Package judge decides whether a subscriber receives an event, and explains afterwards why it did or did not.
 //
-// Package delivery asks [Judge.Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription: from
-// the stored delivery, from the delivery log, or else from the same judge.
+// Package delivery calls [Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription: from the stored
+// delivery, from the delivery log, or else from the same decision.
 package judge
 
 import (
@@ -31,7 +31,7 @@ type Decision int
 
 // The decisions.
 const (
-	Undecided Decision = iota // [Judge.Decide] was not asked, for example because a filter had rejected the event
+	Undecided Decision = iota // [Decide] was not called, for example because a filter had rejected the event
 	Send
 	NotPermitted // the principal has no right to the event
 	TypeRemoved  // the event's type is no longer in the catalog, so its access rule is unknown
@@ -46,11 +46,9 @@ type Ruling struct {
 	Switch switches.Name
 }
 
-// Judge decides whether subscribers receive events. If Switches is nil, it never decides [Paused].
-type Judge struct{ Switches *switches.Set }
-
-// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights.
-func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
+// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights. If set is nil, no
+// delivery is [Paused].
+func Decide(ctx context.Context, set *switches.Set, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
 	may, err := right.MayReceive(ctx, e)
 	switch {
 	case errors.Is(err, review.ErrTypeRemoved):
@@ -63,10 +61,10 @@ func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription
 		return Ruling{Decision: Replayed}, nil
 	case sub.Suspended != 0:
 		return Ruling{Decision: Suspended}, nil
-	case j.Switches == nil:
+	case set == nil:
 		return Ruling{Decision: Send}, nil
 	}
-	which, err := j.Switches.FindPaused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
+	which, err := set.FindPaused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
 	switch {
 	case err != nil:
 		return Ruling{}, err
@@ -78,7 +76,7 @@ func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription
 	return Ruling{Decision: Send}, nil
 }
 
-// explainJudged explains an event without a stored delivery by asking the [Judge] what it would decide now. If the subscription was
+// explainJudged explains an event without a stored delivery by what [Decide] would decide now. If the subscription was
 // suspended or paused only after the event, explainJudged sets no outcome, because that does not explain why the event was not
 // delivered at its time.
 func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
@@ -128,7 +126,7 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 	return x.judgeEvent(ctx, s, o)
 }
 
-// judgeEvent asks [Judge.Decide] about an event that the subscription asks for, as dispatch does. If the subscription has no right to the
+// judgeEvent calls [Decide] for an event that the subscription asks for, as dispatch does. If the subscription has no right to the
 // event, judgeEvent sets the outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
@@ -144,7 +142,7 @@ func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Rul
 		return Ruling{}, err
 	}
 	subscriber := sub.Subscriber()
-	ruling, err := Judge{x.Switches}.Decide(ctx, right, &subscriber, s.Event.Event)
+	ruling, err := Decide(ctx, x.Switches, right, &subscriber, s.Event.Event)
 	switch {
 	case err != nil:
 	case ruling.Decision == NotPermitted:
