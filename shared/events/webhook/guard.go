@@ -504,20 +504,19 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.open }
 
-func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
-		if err := s.conns.acquire(x); err != nil {
-			return nil, err
-		}
-		x.markReached()
-		c, err := dial(ctx, network, address)
-		if err != nil {
-			s.conns.release()
-			return nil, err
-		}
-		return &conn{Conn: c, closed: s.conns.release, left: answerQuota}, nil
+// dial connects to an endpoint when the limit on open connections allows that.
+func (s *Sender) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
+	if err := s.conns.acquire(x); err != nil {
+		return nil, err
 	}
+	x.markReached()
+	c, err := s.guard.dialContext(ctx, network, address)
+	if err != nil {
+		s.conns.release()
+		return nil, err
+	}
+	return &conn{Conn: c, closed: s.conns.release, left: answerQuota}, nil
 }
 
 // MuteTransport keeps net/http's messages about endpoints out of the standard log, because an endpoint must not be able to fill our log

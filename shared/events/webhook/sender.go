@@ -82,7 +82,6 @@ type Sender struct {
 	now       func() time.Time
 	targets   *bounded.Map[string, *url.URL]
 	conns     *connLimit
-	connect   func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Request is one attempt of a delivery.
@@ -124,19 +123,15 @@ func NewSender(o Options) *Sender {
 		targets: bounded.NewMap[string, *url.URL](8192),
 	}
 	s.conns = newConnLimit(o.MaxConns, s.Close)
-	s.connect = s.limitDial(s.guard.dialContext)
-	config := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		RootCAs:            o.RootCAs,
-		NextProtos:         []string{"h2", "http/1.1"},
-		ClientSessionCache: tls.NewLRUClientSessionCache(1024),
-	}
 	s.transport = &http.Transport{
-		DialContext: s.connect, // Proxy is not set, so proxies in the environment are ignored
-		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return s.dialTLS(ctx, network, address, config)
+		DialContext:    s.dial, // Proxy is not set, so proxies in the environment are ignored
+		DialTLSContext: s.dialTLS,
+		TLSClientConfig: &tls.Config{
+			MinVersion:         tls.VersionTLS12,
+			RootCAs:            o.RootCAs,
+			NextProtos:         []string{"h2", "http/1.1"},
+			ClientSessionCache: tls.NewLRUClientSessionCache(1024),
 		},
-		TLSClientConfig:        config,
 		ForceAttemptHTTP2:      true,
 		DisableCompression:     true, // so that limits apply to the received bytes, without unpacking
 		MaxConnsPerHost:        o.ConnsPerHost,
@@ -157,12 +152,12 @@ func NewSender(o Options) *Sender {
 // Close closes idle connections. It does not affect running calls of Send.
 func (s *Sender) Close() { s.transport.CloseIdleConnections() }
 
-func (s *Sender) dialTLS(ctx context.Context, network, address string, config *tls.Config) (net.Conn, error) {
-	c, err := s.connect(ctx, network, address)
+func (s *Sender) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := s.dial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	config = config.Clone()
+	config := s.transport.TLSClientConfig.Clone()
 	config.ServerName, _, _ = net.SplitHostPort(address) // the name, not the resolved address
 	tc := tls.Client(c, config)
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
