@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -186,25 +185,6 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// unhurried is an endpoint that takes its time.
-type unhurried struct {
-	takes time.Duration
-	mu    sync.Mutex
-	got   map[string]int
-}
-
-func (u *unhurried) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
-	select {
-	case <-time.After(u.takes):
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		u.got[r.ID]++
-		return takes(u.takes)
-	case <-ctx.Done():
-		return webhook.Outcome{Category: webhook.Aborted, Err: ctx.Err()}
-	}
-}
-
 func someEvents(n, size int) (events []event.Event) {
 	data, _ := json.Marshal(string(make([]byte, size/6))) // each becomes \u0000
 	for i := range n {
@@ -225,31 +205,32 @@ func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const all = 100
-				r, sub := registered(t)
-				_, d, _ := r.process()
-				u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-				d.sender.poster, d.Now = u, time.Now
-				asked := pageOf(sub.Patterns[0].Key, someEvents(all, 60)...)
+				w, config := newWorld(t)
+				config.Queue = mortal{w.db, w.rig}
+				d := NewDispatcher(config)
+				asked := pageOf(w.to(oneOrigin(1)...)[0].Patterns[0].Key, someEvents(all, 60)...)
+				w.answer = answers(1500*time.Millisecond, nil)
 				asked.Hops = hops
 				batch := []queue.Message{pageMessage("1", asked)}
 				batches := 0
 				for ; len(batch) > 0; batches++ {
 					if batches == 20 {
-						t.Fatalf("%d of %d events were delivered after %d batches, want all", len(u.got), all, batches)
+						t.Fatalf("%d of %d events were sent after %d batches, want all", len(w.attempts), all, batches)
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					r.done(d.HandlePages(ctx, batch))
+					w.done(d.HandlePages(ctx, batch))
 					cancel()
-					batch = r.queues[queue.Deliveries]
-					r.queues[queue.Deliveries] = nil
+					batch = w.queues[queue.Deliveries]
+					w.queues[queue.Deliveries] = nil
 				}
-				for id, n := range u.got {
-					expect.Equal(t, "the deliveries of "+id, n, 1)
+				for id, made := range w.attempts {
+					expect.Equal(t, "the attempts of "+id, len(made), 1)
 				}
-				slow := len(r.queues[queue.Slow])
-				if (slow > 0) != (hops > 0) || (batches == 1) != (hops > 0) || slow+len(u.got) != all {
-					t.Errorf("got %d events delivered in %d pages and %d in the slow lane, want all %d, and one page and the slow lane only after the last hop", len(u.got), batches, slow, all)
+				slow := len(w.queues[queue.Slow])
+				if (slow > 0) != (hops > 0) || (batches == 1) != (hops > 0) || slow+len(w.attempts) != all {
+					t.Errorf("got %d events sent in %d pages and %d in the slow lane, want all %d, and one page and the slow lane only after the last hop", len(w.attempts), batches, slow, all)
 				}
+				_ = w.queued.Close()
 			})
 		})
 	}
