@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -203,26 +201,6 @@ func TestSealing_Rotation(t *testing.T) {
 		expect.AtMost(t, "the bytes of the private keyset", len(private), 4096)
 		expect.OK(t, expect.ErrOf(opener(t, private).Open(t.Context(), old, home)))
 	})
-}
-
-func TestOpener_Concurrent(t *testing.T) {
-	_, s, o := keys(t)
-	var sealed [8][]byte
-	for i := range sealed {
-		sealed[i] = seal(t, s, []byte(strconv.Itoa(i)), home)
-	}
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for i := range 64 {
-				got, err := o.Open(t.Context(), sealed[i%8], home)
-				if err != nil || string(got) != strconv.Itoa(i%8) {
-					t.Errorf("%d: %q, %v", i%8, got, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
