@@ -555,17 +555,18 @@ type endpointRates struct {
 	byID map[string]*tokenLease
 }
 
-// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates].
+// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates]. A goroutine holds tokens while it
+// uses the tokens or leases more, and turns while it does the same with turns.
 type tokenLease struct {
-	lease *semaphore.Weighted // held while a lease is written, so that this process writes one lease of the endpoint at a time
-
+	tokens *semaphore.Weighted
 	second int64 // the second for which the tokens are valid, since 1970
 	left   int64 // the tokens that this process has left for the second
 	spent  bool  // whether all tokens of the second are leased, so that the store has no more
 
-	turn      int64 // the last second in which deliveries of this process have turns
+	turns     *semaphore.Weighted
+	turn      int64 // the last second in which deliveries of this process have turns; a write also needs [endpointRates.mu]
 	turnsLeft int64 // the turns in that second that this process has left
-	reserved  int64 // the second in which this process last reserved a turn
+	reserved  int64 // the second in which this process last reserved a turn; a write also needs [endpointRates.mu]
 }
 
 // lastTurn returns the last second in which deliveries of this process have turns. It returns 0 if the clock was set back since the
@@ -596,59 +597,40 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	if r.limit == 0 {
 		return true
 	}
-	if ok, known := r.take(id, r.now()); known {
-		return ok
-	}
-	r.mu.Lock()
-	lease := r.get(id).lease
-	r.mu.Unlock()
-	if lease.Acquire(ctx, 1) != nil {
+	t := r.get(id)
+	if t.tokens.Acquire(ctx, 1) != nil {
 		return true // the context is done, so the attempt ends immediately
 	}
-	defer lease.Release(1)
-	now := r.now()                           // Acquire may have waited for a slow store
-	if ok, known := r.take(id, now); known { // another attempt of this process has leased tokens meanwhile
-		return ok
+	defer t.tokens.Release(1)
+	now := r.now() // Acquire may have waited for a slow store
+	if t.second != now.Unix() {
+		t.second, t.left, t.spent = now.Unix(), 0, false
 	}
-	n := max(1, r.limit/leasesPerSecond)
-	err := r.count(ctx, id, fmt.Sprint(now.Unix()), now, n)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	t := r.get(id)
-	t.second, t.left, t.spent = now.Unix(), n-1, false
-	if errors.Is(err, store.ErrConflict) {
-		t.left, t.spent = 0, true
+	if t.left == 0 && !t.spent {
+		n := max(1, r.limit/leasesPerSecond)
+		if t.spent = errors.Is(r.count(ctx, id, fmt.Sprint(t.second), now, n), store.ErrConflict); !t.spent {
+			t.left = n
+		}
+	}
+	if t.left == 0 {
 		return false
 	}
+	t.left--
 	return true
 }
 
 func (r *endpointRates) get(id string) *tokenLease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	t := r.byID[id]
 	if t == nil {
 		if r.byID == nil || len(r.byID) >= maxEndpoint {
 			r.byID = map[string]*tokenLease{} // forget all leased tokens, to bound the memory
 		}
-		t = &tokenLease{lease: semaphore.NewWeighted(1)}
+		t = &tokenLease{tokens: semaphore.NewWeighted(1), turns: semaphore.NewWeighted(1)}
 		r.byID[id] = t
 	}
 	return t
-}
-
-// take takes a token from the current lease. The result ok says whether there was a token. The result known is false if the process has to
-// lease more tokens to find out.
-func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	t := r.get(id)
-	switch {
-	case t.second != now.Unix():
-		return false, false
-	case t.left > 0:
-		t.left--
-		return true, true
-	}
-	return false, t.spent
 }
 
 // count leases n tokens or turns of a second in the store, and returns [store.ErrConflict] if fewer than n are left. sort is the sort key
@@ -664,36 +646,27 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	if r.limit == 0 {
 		return 0
 	}
-	r.mu.Lock()
-	lease := r.get(id).lease
-	r.mu.Unlock()
-	if lease.Acquire(ctx, 1) != nil {
+	t := r.get(id)
+	if t.turns.Acquire(ctx, 1) != nil {
 		return time.Second // the context is done, so the caller's write of the delivery will fail anyway
 	}
-	defer lease.Release(1)
-	r.mu.Lock()
-	t := r.get(id)
+	defer t.turns.Release(1)
 	second := max(t.lastTurn(now), now.Unix()+1)
-	t.reserved = now.Unix()
-	if t.turn == second && t.turnsLeft > 0 {
-		t.turnsLeft--
-		r.mu.Unlock()
-		return time.Unix(second, 0).Sub(now)
-	}
-	r.mu.Unlock()
-	n := max(1, r.limit/leasesPerSecond)
-	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
-		// If the store does not answer, use the turns without a lease, so that at least this process's own deliveries keep to the rate.
-		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
-			break
+	if t.turn != second || t.turnsLeft == 0 {
+		t.turnsLeft = max(1, r.limit/leasesPerSecond)
+		for step, tries := int64(1), 0; tries < maxSeek; tries++ {
+			// If the store does not answer, use the turns without a lease, so that at least this process's own deliveries keep to the rate.
+			if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), t.turnsLeft); !errors.Is(err, store.ErrConflict) {
+				break
+			}
+			second += step
+			step = min(2*step, seekStep)
 		}
-		second += step
-		step = min(2*step, seekStep)
 	}
+	t.turnsLeft--
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t = r.get(id)
-	t.turn, t.turnsLeft = second, n-1
+	t.turn, t.reserved = second, now.Unix()
 	return time.Unix(second, 0).Sub(now)
 }
 
@@ -702,7 +675,8 @@ func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false
 	}
+	t := r.get(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.get(id).lastTurn(now) > now.Unix()
+	return t.lastTurn(now) > now.Unix()
 }
