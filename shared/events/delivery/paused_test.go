@@ -352,21 +352,6 @@ func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
 	expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 }
 
-// overtaken is a store at which someone does the same right after the first read.
-type overtaken struct {
-	store.DB
-	other func()
-}
-
-func (o *overtaken) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	items, err := o.DB.Get(ctx, keys...)
-	if other := o.other; other != nil {
-		o.other = nil
-		other()
-	}
-	return items, err
-}
-
 // OPS-04: of two processes that make the same step of a replay, one counts a letter, and the other does not count it as skipped.
 func TestALetterThatAnotherRetries(t *testing.T) {
 	r, sub := registered(t)
@@ -376,7 +361,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	expect.OK(t, expect.ErrOf(first.FileMessages(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}})))
 	for _, l := range r.letters(deadletter.LetterQuery{}, 2) {
 		again := func(o *deadletter.Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
-		db := &overtaken{DB: r.db, other: func() {
+		db := &storetest.Faulty{DB: r.db, At: 2, Meanwhile: func() { // after the second process has read the letter
 			if done, err := again(first); err != nil || !done {
 				t.Errorf("%s: the first has %v, %v", l.Queue, done, err)
 			}

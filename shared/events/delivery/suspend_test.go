@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -550,7 +551,13 @@ func TestASearchThatIsCutOffGoesOn(t *testing.T) {
 			t.Fatal("the retry does not come")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		retry.DB = &tiring{DB: r.db, left: 700, tired: cancel}
+		left := 700 // queries of this round
+		retry.DB = storetest.Hooked{DB: r.db, OnQuery: func() error {
+			if left--; left == 0 {
+				cancel()
+			}
+			return ctx.Err()
+		}}
 		_, _ = retry.Run(ctx) // fails when the context ends
 		cancel()
 		r.now = r.now.Add(time.Minute)
@@ -558,21 +565,4 @@ func TestASearchThatIsCutOffGoesOn(t *testing.T) {
 			t.Errorf("the retry came in round %d, want 3 or later, because the search is cut off", rounds)
 		}
 	}
-}
-
-// tiring ends a context after some queries.
-type tiring struct {
-	store.DB
-	left  int
-	tired func()
-}
-
-func (d *tiring) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if d.left--; d.left == 0 {
-		d.tired()
-	}
-	if ctx.Err() != nil {
-		return store.Page{}, ctx.Err()
-	}
-	return d.DB.Query(ctx, q)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -522,18 +523,14 @@ func openStore(t *testing.T) store.DB {
 	return db
 }
 
-// slowStore is a store with slow writes of one endpoint's leases.
-type slowStore struct {
-	store.DB
-	id    string
-	takes time.Duration
-}
-
-func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
-	if ops[0].Item.Key.Partition == "t#"+s.id {
-		time.Sleep(s.takes)
-	}
-	return s.DB.Write(ctx, ops...)
+// slowLeases returns the store with slow writes of the leases of the endpoint "one".
+func slowLeases(db store.DB, takes time.Duration) store.DB {
+	return storetest.Hooked{DB: db, OnWrite: func(_ context.Context, ops []store.Op) error {
+		if ops[0].Item.Partition == "t#one" {
+			time.Sleep(takes)
+		}
+		return nil
+	}}
 }
 
 func newRates(db store.DB, limit int64) *endpointRates {
@@ -544,7 +541,7 @@ func newRates(db store.DB, limit int64) *endpointRates {
 func TestEndpointRatesOverASlowStore(t *testing.T) {
 	t.Run("WHK-16 while the store writes for one endpoint, the attempts to others go on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			rates := newRates(slowStore{openStore(t), "one", 20 * time.Second}, 20)
+			rates := newRates(slowLeases(openStore(t), 20*time.Second), 20)
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()
 			began := time.Now()
@@ -557,7 +554,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 	t.Run("WHK-16 an attempt that waited is one of the second in which it is made", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			db := openStore(t)
-			rates := newRates(slowStore{db, "one", 1500 * time.Millisecond}, 20)
+			rates := newRates(slowLeases(db, 1500*time.Millisecond), 20)
 			start := time.Now()
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()
