@@ -212,15 +212,6 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}) // ended subscriptions do not count toward the quota
 }
 
-func TestCountersAreNeverTooLow(t *testing.T) {
-	f := newFixture(t, Options{})
-	f.Store.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "no answer"), late: true}
-	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
-		t.Fatal("registered without an answer of the store")
-	}
-	expect.Equal(t, "subscribers", len(f.subscribers(build)), 1)
-}
-
 // headers returns the stored headers of patterns, including expired ones.
 func (f *fixture) headers(keys ...string) (stored []*store.Item) {
 	f.t.Helper()
