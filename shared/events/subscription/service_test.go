@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -304,11 +305,12 @@ func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
 	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
 	first := f.subscribe(r)
 	f.clock = f.clock.Add(time.Minute)
-	f.Store.DB = &interrupted{DB: f.db, before: func() {
-		f.Store.DB = f.db
-		if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
-			t.Error(err)
+	f.Store.DB = storetest.Hooked{DB: f.db, OnWrite: func(_ context.Context, ops []store.Op) error {
+		if len(ops) == 1 || !strings.HasPrefix(ops[0].Item.Partition, "o#") {
+			return nil
 		}
+		f.Store.DB = f.db // before the first transaction that replaces the record
+		return f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb")
 	}}
 	r.Secret = "whsec_two"
 	second := f.subscribe(r)
@@ -319,22 +321,6 @@ func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
 	if len(subs) != 1 || subs[0].Target.Previous != nil {
 		t.Errorf("EVX-10: %d subscribers, with the secret of the one that ended", len(subs))
 	}
-}
-
-// interrupted lets something happen before the first transaction that replaces a
-// subscription's record.
-type interrupted struct {
-	store.DB
-	before func()
-}
-
-func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
-	if i.before != nil && len(ops) > 1 && strings.HasPrefix(ops[0].Item.Partition, "o#") {
-		before := i.before
-		i.before = nil
-		before()
-	}
-	return i.DB.Write(ctx, ops...)
 }
 
 func quotaOf(n int64) func(context.Context, string, string) int64 {

@@ -235,7 +235,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 	}
 	t.Run("and its record stays if the new one cannot be written", func(t *testing.T) {
 		f, request, id := disabled(t)
-		f.Store.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "the process dies")}
+		f.Store.DB = refusing(f.db, fault.New(fault.Unavailable, "the process dies"))
 		if _, err := f.trySubscribe(request); err == nil {
 			t.Fatal("subscribed without a write of the record")
 		}
@@ -283,32 +283,21 @@ func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testin
 	}
 }
 
-// slowEndpoint is verified while something else happens.
-type slowEndpoint struct {
-	*outside
-	meanwhile func()
-}
-
-func (e slowEndpoint) Verify(context.Context, string, string, []byte) error {
-	e.meanwhile()
-	return nil
-}
-
 // The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
 // no gap, however long it is and whatever is published then.
 func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(t *testing.T) {
 	const uri = "event://github/acme/app/push"
 	for name, use := range map[string]func(*fixture, *eventlog.Log){
 		"EVX-11 an event on an ordered log": func(f *fixture, log *eventlog.Log) {
-			f.Registrar.Targets = slowEndpoint{f.outside, func() {
-				expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil)))
+			f.Registrar.Targets = &endpoints{outside: f.outside, answer: func(context.Context, string) error {
+				return expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil))
 			}}
 		},
 		"EVX-11 ten seconds where writers stamp": func(f *fixture, log *eventlog.Log) {
 			log.DB = storetest.Unordered{DB: log.DB}
 			var late time.Duration
 			log.Now = func() time.Time { return time.Now().Add(late) }
-			f.Registrar.Targets = slowEndpoint{f.outside, func() { late += 10 * time.Second }}
+			f.Registrar.Targets = &endpoints{outside: f.outside, answer: func(context.Context, string) error { late += 10 * time.Second; return nil }}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

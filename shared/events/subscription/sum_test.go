@@ -1,7 +1,6 @@
 package subscription
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,24 +16,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// refusing is a store that answers with an error where a subscription is counted. If late, it does so after it has made the writes.
-type refusing struct {
-	store.DB
-	err  error
-	late bool
-}
-
-func (r *refusing) Write(ctx context.Context, ops ...store.Op) error {
-	if !slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == tally.Key("default", alice.ID) }) {
-		return r.DB.Write(ctx, ops...)
-	}
-	if r.late {
-		return cmp.Or(r.DB.Write(ctx, ops...), r.err)
-	}
-	return r.err
+// refusing returns the store, which answers with an error where a subscription is counted.
+func refusing(db store.DB, err error) store.DB {
+	return storetest.Hooked{DB: db, OnWrite: func(_ context.Context, ops []store.Op) error {
+		if slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == tally.Key("default", alice.ID) }) {
+			return err
+		}
+		return nil
+	}}
 }
 
 // TestTheSumOfAWorkspace: OPS-15. The store's side of it, counts with a limit, is in the suite of both stores.
@@ -114,11 +107,10 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		used(t, f, 1)
 		expect.Equal(t, "active subscriptions in the lists", expect.Value(f.CountStates(t.Context(), "default", 100))(t)[Active], 1)
 		f.Store.QuotaOf = quotaOf(5)
-		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
-		f.Store.DB = db
+		f.Store.DB = refusing(f.db, fault.New(fault.Invalid, "no"))
 		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
 		used(t, f, 1)
-		db.err = fault.New(fault.Unavailable, "no answer")
+		f.Store.DB = refusing(f.db, fault.New(fault.Unavailable, "no answer"))
 		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
 		used(t, f, 2)
 	})
