@@ -172,7 +172,7 @@ func New(o Options) (*Endpoint, error) {
 	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
 	e.streams = &streams.Streams{
 		Admission: streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults), Auth: o.Auth, Catalogs: e.catalogs, Backends: e.backends, Methods: e.methods,
-		Targets: &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
+		Subscriptions: o.Subscriptions, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
 		Timing:  method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout},
 		MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
 	}

@@ -28,7 +28,7 @@ func (e *Endpoint) subscribe(ctx context.Context, c *method.Call) (method.Result
 	if err != nil {
 		return method.Result{}, err
 	}
-	t, err := e.streams.Targets.Resolve(ctx, cat, c.Principal, uri)
+	t, err := e.streams.Resolve(ctx, cat, c.Principal, uri)
 	if err != nil {
 		return method.Result{}, err
 	}

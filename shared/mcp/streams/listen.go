@@ -168,7 +168,7 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := s.Streams.Targets.Resolve(ctx, cat, s.Caller.Principal, uri)
+		t, err := s.Streams.Resolve(ctx, cat, s.Caller.Principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:

@@ -236,7 +236,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			fresh[u.URI] = &subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}
-		t, err := s.stream.Streams.Targets.Resolve(ctx, cat, s.stream.Caller.Principal, u.URI)
+		t, err := s.stream.Streams.Resolve(ctx, cat, s.stream.Caller.Principal, u.URI)
 		switch {
 		case err == nil:
 			fresh[u.URI] = &subscribed{t, u.After}

@@ -250,7 +250,7 @@ func (s *Stream) resolveAgain(ctx context.Context) error {
 		if t.topic != "" || t.Backend != "" {
 			continue
 		}
-		again, err := s.Streams.Targets.Resolve(ctx, cat, s.Caller.Principal, t.asked)
+		again, err := s.Streams.Resolve(ctx, cat, s.Caller.Principal, t.asked)
 		if err != nil {
 			if !t.lost {
 				if err := s.sendLog("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked); err != nil {

@@ -29,18 +29,19 @@ import (
 
 // Streams opens streams, and has the dependencies that all streams share.
 type Streams struct {
-	Admission    *Admission
-	Auth         auth.Authenticator
-	Catalogs     method.Catalogs
-	Targets      *Targets
-	Backends     Backends
-	Methods      method.Table
-	Sessions     *session.Store
-	Feeds        *stream.Tails
-	Conversation Conversation
-	Replies      *method.Replies
-	Faults       method.Faults
-	Timing       method.Timing
+	Admission *Admission
+	Auth      auth.Authenticator
+	Catalogs  method.Catalogs
+	Backends  Backends
+	Methods   method.Table
+	Sessions  *session.Store
+	// Subscriptions are the callers' webhook subscriptions; nil without webhooks.
+	Subscriptions Subscriptions
+	Feeds         *stream.Tails
+	Conversation  Conversation
+	Replies       *method.Replies
+	Faults        method.Faults
+	Timing        method.Timing
 	// MaxURIs limits the URIs of a stream, and MaxPatterns limits how many of them are parents and wildcards.
 	MaxURIs, MaxPatterns int
 }
@@ -128,13 +129,6 @@ func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 	return method.NotAcceptable(w, c)
 }
 
-// Targets resolves the URIs that a client subscribes to on a stream. A URI stands for events of the catalog, for changes of
-// one of the client's webhook subscriptions, or for a resource of a backend.
-type Targets struct {
-	Subscriptions Subscriptions
-	Backends      Backends
-}
-
 // Target is a URI that a stream is subscribed to, and where its messages come from.
 type Target struct {
 	// URI is the canonical form of the URI, and asked is the URI as the client sent it.
@@ -164,14 +158,15 @@ func (t Target) addTo(r *stream.Request) {
 	}
 }
 
-// Resolve returns the target of a URI, or an error that tells the client why it cannot subscribe to the URI.
-func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
+// Resolve returns the target of a URI that a client subscribes to on a stream, or an error that tells the client why it cannot. A URI
+// stands for events of the catalog, for changes of one of the client's webhook subscriptions, or for a resource of a backend.
+func (st *Streams) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
 	t := Target{URI: uri, asked: uri}
 	if strings.HasPrefix(uri, SubscriptionScheme) {
-		if ts.Subscriptions == nil {
+		if st.Subscriptions == nil {
 			return t, method.NotFound(uri)
 		}
-		v, err := ts.Subscriptions.Read(ctx, p, uri)
+		v, err := st.Subscriptions.Read(ctx, p, uri)
 		if err != nil {
 			if fault.Is(err, fault.NotFound) {
 				err = method.NotFound(uri)
@@ -183,8 +178,8 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	}
 	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
-		if ts.Backends.Any(ctx) {
-			name, ok, denied := ts.Backends.Subscribable(ctx, p, uri)
+		if st.Backends.Any(ctx) {
+			name, ok, denied := st.Backends.Subscribable(ctx, p, uri)
 			switch {
 			case ok:
 				t.Backend = name
