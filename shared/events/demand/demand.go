@@ -358,11 +358,20 @@ func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool
 	return it != nil, err
 }
 
-// MarkSeen remembers a published event or gap for [Registry.WasSeen]. It does not wait for the write; see [store.Unhurried]. If the process
-// dies before it, the backend may send the event again, and the events queue drops the repetition. The queue does not drop a repeated gap.
+// MarkSeen remembers a published event or gap for [Registry.WasSeen]. If the process dies after it has published an event and before
+// MarkSeen, the backend may send the event again, and the events queue drops the repetition. The queue does not drop a repeated gap.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
+	return markSeen(ctx, r.DB, workspace, uri, id)
+}
+
+// MarkSeenUnhurried remembers an event like [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
+func (r *Registry) MarkSeenUnhurried(ctx context.Context, workspace, uri, id string) error {
+	return markSeen(ctx, store.Unhurried(r.DB), workspace, uri, id)
+}
+
+func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
-	return fault.Wrap(fault.Unavailable, store.Unhurried(r.DB).WriteAll(ctx, store.Put(it)), "remember an event of a backend")
+	return fault.Wrap(fault.Unavailable, db.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
 // Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Their tokens and

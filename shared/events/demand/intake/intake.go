@@ -55,7 +55,8 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 	switch err := in.Publish(ctx, workspace, out); {
 	case err == nil:
-		return "", in.Demand.MarkSeen(ctx, workspace, uri, out.ID)
+		// Do not wait for this write. If it is lost, the events queue still drops repetitions of the event for a few minutes.
+		return "", in.Demand.MarkSeenUnhurried(ctx, workspace, uri, out.ID)
 	case fault.Is(err, fault.Unprocessable):
 		return Misfit, nil
 	case fault.Is(err, fault.Invalid), fault.Is(err, fault.TooLarge), fault.Is(err, fault.NotFound):
