@@ -48,7 +48,7 @@ func TestCallers(t *testing.T) {
 		r := f.stateless(reader, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		challenged(t, r, 403, `error="insufficient_scope"`, `scope="events:subscribe"`)
 		r.is(t, "register", 403, method.CodeForbidden)
-		challenged(t, f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`), 403, `scope="billing"`)
+		challenged(t, f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`), 403, `scope="billing events:read"`)
 	})
 }
 

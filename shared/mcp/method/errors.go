@@ -167,18 +167,14 @@ func UnknownMethod(name string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + Clip(name)}
 }
 
-// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event
-// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling). If the caller has
-// all these scopes, allMissing returns err.
-func (r *Replies) allMissing(c *Call, m Row, err error) error {
+// neededScopes returns all scopes that an operation needs: the method's scope and the scopes of every event type in the params. With all
+// names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
+func (r *Replies) neededScopes(c *Call, m Row) []string {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {
 		needed = append(needed, m.Scope)
 	}
-	if all := c.Principal.Require(needed...); all != nil {
-		return all
-	}
-	return err
+	return needed
 }
 
 // entryScopes returns the scopes of the event types that the params name or whose URIs they contain. It ignores malformed and unknown
@@ -208,22 +204,22 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes of the event types at a URI or below it that the principal may not receive yet. Unless all is true,
-// one event type is enough, so scopesOf returns nil if the principal may already receive one.
+// scopesOf returns the scopes of the event types at a URI or below it. Unless all is true, one event type is enough, so scopesOf
+// returns only the scopes of the first one that the principal may already receive, if there is one.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {
 		return nil
 	}
 	for _, a := range access {
-		rule := a.Entry.Access
-		if rule == nil || p.Has(rule.Scopes...) {
-			if !all {
-				return nil
-			}
-			continue
+		var rule []string
+		if a.Entry.Access != nil {
+			rule = a.Entry.Access.Scopes
 		}
-		scopes = append(scopes, rule.Scopes...)
+		if !all && p.Has(rule...) {
+			return rule
+		}
+		scopes = append(scopes, rule...)
 	}
 	slices.Sort(scopes)
 	return slices.Compact(scopes)

@@ -107,8 +107,12 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 // SendFault answers a request whose method failed. If the credentials or a scope are missing, it sets status 401 or 403 and a
 // WWW-Authenticate header, which tells the client what to request (RFC 6750, section 3.1).
 func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
+	var needed []string
 	if auth.LacksScope(err) {
-		err = r.allMissing(c, m, err)
+		needed = r.neededScopes(c, m)
+		if all := c.Principal.Require(needed...); all != nil {
+			err = all // it names all missing scopes
+		}
 	}
 	rpc := r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile)
 	code := http.StatusOK
@@ -118,7 +122,7 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.WithScopePrefix(auth.ErrNoToken, c.Principal.ScopePrefix), r.metadata, m.Scope))
 	case fault.Is(err, fault.Forbidden) && auth.LacksScope(err):
 		code = http.StatusForbidden
-		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
+		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata, needed...))
 	case c.Version.Stateless():
 		code = httpStatus(rpc)
 	}
