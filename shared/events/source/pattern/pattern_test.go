@@ -3,7 +3,6 @@ package pattern
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -302,59 +301,4 @@ func reaches(t *testing.T, text []byte, pointer string) bool {
 		}
 	}
 	return true
-}
-
-// FuzzMatches checks that three changes of a document do not change whether it matches: wrapping each value in an
-// array, repeating each element of an array, and adding a member that the pattern does not name.
-func FuzzMatches(f *testing.F) {
-	for _, e := range examples {
-		for _, doc := range slices.Concat(e.matches, e.not) {
-			f.Add([]byte(e.pattern), []byte(doc))
-		}
-	}
-	f.Fuzz(func(t *testing.T, pattern, text []byte) {
-		p, err := Parse(pattern)
-		if err != nil || !json.Valid(text) || len(text) > 10_000 {
-			return
-		}
-		doc := decode(t, string(text))
-		want := p.Matches(doc)
-		object, ok := doc.(map[string]any)
-		if !ok {
-			if want {
-				t.Error("a document that is not an object matches")
-			}
-			return
-		}
-		for name, v := range object {
-			object[name] = stretched(v, 0)
-		}
-		const other = "a name that no pattern has \x00"
-		object[other] = "x"
-		if got := p.Matches(doc); got != want && !strings.Contains(string(pattern), "u0000") {
-			t.Errorf("%t became %t", want, got)
-		}
-	})
-}
-
-// stretched returns v with each value in an array of its own, and each element of an array twice. It changes only the
-// outer levels, because the size doubles with each level.
-func stretched(v any, depth int) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for name, m := range v {
-			v[name] = stretched(m, depth)
-		}
-		return v
-	case []any:
-		out := make([]any, 0, 2*len(v))
-		for _, e := range v {
-			s := stretched(e, depth+1)
-			if out = append(out, s); depth < 5 {
-				out = append(out, s)
-			}
-		}
-		return out
-	}
-	return []any{v}
 }
