@@ -184,25 +184,6 @@ func TestSettings_Headers(t *testing.T) {
 	}
 }
 
-func TestSettings_SignsTime(t *testing.T) {
-	for name, tt := range map[string]struct {
-		settings Settings
-		want     bool
-	}{
-		"github":            {Settings{Scheme: GitHub}, false},
-		"stripe":            {Settings{Scheme: Stripe}, true},
-		"gitlab":            {Settings{Scheme: GitLab}, true}, // if the secret is a signing token
-		"standard-webhooks": {Settings{Scheme: StandardWebhooks}, true},
-		"none":              {Settings{Scheme: None}, false},
-		"hmac of the body":  {Settings{Scheme: HMAC, Header: "Linear-Signature"}, false},
-		"hmac with a time":  {Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{timestamp}{body}", Timestamp: "X-At"}, true},
-	} {
-		t.Run("SRC-02 whether "+name+" signs a time", func(t *testing.T) {
-			expect.Equal(t, "it signs the time", tt.settings.signsTime(), tt.want)
-		})
-	}
-}
-
 func TestVerify_Signed(t *testing.T) {
 	for _, s := range senders {
 		t.Run("SRC-02 the hash of the text signed by "+s.name, func(t *testing.T) {

@@ -33,6 +33,8 @@ func TestSettings_Check(t *testing.T) {
 		"hmac with only a header":   {Settings{Scheme: HMAC, Header: "Linear-Signature"}, nil},
 		"hmac with all of it":       {Settings{HMAC, "X-Sig", "sha512", "base64", "v1,", "{header:x-id}.{timestamp}.{body}", "X-At", time.Minute}, nil},
 		"none":                      {Settings{Scheme: None}, nil},
+		"gitlab with a tolerance":   {Settings{Scheme: GitLab, Tolerance: time.Minute}, nil}, // a signing token signs the time
+		"standard with a tolerance": {Settings{Scheme: StandardWebhooks, Tolerance: time.Minute}, nil},
 		"no scheme":                 {Settings{}, []Fault{{"scheme", `"" is not a scheme (allowed: github, gitlab, hmac, none, shopify, slack, standard-webhooks, stripe)`}}},
 		"another scheme":            {Settings{Scheme: "GitHub"}, []Fault{{"scheme", `"GitHub" is not a scheme (allowed: github, gitlab, hmac, none, shopify, slack, standard-webhooks, stripe)`}}},
 		"settings of hmac":          {Settings{Scheme: GitHub, Header: "X", Prefix: "y"}, []Fault{{"header", "is a setting of the scheme hmac only, not of github"}, {"prefix", "is a setting of the scheme hmac only, not of github"}}},
