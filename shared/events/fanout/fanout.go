@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -356,19 +358,15 @@ func each(groups []*uriBatch, step func(*uriBatch) error) {
 		groups[0].try(func() error { return step(groups[0]) })
 		return
 	}
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 32)
+	var all errgroup.Group
+	all.SetLimit(32)
 	for _, g := range groups {
-		if g.err != nil {
-			continue
-		}
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
+		all.Go(func() error {
 			g.try(func() error { return step(g) })
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = all.Wait() // each group keeps its own error
 }
 
 func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
