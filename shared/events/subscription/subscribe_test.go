@@ -221,6 +221,46 @@ func TestSubscribe(t *testing.T) {
 	})
 }
 
+// TestOwnersAreNotified counts the notices for a principal's lists and for the state of one subscription (EVS-12).
+func TestOwnersAreNotified(t *testing.T) {
+	f := newFixture(t, Options{MinTTL: time.Minute})
+	f.Replay = &replays{}
+	f.PrincipalTopic = func(id string) string { return "principal-" + id }
+	f.SubscriptionTopic = func(id string) string { return "subscription-" + id }
+	request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}}
+	var id string
+	for _, step := range []struct {
+		name   string
+		change func()
+		lists  int    // the notices that lists have changed, so far
+		state  string // the last notice of the state
+	}{
+		{"subscribe", func() { id = f.subscribe(request).ID }, 1, ""},
+		{"refresh", func() { f.subscribe(request) }, 1, ""},
+		{"suspend", func() {
+			sub := expect.Value(f.Lookup(t.Context(), "default", "alice", id))(t)
+			expect.OK(t, f.Suspend(t.Context(), "default", "alice", id, sub.Resumed))
+		}, 1, "suspended"},
+		{"refresh of a suspended subscription", func() { f.subscribe(request) }, 1, "active"},
+		{"expire", func() {
+			f.clock = f.clock.Add(2 * time.Minute)
+			expect.Equal(t, "swept subscriptions", expect.Value(f.Sweep(t.Context()))(t), 1)
+		}, 2, "active"},
+	} {
+		step.change()
+		notices := func(topic string) []store.Item {
+			return expect.Value(f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic}))(t).Items
+		}
+		expect.Len(t, "EVS-12 the notices of changed lists after "+step.name, notices("principal-alice"), step.lists)
+		state := notices("subscription-" + id)
+		if step.state == "" {
+			expect.Len(t, "EVS-12 the notices of the state after "+step.name, state, 0)
+		} else {
+			expect.Contains(t, "EVS-12 the last notice of the state after "+step.name, string(state[len(state)-1].Value), `"`+step.state+`"`)
+		}
+	}
+}
+
 // TestADisabledSubscriptionIsCreatedAgain replaces the record of a disabled subscription.
 func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 	disabled := func(t *testing.T) (*fixture, SubscribeRequest, string) {
