@@ -195,6 +195,15 @@ func TestRecords(t *testing.T) {
 			}
 		})
 	}
+	for _, partition := range []string{
+		records.BySubscription("default", sub.ID), records.ByEvent("default", "evt_1"), records.ByOrigin("default", "https://hooks.example.com"), records.OfAll("default"),
+	} {
+		items := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: partition}))(t).Items
+		expect.MustLen(t, "WHK-14 the records in "+partition, items, 2)
+		if kept := items[0].Expires.Sub(began).Round(time.Minute); kept != 7*24*time.Hour {
+			t.Errorf("WHK-14 the first record in %s is kept for %v, want a week", partition, kept)
+		}
+	}
 	for name, ask := range map[string]records.Query{
 		"another subscription": {Subscription: "sub_x"}, "another event": {Event: "evt_2"}, "another origin": {Origin: "https://x"},
 		"another outcome": {Outcome: records.Dead}, "later": {Span: records.Span{Since: r.now.Add(time.Hour)}}, "earlier": {Span: records.Span{Until: began.Add(-time.Hour)}},
