@@ -484,6 +484,21 @@ func TestPoll(t *testing.T) {
 			expect.Deep(t, args, got, want)
 		}
 	})
+	run(t, "EVX-05_a_page_has_50_events_by_default_and_at_most_500", nil, func(t *testing.T, f *fixture) {
+		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		var batch []event.Event
+		for i := range 501 {
+			batch = append(batch, event.Event{
+				Workspace: auth.DefaultWorkspace, ID: fmt.Sprint(i), URI: deploy, Name: "ci.deploy", Data: json.RawMessage(`{}`), Time: time.Now(), Published: time.Now(),
+			})
+		}
+		expect.OK(t, expect.ErrOf(f.log.Append(t.Context(), auth.DefaultWorkspace, deploy, batch, nil)))
+		for more, want := range map[string]int{"": 50, `,"maxEvents":501`: 500} {
+			p := f.poll(alice, "ci.deploy", `{}`, cursor, more)
+			expect.Len(t, "the events"+more, p.Events, want)
+			expect.True(t, "there are more events", *p.HasMore)
+		}
+	})
 	run(t, "EVX-05_a_page_is_bounded_by_bytes", nil, func(t *testing.T, f *fixture) {
 		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		large := `{"x":"` + strings.Repeat("x", 200<<10) + `"}`
