@@ -20,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. It returns the same NotFound error for another principal's URI and for an unknown
-// one, so that a caller cannot find out other principals' URIs.
+// Deregister ends the caller's subscription with the given subscription URI (see [URI]). It returns the same NotFound error for an unknown
+// URI and for the URI of another principal's subscription, so that a caller cannot find out other principals' URIs.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.authorize(ctx, p); err != nil {
 		return err
@@ -67,9 +67,9 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is
-// [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already,
-// Disable reports false.
+// Disable ends a subscription whose endpoint keeps failing or wants no webhooks, and keeps its record readable for a week. The parameter
+// resumed is the [Subscription.Resumed] that the caller read before it decided. If the subscription was resumed again since then, or has
+// ended already, Disable does nothing and returns false.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -120,14 +120,14 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate calls the function judge with the current record of a subscription. If judge returns a [*Terminated], Terminate ends the
-// subscription. If judge returns nil or another error, the subscription continues.
+// Terminate ends a subscription if the function judge, which it calls with the current record, returns a [*Terminated]. If judge returns
+// nil or another error, the subscription continues.
 //
-// Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. The transaction of the deletion also makes the
-// writes that extraOps returns for the subscription and the reason of the [*Terminated].
+// Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. Before the deletion it calls extraOps with the
+// subscription and the reason in the [*Terminated], and makes the returned writes in the same transaction as the deletion.
 //
-// The result is the ended subscription, for SEP-1803 with its new State and Reason. It is nil if Terminate ended none, for example because
-// the subscription had expired before.
+// The result is the ended subscription, for SEP-1803 with its new State and Reason. The result is nil if the subscription did not end now,
+// for example because it had expired before.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, extraOps func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -183,28 +183,30 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 	return changed, err
 }
 
-// PausedSince returns when the subscription was paused, or the zero time.
+// PausedSince returns when the subscription was paused, or the zero time if it is not paused.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh
-// then replays the events that were published since the suspension. resumed is [Subscription.Resumed] at the time of the
-// failures. If the subscription was resumed again since then, Suspend leaves it as it is.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then
+// replays the events that were published since the suspension. The parameter resumed is the [Subscription.Resumed] that the caller read
+// before it decided. If the subscription was resumed again since then, Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
 			return nil
 		}
-		for _, p := range sub.Patterns { // from now on the log then keeps all events of p, for the replay
+		for _, p := range sub.Patterns { // the log must keep all events of p from now on, for the replay
 			if _, err := sub.recordInterest(ctx, s.Store.DB, s.Log, p); err != nil {
 				return err
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		// If the clock was set back, the log may have events with times after now. They are not part of the replay, which begins at the
-		// log's end. So the time in the field Suspended must not be earlier, because dispatch leaves events from after that time to the
-		// replay.
-		given := s.Log.GivenAt(s.Log.Time().UnixMicro()) // before the position is read
+		// If the clock was set back, the log may have events with times after now. The replay begins at the log's end and leaves them out,
+		// so dispatch must deliver them. Dispatch skips the events after the time in the field Suspended, so that time must not be earlier
+		// than the log's end.
+		//
+		// Call GivenAt before Position, because all events after the position must be later than given.
+		given := s.Log.GivenAt(s.Log.Time().UnixMicro())
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
 		if sub.Owed == 0 {
@@ -219,8 +221,8 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 }
 
 // Dispatch compares a subscription's expiry with the clock, so an expired subscription receives no more deliveries. [Sweeper.Sweep] later
-// deletes its items and lowers the counters. To find expired subscriptions without reading all, it uses one expiry entry per
-// subscription. The entries of a minute are distributed over several partitions (shards).
+// deletes its items and lowers the counters. So that Sweep need not read all subscriptions to find the expired ones, there is an expiry
+// entry for each subscription. The entries of a minute are distributed over several partitions (shards).
 
 const sweepShards = 4
 
@@ -255,15 +257,16 @@ func (s *Subscription) expiryOps() []store.Op {
 // sweepKey is the key of the item in which [Sweeper.Sweep] stores the minute up to which it has handled the expiry entries.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
-// expiryKept is how long an expiry entry is kept for a sweep that did not run for some days.
+// expiryKept is how long the store keeps an expiry entry after the expiry, in case that no sweep runs for some days.
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweeper removes expired subscriptions.
 type Sweeper struct {
 	Service *Service
-	// DeadLetter dead-letters an expiry entry if it, or the record of its subscription, cannot be decoded. It must be set.
+	// DeadLetter moves an expiry entry to the dead letters, if the entry or the record of its subscription cannot be decoded. It must be
+	// set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is the age at which [Sweeper.Sweep] saves its progress again; 0 means after each call.
+	// SaveEvery is how old the saved progress may become before [Sweeper.Sweep] saves it again; 0 means that each call saves it.
 	SaveEvery time.Duration
 	Switches  *switches.Set
 }
@@ -312,8 +315,9 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Store.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription if it has expired. later reports that its expiry entry in the partition part, which stands for a
-// minute, must stay for another sweep.
+// expire removes a subscription if it has expired. The parameter part is the partition in which the sweep found the subscription's expiry
+// entry. later reports whether the entry must stay for another sweep, because the subscription expires later in the same minute or has
+// just been changed by another process. Otherwise the sweep deletes the entry.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
@@ -366,7 +370,7 @@ func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	var errs []error
 	for _, workspace := range workspaces {
 		n, err := s.Switches.RemoveUnused(ctx, workspace, func(id string, sw switches.Switch) (bool, error) {
-			return s.isPaused(ctx, workspace, id, sw)
+			return s.mustKeepSwitch(ctx, workspace, id, sw)
 		})
 		notes, err2 := s.Switches.RemoveNotes(ctx, workspace, func(origin string) (bool, error) {
 			failing, err := lists.isFailing(ctx, workspace, origin)
@@ -395,9 +399,9 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 	}
 }
 
-// isPaused reports whether the switch must stay: it still pauses its subscription, or an operator set it and the owner of the
+// mustKeepSwitch reports whether a pause switch must stay: it still pauses its subscription, or an operator set it and the owner of the
 // ended subscription might subscribe again with the same parameters.
-func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
+func (s *Sweeper) mustKeepSwitch(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)
 	if sw.Owner == "" { // the previous release did not store the owner
@@ -415,5 +419,5 @@ func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switche
 		return true, nil
 	}
 	sub, err := decodeRecord(items[0])
-	return err != nil || sub.Paused != 0, nil // the expiry job dead-letters a record that cannot be decoded
+	return err != nil || sub.Paused != 0, nil // an undecodable record keeps its switch until the sweep dead-letters it
 }

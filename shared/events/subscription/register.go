@@ -108,7 +108,7 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	}
 	switch err := g.Service.Store.insert(ctx, cat, sub, extra...); {
 	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
-		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was faster
+		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent request with the same key was faster
 		if again == nil && err == nil {
 			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
 		}
@@ -152,7 +152,8 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration sends a challenge if the operator's settings require that. SEP-1803 does not (SRF-07).
+// verifyRegistration verifies the endpoint of a SEP-1803 subscription by a challenge, if the operator's settings require that. SEP-1803
+// itself does not require it (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
 		return nil
@@ -184,7 +185,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns the names to which the subscription's sealed secret is bound.
+// Binding returns the binding with which the subscription's secrets are sealed. They can be opened only with an equal binding.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }
@@ -227,7 +228,7 @@ type Targets interface {
 	ParseSecret(secret string) ([]byte, error)
 	// NewSecret generates a secret. It returns the text for the client and the key that the text encodes.
 	NewSecret(t SecretType) (secret string, key []byte)
-	// Seal encrypts a key for storage.
+	// Seal encrypts a key for storage. It can be decrypted only with an equal binding.
 	Seal(ctx context.Context, key []byte, b Binding) ([]byte, error)
 }
 
@@ -255,11 +256,11 @@ type Options struct {
 	DefaultTTL, MaxTTL, MinTTL time.Duration
 	// AllowNoExpiry allows subscriptions that never expire (ttlMs is null).
 	AllowNoExpiry bool
-	// VerifyRegistrations extends the challenge, which targets of MCP Events must pass, to targets of SEP-1803.
+	// VerifyRegistrations requires a challenge for endpoints of SEP-1803 too. Endpoints of MCP Events always need one.
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	VerifiedTargets []string
-	// Verifications returns a principal's challenges per minute. Nil means [quota.DefaultVerifications] for all.
+	// Verifications returns how many challenges per minute a principal may cause. Nil means [quota.DefaultVerifications] for all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
 	// Rate limits how often a principal registers or subscribes. A refresh of a subscription counts too, because it costs as much as a
 	// new one. Ending a subscription is not limited. Nil means no limit.
@@ -291,7 +292,7 @@ type Registrar struct {
 	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. Switches may
 	// be nil.
 	Switches *switches.Set
-	// Demand asks the relay to receive a backend's events of a URI too. Nil means that there are no backends.
+	// Demand asks the relay to subscribe at a backend, if the URI is for events of a backend. Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
@@ -421,7 +422,7 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	if topic == nil {
 		return
 	}
-	notice, _ := json.Marshal(what) // cannot fail for texts
+	notice, _ := json.Marshal(what) // cannot fail for strings
 	if err := s.Log.Notify(ctx, workspace, topic(of), notice); err != nil {
 		s.Store.log().WarnContext(ctx, "subscription change not announced", "error", err)
 	}

@@ -15,15 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Besides the entries of subscribers.go, there are three indexes, with which operators find subscriptions. Each has one entry
-// per subscription, whose value is the subscription's owner:
+// Operators find subscriptions by three indexes. Each has one entry per subscription, whose value is the subscription's owner:
 //
 //	i#  all subscriptions of a workspace
 //	t#  subscriptions of a workspace by the origin of their endpoints, e.g. "https://example.com"
 //	z#  subscriptions of a workspace by state, except active ones
 //
-// The entries of z# are written together with the record, and the entries of i# and t# together with the entries of
-// subscribers.go. The records are authoritative: a reader skips an entry if its subscription no longer exists or has another
+// The transaction that writes a record also writes its z# entry. The i# and t# entries are written before the record, together with the k#
+// entries (see subscribers.go). The records are authoritative: a reader skips an entry if its subscription no longer exists or has another
 // state.
 
 func indexKey(workspace, id string) store.Key {
@@ -55,7 +54,7 @@ func OriginOf(target string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// isPlain reports whether a text has only letters, digits and the given other characters.
+// isPlain reports whether a text has only ASCII letters, digits and characters of the string others.
 func isPlain(text, others string) bool {
 	for _, c := range []byte(text) {
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && strings.IndexByte(others, c) < 0 {
@@ -81,7 +80,7 @@ func SameOrigin(text string) string {
 	return u.Scheme + "://" + host
 }
 
-// entryKeys returns the keys of all index entries but the one in z#.
+// entryKeys returns the keys of the subscription's index entries, except its entry in the index by state (z#).
 func (s *Subscription) entryKeys() []store.Key { return append(s.listKeys(), s.indexKeys()...) }
 
 func (s *Subscription) indexKeys() []store.Key {
@@ -96,10 +95,10 @@ func (s *Subscription) EffectiveState() State {
 	return s.State
 }
 
-// moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state. gone is true if the
-// record is deleted. The caller makes these writes in the transaction that writes the record. The entry expires at until, like the
-// record; zero means never.
-func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.Op) {
+// moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state, and sets s.Marked
+// to that state. The caller makes these writes in the transaction that writes the record or, if gone is true, deletes it. The entry
+// expires at the same time as the record; the zero time means never.
+func (s *Subscription) moveStateEntry(gone bool, expires time.Time) (ops []store.Op) {
 	now := s.EffectiveState()
 	if gone || now == Active {
 		now = ""
@@ -111,7 +110,7 @@ func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.O
 		ops = append(ops, store.Delete(stateKey(s.Workspace, s.Marked, s.ID)))
 	}
 	if now != "" {
-		ops = append(ops, store.Put(store.Item{Key: stateKey(s.Workspace, now, s.ID), Value: []byte(s.Principal), Expires: until}))
+		ops = append(ops, store.Put(store.Item{Key: stateKey(s.Workspace, now, s.ID), Value: []byte(s.Principal), Expires: expires}))
 	}
 	s.Marked = now
 	return ops
@@ -124,7 +123,7 @@ type Choice struct {
 	Origin    string // of the target
 	State     State  // of [Subscription.EffectiveState]
 	URI       string // URI of an event that one of the subscription's patterns matches
-	parents   bool   // only subscriptions to a parent
+	parents   bool   // only subscriptions to a parent URI, such as event://github/acme
 }
 
 const maxSelected = 100 // subscriptions that [Lists.Select] reads for one page
@@ -192,11 +191,12 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter begins the positions in the second part of the list of [Lists.SelectCovering], which has the subscriptions to parents.
+// parentsAfter begins the page positions in the second part of the list of [Lists.SelectCovering], i.e. among the subscriptions to
+// parents.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event: first the subscriptions to its type entry, and then the
-// others, which match because of a parent of the URI. It pages like [Lists.Select].
+// SelectCovering returns a page of the subscriptions that match an event, which has the event type entry and the given URI: first the
+// subscriptions to the event type, and then the subscriptions to a parent of the URI. It pages like [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -278,18 +278,18 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state, up to most for each state. No index lists active subscriptions, so CountStates
-// counts all and subtracts the other states. If another state has more subscriptions than most, the number of active ones may be
-// too high. The counts may include subscriptions that have ended.
-func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
+// CountStates counts a workspace's subscriptions by state, up to maxCount for each state. No index lists active subscriptions, so
+// CountStates counts all and subtracts the other states. If another state has more than maxCount subscriptions, the number of active ones
+// may be too high. The counts may include subscriptions that have ended.
+func (l *Lists) CountStates(ctx context.Context, workspace string, maxCount int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0
 	for _, state := range []State{Paused, Suspended, Disabled, Active} {
-		q := store.Query{Table: store.Subscriptions, Partition: stateKey(workspace, state, "-").Partition, Limit: most, Eventual: true}
-		limit, subtract := most, 0
+		q := store.Query{Table: store.Subscriptions, Partition: stateKey(workspace, state, "-").Partition, Limit: maxCount, Eventual: true}
+		limit, subtract := maxCount, 0
 		if state == Active {
 			q.Partition = indexKey(workspace, "-").Partition
-			limit, subtract = most+others, others
+			limit, subtract = maxCount+others, others
 		}
 		n := 0
 		for more := true; more && n < limit; {
@@ -311,9 +311,10 @@ func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }
 
-// A subscription's deliveries can still be stored after it has ended, and so can its index entries if the process died before it had
-// removed them. The erasure of a principal's data must find both. So there is an e# entry for each subscription of the principal, which
-// names the partitions of the index entries. It is written together with them, and kept for [EndedKept] after the subscription has ended.
+// Some data may stay in the store after a subscription has ended: deliveries and, if a process died before it had removed them, index
+// entries. The erasure of a principal's data must find both. So each subscription of the principal has an e# entry, which names the
+// partitions of its index entries. The e# entry is written together with the index entries, and kept for [EndedKept] after the
+// subscription has ended.
 
 // EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
 // days of retries, and seven days as a dead letter.
@@ -326,7 +327,7 @@ func endedKey(workspace, principal, id string) store.Key {
 func (s *Subscription) endedEntry(until time.Time) store.Item {
 	it := store.Item{Key: endedKey(s.Workspace, s.Principal, s.ID), Version: s.entryVersion(), Expires: until}
 	for _, k := range s.entryKeys() {
-		it.Value = append(append(it.Value, k.Partition...), '\n') // no name has a line break
+		it.Value = append(append(it.Value, k.Partition...), '\n') // partition names have no line breaks
 	}
 	return it
 }
@@ -342,7 +343,8 @@ func (l *Lists) Each(ctx context.Context, workspace, principal string, visit fun
 	})
 }
 
-// EachEnded visits the ids of a principal's ended subscriptions, and some that have not ended or never existed.
+// EachEnded visits the ids in the principal's e# entries. Some of these subscriptions may not have ended, and others may never have
+// existed, because an e# entry is written before its subscription.
 func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
 	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })

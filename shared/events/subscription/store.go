@@ -80,7 +80,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
-	ops := sub.moveStateEntry(false, time.Time{}) // before the record is encoded, because it sets sub.Marked
+	ops := sub.moveStateEntry(false, time.Time{}) // before recordOps encodes the record, because moveStateEntry sets sub.Marked
 	ops = append(append(ops, sub.recordOps()...), s.tally().AddOp(ctx, sub.Workspace, sub.Principal, 1))
 	err = s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
@@ -140,7 +140,7 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		unused = sub.Patterns
-	case err != nil: // the store may have written the subscription, and counters that are too high do no harm
+	case err != nil: // keep the counters: the store may have written the subscription, and too high counters do no harm
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return err
 	}
@@ -316,17 +316,18 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 	})
 }
 
-// Two kinds of items tell fanout where to look for subscribers, so that it never scans:
+// Fanout finds subscribers without a scan, because two kinds of items tell it where to look:
 //
-//	shapes  one per event type, and one for parents: how many subscriptions use each
-//	        shape of pattern ("w_" counts), and until when a stream or poll reads it ("i_" times)
-//	header  one per pattern: how many subscribers it has
+//	shapes  one item per event type, and one for all parent URIs. For each shape of patterns (see
+//	        [match.Shape]), it has the number of subscribed patterns (the count "w_SHAPE"), and the
+//	        time until which a stream or poll may read such patterns (the count "i_SHAPE")
+//	header  one item per pattern, with the number of its subscribers
 //
-// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a
-// crash the counts may be too high, which costs a look-up, but never too low, which would lose an event. A header expires
-// shortly after its count has reached zero, so that unused patterns leave no items.
+// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a crash the
+// counts may be too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count
+// has reached zero, so that unused patterns leave no items.
 
-// ShapesKey returns the key of the shapes item for a scope, which is an event type or all parents (see [match.Shape]).
+// ShapesKey returns the key of the shapes item for a scope, i.e. for one event type or for all parent URIs (see [match.Shape.Scope]).
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
@@ -346,7 +347,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes of webhook subscriptions, and of streams and polls at the given time (inBand). item may be nil.
+// InUse reads a shapes item. It returns the shapes of the patterns to which webhooks subscribe, and the shapes of the patterns that streams
+// and polls may read at the time now (inBand). item may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -384,7 +386,7 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 	for _, p := range patterns {
 		op := store.Add(HeaderKey(workspace, p.Key), map[string]int64{headerCount: n}, nil)
 		if n > 0 {
-			op.Item.Expires = headerStays
+			op.Item.Expires = farFuture
 		}
 		if err := s.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
@@ -392,9 +394,10 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// Let the pattern's header item expire if it counts no subscribers. If the count has been raised, this conflicts.
+		// If the pattern has no subscribers left, let its header item expire. If another process has raised the count, the limit of 0
+		// makes this write conflict.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
-		empty.Item.Expires = s.now().Add(headerLasts)
+		empty.Item.Expires = s.now().Add(headerKept)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
 		}
@@ -430,20 +433,20 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long the header item of a pattern stays after its count has reached zero. headerStays is the expiry of all
-// other header items, and means never. Each increment sets it, because an item whose count was zero would otherwise keep its old
-// expiry.
-const headerLasts = time.Minute
+// headerKept is how long the header item of a pattern stays after its count has reached zero.
+const headerKept = time.Minute
 
-var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+// farFuture is an expiry that means never. Each increment of a header's count sets it, because a header whose count was zero has an
+// expiry.
+var farFuture = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
 // needs no such record, because each URI has its own partition.
 //
-// Fanout may have looked for interests just before this one was recorded, and then it does not copy the events of that batch to the
-// pattern's partitions. So RecordInterest waits until the log has these events in the partitions of their own URIs, where a client
-// that then reads the log finds them.
+// When the interest is recorded, fanout may already be storing a batch of events for which it has found no interest. It does not copy
+// these events to the pattern's partitions. So RecordInterest waits until the events are in the partitions of their own URIs, where a
+// client that reads the log afterwards finds them.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
@@ -451,7 +454,7 @@ func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspa
 // recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's
 // expiry plus the log's retention, because a client can resume from the cursors in deliveries and gap notices.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
-	until := headerStays
+	until := farFuture
 	if !s.Until.IsZero() {
 		until = s.Until.Add(log.MinRetention())
 	}
@@ -462,9 +465,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The shapes item has, for each shape ([match.Shape]), the time until which fanout looks for interests in patterns with this shape. It is
-	// written before the interest, and an hour later than the interest's end, because it must not be earlier than the end of any such
-	// interest.
+	// The count "i_SHAPE" tells fanout until when to look for interests in patterns of this shape. It must not be earlier than the end of
+	// any such interest. So write it before the interest. It is an hour later than needed, so that most later calls need not write it.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	for {
@@ -479,7 +481,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 		if had > least {
 			break
 		}
-		// The limit keeps two callers from both adding to the same time.
+		// If another caller has just raised the count, the limit makes this write fail, so that the two additions do not add up.
 		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
 		if err == nil {
 			break
@@ -492,7 +494,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Fanout may have looked for interests before this one was recorded, for a batch that it is still storing. Wait even if the
+	// Fanout may still be storing a batch of events, for which it looked for interests before this one was recorded. Wait even if the
 	// interest was stored already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }

@@ -28,10 +28,10 @@ type SubscribeRequest struct {
 	Arguments json.RawMessage // an object; nil is an empty one
 	URL       string
 	Secret    string
-	Cursor    string        // where delivery starts; empty is now
+	Cursor    string        // delivery starts after this position of the log; empty means now
 	MaxAge    time.Duration // of replayed events; 0 means no limit
 	TTL       TTL
-	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// Plain is set if the client wants no control envelopes, such as gap and termination notices. It receives only events and the
 	// challenge.
 	Plain bool
 	// Profile is the version of the MCP Events extension that deliveries follow (see [spec.Profile]).
@@ -51,8 +51,8 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed reports whether the subscription existed before this request. Only then are the other two set. Resumed reports whether it was
-	// suspended until this request, which has resumed it. Status summarizes its deliveries so far.
+	// Refreshed reports whether the subscription existed before this request. Only then are Resumed and Status set. Resumed reports
+	// whether this request has resumed a suspended subscription. Status summarizes the subscription's deliveries so far.
 	Refreshed, Resumed bool
 	Status             Status
 }
@@ -61,7 +61,7 @@ type SubscribeResult struct {
 type beginning struct {
 	at        eventlog.Cursor
 	truncated bool  // the client misses events, because its cursor is too old
-	oldest    int64 // the log has all events of the pattern from this position (as in [eventlog.Entry.Key]) on
+	oldest    int64 // since this position, in microseconds since 1970, the log has all events of the pattern
 }
 
 // Subscribe creates an MCP Events subscription, or refreshes the one with the same principal, URL, type and canonical arguments.
@@ -121,7 +121,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
-		Resumed: SecondsOf(now.Add(-time.Minute)), // failures count from the minute after Resumed, which is the current minute
+		Resumed: SecondsOf(now.Add(-time.Minute)), // the previous minute, because only failures in later minutes count
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from.at.At, Given: from.at.Given}),
 	}
 	want.recordGrant(cat, grantOf(cat, p))
@@ -138,8 +138,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	return g.announce(ctx, want, have, from, r.Cursor != "")
 }
 
-// announce replays the events that the written subscription want is still owed, notifies open streams, and returns the answer to
-// the client. have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
+// announce completes a request: it replays the events that the subscriber still needs, notifies open streams, and returns the answer to
+// the client. want is the subscription as it was written, and have is the subscription before a refresh, or nil. resumed reports whether
+// the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
@@ -153,7 +154,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// Page tasks for the subscription's old pattern skip it, so tell the client that it may have missed events.
+		// The delivery queue may have tasks for pages of the old pattern's subscribers, which this subscription has left. So tell the
+		// client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -170,7 +172,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	return out, err
 }
 
-// checkRequest checks a request without the store. It returns the selection and the secret's signing key.
+// checkRequest makes the checks of a request that need no access to the store. It returns the pattern and filters that the request's
+// arguments select, and the secret's signing key.
 func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r SubscribeRequest) (selection match.Selection, key []byte, err error) {
 	entry := cat.ByName(r.Name)
 	if entry == nil {
@@ -197,8 +200,9 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes a new subscription that begins at from, or merges it into the existing one with the same id. It returns the existing
-// subscription. The result is nil if no subscription existed, or if it had expired or was disabled.
+// upsert writes the subscription want, as a new one or by a refresh of the existing one with the same id. It returns the existing
+// subscription, or nil if there was none or if it had expired or was disabled. If a new one replaces a disabled one, its replay begins at
+// from.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
@@ -207,12 +211,12 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 		if err != nil {
 			return nil, err
 		}
-		if have != nil && have.State == Disabled { // insert replaces its record in one write, so that a crash cannot lose both subscriptions
+		if have != nil && have.State == Disabled { // insert replaces the disabled record in one write, so that a crash loses neither
 			want.Revision, want.Marked, want.Paused = have.Revision, have.Marked, have.Paused
 			have, replaces = nil, true
 		}
 		if replaces && have == nil && g.Replay != nil {
-			want.owe(from) // so that the replay reactivates deliveries that were suspended before the end
+			want.owe(from) // a replay also resumes deliveries that waited while the ended subscription was suspended
 		}
 		expiry := want.expiryOps()
 		if have == nil {
@@ -254,10 +258,10 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh writes want in place of have. If the client sent another secret, refresh keeps have's secret as the previous one for the
-// rotation's grace period. The parameter live is false if have has expired. If it is true, and have was active or the client sent
-// no cursor, refresh also keeps have's cursor, advanced to the watermark (see [Watermark]). If the event type has another URI
-// template by now, refresh moves the subscription to the new pattern, and replays that pattern's events since have's cursor.
+// refresh overwrites the record have with want. If the client sent another secret, have's secret stays valid as the previous one for the
+// [rotationGrace]. live is false if have has expired. A live subscription keeps its cursor, advanced to the watermark (see [Watermark]),
+// if it was active or the client sent no cursor. If the event type has another URI template by now, refresh moves the subscription to the
+// new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -331,7 +335,8 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 // reports whether the client misses events because its cursor is too old.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
-		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro()) // before the position is read
+		// Call GivenAt before Position, because all events after the position must be later than Given.
+		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro())
 		from.At = g.Service.Log.Position()
 		if pattern.Kind == match.Concrete {
 			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
@@ -349,7 +354,7 @@ func (g *Registrar) findStart(ctx context.Context, workspace string, pattern mat
 	from.Given = c.Given
 	at := int64(math.MaxInt64)
 	for _, part := range pattern.Partitions(g.Service.Log, workspace) {
-		at = min(at, g.Sealer.PositionIn(c, part)) // a poll may have read some shards of a wildcard further than others
+		at = min(at, g.Sealer.PositionIn(c, part)) // start at the earliest: a poll may have read some partitions further than others
 	}
 	from.At, truncated = g.Service.Log.StartPosition(c, at, floor)
 	return from, truncated, nil
@@ -370,7 +375,7 @@ func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// fingerprint returns a hash of a secret, with which a refresh can compare it without opening the sealed secret.
+// fingerprint returns a hash of a secret. By comparing hashes, a refresh notices another secret without opening the sealed one.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
 	return h[:8]

@@ -20,7 +20,7 @@ import (
 // Found is the result of reading a pattern's subscribers.
 type Found struct {
 	List []Subscriber
-	// More is true if the range that was read holds further subscribers after the key Last.
+	// More is true if the range has further subscribers, whose keys sort after Last.
 	More bool
 	Last string
 	// Broken has one range for each item that cannot be decoded.
@@ -52,8 +52,8 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	return f, nil
 }
 
-// Wants reports whether the subscriber must receive an event under the pattern under which the subscriber is stored. That is the case if
-// the subscription has not expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
+// Wants reports whether the subscriber must receive an event that matches the pattern of this item. That is the case if the subscription
+// has not expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
@@ -128,7 +128,7 @@ func (s *Subscription) listKeys() []store.Key {
 // addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the
 // time when the subscription was created or last enabled, so that a late removal of earlier entries leaves the new entry as it is.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
-	ops := []store.Op{store.Put(sub.endedEntry(time.Time{}))} // so that an erasure finds the entries even if the subscription is not written
+	ops := []store.Op{store.Put(sub.endedEntry(time.Time{}))} // lets an erasure find the entries even if the subscription is never written
 	for _, k := range sub.entryKeys() {
 		ops = append(ops, store.Put(sub.listEntry(k)))
 	}
@@ -155,7 +155,8 @@ func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.entryVersion()}
 }
 
-// entryVersion changes when a person enables the subscription, so that the process that disabled it keeps the new entries.
+// entryVersion returns the version of the index entries. It increases when a person enables the subscription again, so that a process
+// which is still removing the entries of the disabled subscription leaves the new ones as they are.
 func (s *Subscription) entryVersion() int64 { return max(s.Created.UnixMicro(), int64(s.Enabled)) }
 
 // ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,
@@ -254,7 +255,7 @@ type RecheckState struct {
 	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last completely rechecked catalog.
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog for the next recheck, and Since when it was first seen.
+	// Seen is the fingerprint of a newer catalog, which the next recheck uses. Since is when a recheck first saw it.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.
@@ -275,7 +276,7 @@ func recheckStateKey(workspace string) store.Key {
 
 func (s RecheckState) encode() []byte {
 	s.V = 1
-	value, _ := json.Marshal(s) // cannot fail for texts and numbers
+	value, _ := json.Marshal(s) // cannot fail for strings and numbers
 	return value
 }
 

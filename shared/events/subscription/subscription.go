@@ -56,7 +56,7 @@ const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
 	Suspended State = "suspended" // too many failures; a refresh reactivates it
-	Paused    State = "paused"    // deliveries paused by a person; only [Subscription.EffectiveState] returns it
+	Paused    State = "paused"    // paused by a person; only [Subscription.EffectiveState] returns it, the field State is active
 )
 
 // Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 for none.
@@ -90,7 +90,7 @@ func (m Micros) Time() time.Time {
 // Target is the endpoint of a subscription, with the secrets that sign its webhooks.
 type Target struct {
 	URL string `json:"url"`
-	// Secret and Previous are sealed and of the type Type. The previous secret signs as well until PreviousUntil.
+	// Secret and Previous are the sealed secrets, both of the given Type. Until PreviousUntil, webhooks are also signed with Previous.
 	Type          SecretType `json:"st"`
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
@@ -119,7 +119,7 @@ type Subscription struct {
 	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain is set if the client wants only events: no control envelopes, such as gap and termination notices, except the
+	// Plain is set if the client wants no control envelopes, such as gap and termination notices. It receives only events and the
 	// challenge.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
@@ -130,9 +130,9 @@ type Subscription struct {
 	// Cursor is a position in the event log, sealed for the client. All events up to it have been settled, i.e. acknowledged or
 	// dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
 	Cursor string `json:"cur,omitempty"`
-	// Owed is the log position (as in [eventlog.Entry.Key]) after which the subscriber must still get a replay, or 0.
+	// Owed is the log position after which the subscriber must still get a replay, in microseconds since 1970, or 0 if there is no replay.
 	Owed int64 `json:"owed,omitempty"`
-	// OwedGiven is the [eventlog.Cursor.Given] of the position Owed.
+	// OwedGiven is the time at which the log ended at Owed, in microseconds since 1970; 0 is unknown. See [eventlog.Cursor.Given].
 	OwedGiven int64 `json:"owedg,omitempty"`
 	// Replayed is the time of the latest replay. Cursor does not advance until each replayed event has been attempted once.
 	Replayed Micros `json:"rpl,omitempty"`
@@ -147,7 +147,7 @@ type Subscription struct {
 	Enabled Micros `json:"en,omitempty"`
 	// Paused is when a person paused the deliveries.
 	Paused Micros `json:"pau,omitempty"`
-	// Marked is the state under which an index lists the subscription (see [Lists.Select]), or empty.
+	// Marked is the state for which the index by state has an entry of the subscription (see [Lists.Select]), or empty without an entry.
 	Marked   State `json:"mk,omitempty"`
 	Revision int64 `json:"-"` // increases with each write of this record
 }
@@ -215,7 +215,8 @@ type Range struct {
 // the same number of subscribers.
 func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
-// RangeOf returns the range that contains only the subscription with the given id.
+// RangeOf returns a range around the subscription with the given id. Another id in the range would have the same first 31 of 32
+// hexadecimal digits, and ids are random or hashes, so the range has no other subscription.
 func RangeOf(id string) Range { return Range{From: sortKeyOf(id)[:31], To: sortKeyOf(id) + "!"} }
 
 func recordKey(workspace, principal, id string) store.Key {
@@ -310,8 +311,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	if open {
 		return c, nil
 	}
-	// At this point, all stored deliveries are finished. If the log also has no event after the cursor, then no later event is waiting in a
-	// queue either. Otherwise that event would have waited in the queue for longer than the log keeps events, which we assume does not happen.
+	// All stored deliveries are finished, but later events may still wait in a queue to become deliveries. If the log has no event after
+	// the cursor, the queues have none either: it would have waited for longer than the log keeps events, which we assume does not happen.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err

@@ -23,8 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits on challenges (EVX-12, SRF-07) of all processes together. Many principals may use the same host, for example ChatGPT's. So
-// only failed challenges count against a host, and a host's total refuses only principals that have failed there themselves.
+// Limits on challenges (EVX-12, SRF-07), which all processes share. Many principals may use the same host, for example ChatGPT's. So only
+// failed challenges count against a host. After many failures, only principals that have failed there themselves are refused.
 const (
 	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
 	maxPending = 20
@@ -46,7 +46,7 @@ type Verifier struct {
 	Send func(ctx context.Context, url, subscriptionID string, key []byte) error
 	// Trusted are URL prefixes that the operator vouches for. Their endpoints need no challenge.
 	Trusted []string
-	// PerMinute returns a principal's challenges per minute. Nil means [quota.DefaultVerifications] for all.
+	// PerMinute returns how many challenges per minute a principal may cause. Nil means [quota.DefaultVerifications] for all.
 	PerMinute func(ctx context.Context, workspace, principal string) int64
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
@@ -88,7 +88,8 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// isBelow reports whether the endpoint begins with the prefix and stays below it, even if its server resolves dot segments.
+// isBelow reports whether the endpoint begins with the prefix and has no dot segments after it, with which it could leave the prefix, as
+// in https://example.com/hooks/../other.
 func isBelow(prefix, endpoint string) bool {
 	rest, ok := strings.CutPrefix(endpoint, prefix)
 	path, _, _ := strings.Cut(strings.ToLower(rest), "?")
@@ -162,8 +163,8 @@ func countOf(it *store.Item, name string) int64 {
 	return it.Counts[name]
 }
 
-// checkFailures refuses the challenge if the principal has failed too often at the host. If all principals together have failed
-// too often there, one failure of the principal suffices. own and byAll are the items that count these failures.
+// checkFailures refuses the challenge if the principal had maxFailed failures at the host, or if it had at least one there and all
+// principals together had maxFailedByAll. own and byAll are the items that count these failures.
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:
@@ -176,13 +177,14 @@ func (c challenge) checkFailures(own, byAll *store.Item) error {
 	return nil
 }
 
-// untilNext returns how many seconds are left of the current window. The parameter window is the length of a window.
+// untilNext returns how many seconds are left of the current time window, e.g. of the current minute for a window of one minute.
 func (c challenge) untilNext(window time.Duration) int {
 	seconds := int64(window / time.Second)
 	return int(seconds - c.at.Unix()%seconds)
 }
 
-// begin counts a challenge that is about to be sent, or returns an error at the principal's limits.
+// begin counts a challenge that is about to be sent. It returns an error if the principal has reached its limit of challenges per minute,
+// or of challenges that wait for an answer from the host.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}

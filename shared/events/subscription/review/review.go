@@ -19,20 +19,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Review checks subscriptions. It caches catalogs and keys, so that a check before every delivery is cheap.
+// Review checks subscriptions. It caches catalogs and the principals' rights, so that a check before every delivery is cheap.
 //
-// The cached catalog and keys may be some seconds old, and thus older than the subscription. Callers therefore terminate a
-// subscription only after a second check against the latest ones.
+// The cached data may be some seconds old, and thus older than the subscription. Callers therefore terminate a subscription only after a
+// second check against the latest data.
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
 	// Directory knows the current rights of principals. If it is nil, principals have the rights in [subscription.Grant].
 	Directory auth.Directory
 
-	verdicts bounded.Map[[2]string, string] // by the ids of an old and a new contract: the feature that the new contract breaks, or ""
+	verdicts bounded.Map[[2]string, string] // maps the ids of an old and a new contract to the feature that the new one breaks, or ""
 }
 
-// part is one pattern of a subscription, with its event type and the id of the contract.
+// part is one pattern of a subscription: the pattern's key, its event type, and the id of the contract to which the client subscribed.
 type part struct{ key, entry, contract string }
 
 // Right decides which events a subscriber may receive. The zero value permits none.
@@ -40,8 +40,8 @@ type Right struct {
 	review     *Review
 	workspace  string
 	catalog    *catalog.Catalog
-	principals []auth.Principal // the principal, once for each of its keys
-	all        bool             // events need no further check
+	principals []auth.Principal // one for each valid credential of the principal, with its scopes and claims
+	all        bool             // [Right.MayReceive] is true for each event
 }
 
 // All returns the right to receive all events.
@@ -147,7 +147,8 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// Ignore a claim for a variable that the parent URI leaves open, because some value of it may match.
+		// The parent URI may leave a variable open, so that the subscription matches events with all its values. Ignore the claim for such
+		// a variable, because the principal may receive the events with some of the values.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
@@ -170,9 +171,9 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. It returns true if [Review.CheckSubscriber] has
-// already checked the event type. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if
-// that type is gone.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. After [Review.CheckSubscriber] for a pattern of
+// one event type it returns true, because that has checked the type's access rule. Otherwise the access rule of the event's own type
+// decides, and the error is [ErrTypeRemoved] if that type is gone.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if r.all || r.catalog == nil {
 		return r.all, nil
