@@ -23,16 +23,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog in addition to the
-// operator's. The relay stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
+// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog in addition to the operator's. The relay
+// stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
 //
-// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as
-// canonical JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url.
-// Subscriptions with equal arguments therefore have the same URI, and the log, fanout and subscriptions need no special case.
+// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
+// JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
+// arguments therefore have the same URI, and the log, fanout and subscriptions need no special case.
 //
-// A backend that acts for its callers receives their tokens, and may show each of them other event types and events. So its
-// types are not stored, and any name with its prefix may be one of them, until the relay asks the backend. The last segment of
-// its URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of the only principal that may receive the events.
+// A backend that acts for its callers receives their tokens, and may show each caller other event types and events. So its types are not
+// stored. Until the relay has asked the backend, every name with the backend's prefix may be one of its types. The last segment of its
+// URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of the only principal that may receive the events.
 
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
@@ -166,11 +166,12 @@ func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller 
 // backendAuthority begins the first segment of the URIs of a backend's events, for example event://~github/….
 const backendAuthority = "~"
 
-// BindArguments returns the URI template's values for a subscription by p. canonical is its arguments in canonical JSON.
+// BindArguments returns the values of the URI template's variables for a subscription of the principal p. The parameter canonical has the
+// subscription's arguments in canonical JSON.
 func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[string]string, error) {
 	value, most := base64.RawURLEncoding.EncodeToString(canonical), maxBackendArguments
 	if e.PerCaller() {
-		if p.ID == "" || p.Anonymous { // several people may be the anonymous principal
+		if p.ID == "" || p.Anonymous { // the anonymous principal may stand for several people
 			return nil, fault.New(fault.Unauthenticated, "this needs a caller who has signed in")
 		}
 		value, most = value+"."+CallerID(p.ID), most-callerSize
@@ -242,7 +243,7 @@ func refuseLargest(all map[string]BackendTypes) bool {
 		if len(all[name].Types) == 0 {
 			continue
 		}
-		text, _ := json.Marshal(all[name].Types) // it was decoded from JSON
+		text, _ := json.Marshal(all[name].Types) // cannot fail, because the types were decoded from JSON
 		if size := settings.PackedSize(text); size > most {
 			largest, most = name, size
 		}
@@ -278,7 +279,7 @@ type merger struct {
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil
-	logged     bounded.Map[warning, bool]  // the warnings in the log
+	logged     bounded.Map[warning, bool]  // warnings that were logged already
 }
 
 type warning struct{ workspace, backend, text string }
@@ -393,7 +394,7 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 		}
 		if backends[name].PerCaller {
 			out.hasPerCaller = true
-			continue // its types are not stored
+			continue // the types of such a backend are not stored
 		}
 		for _, t := range backends[name].Types {
 			e, err := NewBackendEntry(name, backends[name], t)
@@ -408,7 +409,7 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 		}
 	}
 	out.backends = backends
-	text, _ := json.Marshal(backends) // it was decoded from JSON
+	text, _ := json.Marshal(backends) // cannot fail, because the backends were decoded from JSON
 	sum := sha256.Sum256(append(text, cmp.Or(c, &Catalog{}).fingerprint...))
 	out.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:])
 	return out

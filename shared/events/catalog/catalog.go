@@ -52,7 +52,7 @@ type Catalog struct {
 	backends    map[string]BackendTypes
 
 	hasPerCaller bool
-	perCaller    bounded.Map[string, *Entry] // see [Catalog.perCallerType]
+	perCaller    bounded.Map[string, *Entry] // cache of [Catalog.perCallerType]
 }
 
 // Entry is one event type.
@@ -72,7 +72,8 @@ type Entry struct {
 	WebhookType string
 	// Delivery lists the allowed modes: a subset of push, poll and webhook, not empty.
 	Delivery []string
-	// Filters maps an argument's name to a JSON pointer. The payload must have the argument's value there.
+	// Filters maps an argument's name to a JSON pointer, e.g. "state" to "/order/state". A subscriber that gives the argument receives
+	// only events whose payload has the argument's value at the pointer.
 	Filters map[string]string
 	// Redact lists JSON pointers of sensitive payload members, which the argument "redact": true removes.
 	Redact []string
@@ -87,7 +88,7 @@ type Entry struct {
 	vars     []string
 	payload  schema
 	params   schema
-	types    map[string]string // JSON types of the variables, except strings
+	types    map[string]string // JSON types of the variables that are not strings, e.g. "integer"
 	input    json.RawMessage
 
 	arguments schema // compiled from input
@@ -112,7 +113,8 @@ func (c *Catalog) HasTemplate(template string) bool {
 	return slices.ContainsFunc(c.Entries(), func(e *Entry) bool { return e.URITemplate == template })
 }
 
-// ByName returns the event type with a name, or nil. A type of a backend that acts for its callers may not exist there.
+// ByName returns the event type with the name, or nil. If the name has the prefix of a backend that acts for its callers, ByName returns
+// an event type even if the backend has no such type, because the catalog does not know the backend's types.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {
 		return nil
@@ -169,9 +171,9 @@ type Access struct {
 	perCaller bool
 }
 
-// Check returns nil if the principal may receive the events with these values of the template's variables. It refuses a missing variable of
-// Claims, because a subscription with a wildcard or to a parent URI would also receive the events of other values. With --auth none callers
-// have no claims, so they are refused if Claims has any variable.
+// Check returns nil if the principal may receive the events with these values of the template's variables. Check refuses the principal if
+// a variable of Claims has no value, because a subscription with a wildcard or to a parent URI would also receive the events of other
+// values. With --auth none callers have no claims, so they are refused if Claims has any variable.
 //
 // The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {

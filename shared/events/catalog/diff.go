@@ -46,9 +46,9 @@ func Diff(before, after *Catalog) []Change {
 	return d.changes
 }
 
-// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if
-// an event type goes back from [orderNone] to ordered while the log spreads unordered events over partitions that readers of
-// ordered events do not read.
+// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if the
+// order of an event type changes back from [orderNone] to [orderURI] while the log distributes unordered events over several partitions,
+// because readers of ordered events do not read all of these partitions.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
@@ -102,7 +102,8 @@ func (d *differ) compareEntries(a, b *Entry) {
 	d.compareSchemas("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// compareLists adds a change for each value that only one of the lists has. The strings added and removed are formats for the value.
+// compareLists adds a change for each value that only one of the lists a and b has. The parameter added is the format of the change's text
+// for a new value, e.g. "the delivery mode %s is added", and removed is the format for a removed value.
 func (d *differ) compareLists(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -150,8 +151,8 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas adds a change if two schemas differ. what is the schemas' name in the change, e.g. "payload". Only new optional
-// properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
+// compareSchemas adds a change if two schemas differ. The change's text calls them by the parameter what, e.g. "payload". Only new
+// optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // cannot fail: each schema was compiled before, or is missing
@@ -175,8 +176,8 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// findIncompatible describes the first difference between a and b, except new optional properties and annotations. The result is ""
-// without such a difference. The parameter at is the JSON pointer of a and b.
+// findIncompatible describes the first difference between a schema a and its successor b, or returns "" if they differ only in new
+// optional properties and annotations. The parameter at is the JSON pointer of both in the whole schema.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -339,7 +340,7 @@ type contract struct {
 // [maxSchema]. It is stored with a subscription, so that a later catalog can be compared with the event type to which the client
 // subscribed.
 func (e *Entry) EncodeContract() []byte {
-	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
+	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // cannot fail
 	return text
 }
 
@@ -361,7 +362,7 @@ func (e *Entry) hashTerms() string {
 		Contract string
 		Webhook  bool
 		Access   *Access
-	}{e.ContractID(), e.WebhookAllowed(), e.Access}) // strings always marshal
+	}{e.ContractID(), e.WebhookAllowed(), e.Access}) // cannot fail
 	return digest(text)
 }
 

@@ -18,8 +18,8 @@ import (
 // node is a node of a trie whose keys are segments of URIs. All variables share one child, because their names do not matter for matching.
 // Entries cannot overlap, so at most one entry matches a URI.
 type node struct {
-	next  map[string]*node // by the literal, or "" for a variable, because a canonical URI has no empty segments
-	entry *Entry           // the entry that ends here
+	next  map[string]*node // by literal segment; the key "" stands for a variable, because no literal is empty
+	entry *Entry           // the entry whose last segment leads to this node, or nil
 }
 
 func (n *node) insert(e *Entry) {

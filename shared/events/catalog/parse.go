@@ -111,7 +111,8 @@ func (p *parser) readEntry(n *strictyaml.Node) {
 	p.entries = append(p.entries, e)
 }
 
-// describe describes the entry for an error message, followed by the member unless that is "": for example "event a.b: uri".
+// describe returns the beginning of an error message: the entry's name and, unless it is empty, the member of the entry. An example is
+// "event a.b: uri".
 func (e *Entry) describe(member string) string {
 	switch {
 	case e.Name == "" && member == "":
@@ -359,7 +360,7 @@ func (p *parser) readParamsSchema(e *Entry, n *strictyaml.Node, what string) {
 		var prop struct {
 			Type any `json:"type"`
 		}
-		_ = json.Unmarshal(raw, &prop) // a boolean schema has no type
+		_ = json.Unmarshal(raw, &prop) // fails for the schemas true and false, which have no type
 		if t, ok := prop.Type.(string); ok && t != "string" {
 			e.types[name] = t
 		}
@@ -396,7 +397,7 @@ func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 func inputSchema(e *Entry) json.RawMessage {
 	schema := map[string]json.RawMessage{}
 	if e.ParamsSchema != nil {
-		_ = json.Unmarshal(e.ParamsSchema, &schema) // an object, because it was compiled
+		_ = json.Unmarshal(e.ParamsSchema, &schema) // cannot fail: readParamsSchema has decoded it as an object
 	}
 	props := map[string]json.RawMessage{}
 	if raw, ok := schema["properties"]; ok {
@@ -420,14 +421,14 @@ func inputSchema(e *Entry) json.RawMessage {
 	return out
 }
 
-// requireClaims lets the published input schema require the variables of claims. The server does not check this by the schema, because
-// [Access.Check] refuses a subscription without such a variable with Forbidden.
+// requireClaims makes the published input schema require the variables of claims. The server validates arguments with the schema as it was
+// before, because [Access.Check] refuses a subscription without such a variable as Forbidden, and not as Invalid.
 func (e *Entry) requireClaims() {
 	if e.Access == nil || len(e.Access.Claims) == 0 {
 		return
 	}
 	schema := map[string]json.RawMessage{}
-	_ = json.Unmarshal(e.input, &schema) // inputSchema encoded it
+	_ = json.Unmarshal(e.input, &schema) // cannot fail, because inputSchema encoded it
 	var required []string
 	_ = json.Unmarshal(schema["required"], &required)
 	for _, v := range e.vars {

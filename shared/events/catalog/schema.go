@@ -69,7 +69,7 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 // ValidateArguments checks the arguments of a subscription by name, like [Entry.ValidateParams], against [Entry.InputSchema].
 func (e *Entry) ValidateArguments(arguments []byte) error {
 	if e.ParamsSchema == nil && string(arguments) == "{}" {
-		return nil // saves compiling the schema
+		return nil // avoids compiling the schema, which accepts an empty object
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(arguments))
 	if err != nil {
@@ -282,7 +282,8 @@ func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// deepestCause returns the depth of the deepest cause. other is 0 if that cause is a wrong type, and 1 otherwise.
+// deepestCause returns the depth of the deepest cause. other is 0 if that cause is a value of a wrong type, and 1 otherwise. Of two causes
+// with the same depth, it prefers one with other = 1.
 func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -408,7 +409,7 @@ func schemaCost(raw json.RawMessage) int {
 	return c.cost(root)
 }
 
-// coster computes costs. The field known has the cost of the target of each reference. While coster computes the cost of a target, known
+// coster computes costs. The field known caches the cost of each reference's target. While the cost of a target is being computed, known
 // has tooExpensive for it. So a circular reference ends the recursion, and makes the schema too expensive.
 type coster struct {
 	root  any
@@ -474,7 +475,7 @@ const statesPerCost = 4
 func patternCost(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return 0 // the schema library refuses this expression, too
+		return 0 // the schema library refuses a schema with such a pattern
 	}
 	return countStates(re) / statesPerCost
 }

@@ -23,7 +23,8 @@ const Shared = "*"
 type Document struct {
 	settings.Stored
 	Workspace string
-	// Catalog is nil if the workspace has no catalog of its own, or if another version's catalog cannot be read (see Invalid).
+	// Catalog is nil if the workspace has no catalog of its own, or if another version of the program stored a catalog that this version
+	// cannot read. In the second case, Invalid is the reason.
 	Catalog *Catalog
 	Invalid error
 }
@@ -46,7 +47,8 @@ func parseStored(src []byte) (*Catalog, error) {
 	return parseFile("stored catalog", src, true)
 }
 
-// Replace returns the edit that replaces or (nil) removes the catalog, and records the change for [settings.Announce].
+// Replace returns the edit that replaces the catalog, or removes it if next is nil. The edit also records the change for
+// [settings.Announce].
 func (d Document) Replace(next *Catalog) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.Text()}
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
@@ -115,8 +117,8 @@ type Stored struct {
 	merger   merger
 }
 
-// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default. Without configured, the backends'
-// prefixes and scopes are the stored ones.
+// NewStored returns a source of the catalogs in the store. A nil clock is time.Now, and a nil log is slog.Default. If configured is nil,
+// the backends have the prefixes and scopes that are stored with their event types.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured Configured) *Stored {
 	s := &Stored{
 		cache:    settings.NewCache(db, documents, parseStored, now, log),
