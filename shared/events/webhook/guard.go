@@ -73,7 +73,7 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 		return nil, "is empty or longer than 2048 bytes"
 	}
 	for i := range len(raw) {
-		// Refuse everything but visible ASCII, and the backslash, which some parsers treat as a slash.
+		// Refuse spaces, control characters and non-ASCII characters. Refuse the backslash too, because some parsers treat it as a slash.
 		if c := raw[i]; c <= ' ' || c >= 0x7f || c == '\\' {
 			return nil, "holds a character that must be encoded"
 		}
@@ -329,7 +329,7 @@ func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 		return netip.AddrFrom4([4]byte(b[12:16])), true
 	case sixToFour.Contains(a):
 		return netip.AddrFrom4([4]byte(b[2:6])), true
-	case teredo.Contains(a): // the client's address, inverted
+	case teredo.Contains(a): // the IPv4 address of the Teredo client, with inverted bits
 		return netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}), true
 	case b[8]&^0x02 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP, RFC 5214
 		return netip.AddrFrom4([4]byte(b[12:16])), true
@@ -348,7 +348,7 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	if g.AllowInsecure {
 		return nil
 	}
-	if carries { // check the address inside even if the range around it is allowed, e.g. NAT64
+	if carries { // check the IPv4 address even if allowNets has the IPv6 range around it, e.g. a NAT64 prefix
 		if err := g.checkAddr(inner); err != nil {
 			return err
 		}
@@ -420,9 +420,9 @@ func (c *conn) count(n int) {
 // exchange tracks which connection a request uses and how far it got, which the errors of net/http's transport do not tell.
 type exchange struct {
 	trace   httptrace.ClientTrace
-	ctx     context.Context // of the exchange; the transport dials with a different context
+	ctx     context.Context // the exchange's context, because the transport dials with a different one
 	half    time.Time       // when half of the timeout is over
-	reached atomic.Bool     // whether there was a connection, or permission to open one, before half
+	reached atomic.Bool     // set by markReached
 	conn    *conn
 }
 
@@ -434,7 +434,8 @@ func trackExchange(ctx context.Context, timeout time.Duration) (context.Context,
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// gotConn runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
+// gotConn moves the exchange to a new connection, whose quota it then raises. net/http calls it in the goroutine of RoundTrip, and calls
+// it again each time the transport repeats a request.
 func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	x.end()
 	x.markReached()
@@ -448,8 +449,9 @@ func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// markReached records that the exchange has a connection or may open one, so that a timeout counts as the endpoint's fault. It does nothing
-// in the second half of the timeout, because the exchange has then spent most of its time waiting for a free connection on our side.
+// markReached records that the exchange has a connection, or that our limits let it open one. A timeout then counts as the endpoint's
+// fault. In the second half of the timeout markReached does nothing, because the exchange has then spent most of its time waiting for a
+// free connection on our side.
 func (x *exchange) markReached() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)

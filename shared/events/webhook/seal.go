@@ -68,8 +68,8 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	})
 }
 
-// DropKeys removes the keys that are older than the sealing key if inUse returns false for the prefix of the secrets sealed with the key. A
-// removed key cannot be restored, so make sure that no process still seals with it.
+// DropKeys removes unused keys that are older than the sealing key. inUse reports whether a stored secret begins with the given prefix,
+// which is different for each key. A removed key cannot be restored, so make sure that no process still seals with it.
 func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
 	var failed error
 	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {
@@ -181,7 +181,7 @@ func NewSealer(public []byte) (*Sealer, error) {
 // Key returns the prefix that all secrets sealed by the Sealer have. It identifies the Sealer's key.
 func (s *Sealer) Key() []byte { return s.key }
 
-// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if that has been done already.
+// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if the secret is sealed with that key already.
 func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
 	if bytes.HasPrefix(sealed, s.key) {
 		return nil, nil

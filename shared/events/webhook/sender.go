@@ -49,7 +49,7 @@ const (
 	MaxBody         = 256 << 10
 	maxURL          = 2048     // bytes of a target URL
 	maxAnswer       = 16 << 10 // bytes of a response body that Send reads
-	maxAnswerHeader = 32 << 10 // bytes, including informational responses
+	maxAnswerHeader = 32 << 10 // bytes of response headers, including 1xx responses
 	defaultTimeout  = 20 * time.Second
 	// MaxRetryAfter is the longest delay that an endpoint can request.
 	MaxRetryAfter = 24 * time.Hour
@@ -88,14 +88,15 @@ type Sender struct {
 type Request struct {
 	// URL is the target. The guard checks the URL, and the address of each new connection to it.
 	URL string
-	// ID is the webhook-id, which is the same in all attempts. It is the event's id, or in the final profile a hash of subscription and event.
+	// ID is the webhook-id, which is the same in all attempts. It is the event's id or, for MCP Events clients with the profile
+	// [spec.Final], a hash of subscription and event.
 	ID string
 	// SubscriptionID is the value of X-MCP-Subscription-Id.
 	SubscriptionID string
 	// Body is JSON of at most [MaxBody] bytes and is sent unchanged. The caller must not modify it until a second
 	// after Send has returned, because a canceled write may still be reading it.
 	Body []byte
-	// Keys are the secrets' keys. Each adds a v1 signature. Without keys, webhooks are unsigned.
+	// Keys are the keys of the endpoint's secrets. Send adds a v1 signature for each key. Without keys, the webhook is unsigned.
 	Keys [][]byte
 	// RawSecret, if not empty, signs the body for the additional header X-Hub-Signature-256.
 	RawSecret []byte
@@ -265,7 +266,7 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	}
 	a := answer{status: resp.StatusCode}
 	if a.status == http.StatusSwitchingProtocols {
-		_ = resp.Body.Close() // the body is the connection itself, on which a read would not end with the context
+		_ = resp.Body.Close() // after 101 the body is the raw connection, and reading it would not end with the context
 		return a, nil
 	}
 	if ofStatus(a.status) != "" {
@@ -390,8 +391,8 @@ var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
 func errnoOfMachine(err error) syscall.Errno {
 	text := ""
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		// A DNSError keeps only the text of a socket error, so compare the text. A resolver that could not open its own
-		// configuration reports an unknown name. So also test whether the process can still open a file.
+		// A DNSError keeps only the text of a socket error, so compare the text. If a resolver cannot open its own configuration, because
+		// no descriptors are left, it reports an unknown name. So also test whether the process can still open a file.
 		text = d.Err
 		var f *os.File
 		if f, err = os.Open(os.DevNull); err == nil {

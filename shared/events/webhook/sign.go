@@ -328,7 +328,7 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 		return false
 	}
 	path := target.EscapedPath()
-	// The endpoint may resolve dot segments and encoded slashes, so that the path is outside the declared prefix.
+	// Refuse dot segments and encoded slashes, because the endpoint may resolve them to a path outside the declared prefix.
 	lower := strings.ToLower(path)
 	if strings.Contains(path, "/.") || strings.Contains(lower, "%2e") || strings.Contains(lower, "%2f") {
 		return false

@@ -27,7 +27,7 @@ func (t Targets) Check(url string) error { return t.Sender.Check(url) }
 // Verify verifies an endpoint like [webhook.Sender.Verify]. The challenge is signed unless key is nil.
 func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []byte) error {
 	if key == nil {
-		return t.Sender.Verify(ctx, url, subscriptionID, nil) // without a key, because anyone can sign with an empty one
+		return t.Sender.Verify(ctx, url, subscriptionID, nil) // unsigned, because anyone can sign with an empty key
 	}
 	return t.Sender.Verify(ctx, url, subscriptionID, [][]byte{key})
 }
