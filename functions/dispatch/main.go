@@ -29,8 +29,9 @@ const (
 	// batch is done, Lambda freezes the process, so dispatch then cancels the attempt, and the slow lane repeats it.
 	patience = 3 * time.Second
 	// minWait replaces patience while batches quickly follow each other. The page then waits only for minWait, or for as long as
-	// the endpoint usually takes to answer if that is longer. A slower attempt continues in the background until patience is
-	// over. That works because Lambda freezes the process only briefly between these batches.
+	// the endpoint usually takes to answer if that is longer, or for half of slowAnswer if the endpoint has not answered before. A
+	// slower attempt continues in the background until patience is over. That works because Lambda freezes the process only briefly
+	// between these batches.
 	minWait = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.

@@ -285,8 +285,8 @@ func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
 		"WHK-16 a busy process: the attempt continues without its page":          {0, 900 * ms, 100 * ms, 1, 1},
 		"WHK-16 a busy process: the endpoint was slow":                           {0, 2500 * ms, 100 * ms, 0, 1},
 		"WHK-16 a busy process: the endpoint hangs, and the slow lane serves it": {0, time.Hour, 100 * ms, 0, 2},
-		"WHK-16 a process that was frozen before the batch waits":                {busyFor, 2500 * ms, 2500 * ms, 0, 1},
-		"WHK-16 a process that was frozen, and the endpoint hangs":               {busyFor, time.Hour, 3 * time.Second, 0, 2},
+		"WHK-16 a process that was frozen before the batch waits":                {maxIdle, 2500 * ms, 2500 * ms, 0, 1},
+		"WHK-16 a process that was frozen, and the endpoint hangs":               {maxIdle, time.Hour, 3 * time.Second, 0, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -28,6 +28,7 @@ type joinedPage struct {
 	messages  []string        // the ids of the joined tasks' messages
 	wasPaused []string        // the sort keys of the marks (see [Dispatcher.mark]) of the joined tasks that waited for a switch
 	done      map[string]bool // the subscribers to which this process sent the events when it received the message before
+	inHurry   bool            // see [lane.PageWait.InHurry]
 	err       error
 }
 
@@ -38,6 +39,7 @@ type joinedPage struct {
 // page fails as a whole only if its subscribers cannot be read, or if a new task cannot be queued. If a failed page is redelivered to this
 // process, the process does not repeat the webhooks to the subscribers that it has already served.
 func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	inHurry := d.batches.begin(len(batch))
 	defer d.batches.end()
 	received := make([]receivedPage, len(batch))
 	batch = slices.Clone(batch)
@@ -62,6 +64,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 	var wg sync.WaitGroup
 	do := func(p *joinedPage) {
 		defer fault.Recovered(&p.err)
+		p.inHurry = inHurry
 		p.err = d.sendPage(ctx, p)
 	}
 	for i, p := range work {
@@ -298,35 +301,41 @@ const (
 	hold     = 5 * time.Second
 )
 
-// batches remembers when the last three batches of pages ended, to find out whether the process is busy.
+// batches knows how long the process was idle between its batches of pages.
 type batches struct {
-	mu   sync.Mutex
-	ends [3]time.Time // the oldest first
+	mu    sync.Mutex
+	ended time.Time        // when the last batch ended
+	idle  [2]time.Duration // how long the process was idle before the current batch, and before the one before it
+}
+
+const (
+	// maxIdle is how long a busy process is idle at most between three batches.
+	maxIdle = time.Second
+	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml). Behind a full
+	// batch, more messages probably wait in the queue, for example if an event has very many subscribers.
+	fullBatch = 10
+)
+
+// begin records that a batch begins, and reports whether the process is busy. Then it probably gets another batch soon, so the pages of
+// this batch are in a hurry; see [Options.MinWait].
+func (b *batches) begin(messages int) (busy bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.idle = [2]time.Duration{time.Since(b.ended), b.idle[0]}
+	return messages >= fullBatch || max(b.idle[0], b.idle[1], b.idle[0]+b.idle[1]) < maxIdle
 }
 
 func (b *batches) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	copy(b.ends[:], b.ends[1:])
-	b.ends[len(b.ends)-1] = time.Now()
+	b.ended = time.Now()
 }
 
-// busyFor is the time within which the last three batches must have ended for the process to count as busy. A busy process probably gets
-// another batch soon, so its pages are in a hurry; see [Options.MinWait].
-const busyFor = time.Second
-
-func (b *batches) busy(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return now.Sub(b.ends[0]) < busyFor
-}
-
-// pageWaitOf returns until when a page waits for slots of the fast lane, and whether the page is in a hurry (see
-// [Options.MinWait]). The page must leave its attempts enough time to end before ctx does, because it would otherwise be
+// pageWaitOf returns until when a page waits for slots of the fast lane. The page must leave its attempts enough time to end before ctx does, because it would otherwise be
 // redelivered from the beginning.
-func (d *Dispatcher) pageWaitOf(ctx context.Context) lane.PageWait {
+func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait {
 	now := time.Now()
-	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: d.batches.busy(now)}
+	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: inHurry}
 	if end, ok := ctx.Deadline(); ok {
 		left := end.Sub(now)
 		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
@@ -373,7 +382,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscrip
 		out.subscribers[id] = true
 	}
 	p.Payloads = match.NewPayloads(p.Events)
-	wait := d.pageWaitOf(ctx)
+	wait := d.pageWaitOf(ctx, p.inHurry)
 	for i := range subs {
 		sub := &subs[i]
 		if p.done[sub.ID] {

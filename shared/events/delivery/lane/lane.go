@@ -7,7 +7,8 @@
 // A page, i.e. a task to send events to a range of subscribers, waits for the answer to each of its first attempts, up to
 // [Limits.Patience], for example 3 s. On AWS, each process handles one batch of pages at a time, so a few endpoints that begin to
 // hang could keep all processes waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only
-// for as long as the endpoint usually takes to answer, for example 100 ms. A slower attempt is detached from the page. It continues
+// for as long as the endpoint usually takes to answer, for example 100 ms, or half of [Limits.SlowAnswer] if the process does not know that
+// yet. A slower attempt is detached from the page. It continues
 // in the background, while the process handles the next batches, until Patience is over. A page that is not in a hurry waits for
 // the full Patience, because Lambda may freeze the process after the batch, and with it the attempt. See [PageWait], [FastSlot] and
 // [DetachedSlot].
@@ -143,8 +144,8 @@ type PageWait struct {
 	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
 	// until which it waits if only other endpoints' attempts use up the slots.
 	IfBusy, IfFull time.Time
-	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual]. It has no
-	// effect until the endpoint has answered an attempt with success, because its usual time is not known before.
+	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual], or for half of
+	// [Limits.SlowAnswer] if the endpoint has not yet answered an attempt of this process with success.
 	InHurry bool
 }
 
@@ -243,8 +244,12 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call, inHurry bool) *FastSlot 
 	if l.limits.MinWait > 0 {
 		s.Usual = min(l.usualLimit(e), s.Wait)
 	}
-	if s.Usual > 0 && inHurry && e.proven {
-		s.Wait = s.Usual
+	if s.Usual > 0 && inHurry {
+		if e.proven {
+			s.Wait = s.Usual
+		} else { // the process does not know how long the endpoint usually takes
+			s.Wait = min(s.Wait, l.limits.SlowAnswer/2)
+		}
 		s.Rest = l.limits.Patience - s.Wait
 	}
 	return s
