@@ -33,8 +33,9 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the principal's subscription with this name, arguments and url, or returns NotFound if it does not exist. It does not
-// check the arguments against the catalog, because the event type may have been removed or changed since.
+// Unsubscribe ends the principal's subscription to the event type with this name, with these arguments and this endpoint URL, or returns
+// NotFound if it does not exist. It does not check the arguments against the catalog, because the event type may have been removed or
+// changed since.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
@@ -356,8 +357,8 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 
 // SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch stays for
 // [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the same parameters.
-// SweepSwitches also removes operators' notes ([switches.Note]) about origins that are healthy again. It runs in the first minute of each
-// hour, because reading all switches every minute would cost too much.
+// SweepSwitches also removes operators' notes ([switches.Note]) about endpoint origins that are healthy again. It runs in the first minute
+// of each hour, because reading all switches every minute would cost too much.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil

@@ -159,7 +159,7 @@ func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, su
 		return nil
 	}
 	err := g.verify(ctx, p, sub.Target.URL, sub.ID, key)
-	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target failed, not this server
+	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // only failures of the endpoint have data
 		return fault.New(fault.Invalid, "the target was not verified: it must echo the challenge that it was sent").With(data)
 	}
 	return err
@@ -306,8 +306,8 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 	}.Verify(ctx, p, target, id, key)
 }
 
-// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that
-// any access rule named then. If a rule later names another claim, the client must subscribe again.
+// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that the
+// access rules named at that time. If a rule later names another claim, the client must subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -331,7 +331,7 @@ func grantOf(cat *catalog.Catalog, p auth.Principal) Grant {
 	return g
 }
 
-// IsZero lets encoding/json leave an empty grant out.
+// IsZero makes encoding/json omit an empty grant.
 func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 
 // Terminated is the error for a subscription that must end (SEP-3415, sections "Subscription Termination" and "Event type removal and

@@ -39,7 +39,7 @@ func stateKey(workspace string, state State, id string) store.Key {
 
 // OriginOf returns scheme, host and port of a URL. If the URL cannot be parsed, it returns the URL.
 func OriginOf(target string) string {
-	// Do not parse simple URLs like https://example.com/hook, because each attempt needs the origin several times.
+	// Each attempt needs the origin several times, so avoid the slower parser for simple URLs like https://example.com/hook.
 	if scheme, rest, ok := strings.Cut(target, "://"); ok && (scheme == "https" || scheme == "http") {
 		host, path, _ := strings.Cut(rest, "/")
 		name, port, _ := strings.Cut(host, ":")
@@ -120,8 +120,8 @@ func (s *Subscription) moveStateEntry(gone bool, expires time.Time) (ops []store
 type Choice struct {
 	Principal string
 	Event     string // name of the event type
-	Origin    string // of the target
-	State     State  // of [Subscription.EffectiveState]
+	Origin    string // origin of the endpoint, e.g. "https://example.com"
+	State     State  // result of [Subscription.EffectiveState]
 	URI       string // URI of an event that one of the subscription's patterns matches
 	parents   bool   // only subscriptions to a parent URI, such as event://github/acme
 }
@@ -359,7 +359,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 		return err
 	}
 	ended := items[0]
-	var keys []store.Key // none if an earlier release wrote the entry
+	var keys []store.Key // empty if an earlier release wrote the e# entry
 	for line := range strings.Lines(string(ended.Value)) {
 		keys = append(keys, store.Key{Table: store.Subscriptions, Partition: strings.TrimSpace(line), Sort: id})
 	}
@@ -368,7 +368,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 		return err
 	}
 	for _, it := range append(entries, ended) {
-		if it == nil || it.Version > ended.Version { // earlier releases wrote entries without a version
+		if it == nil || it.Version > ended.Version { // keep newer entries; entries of earlier releases have version 0
 			continue
 		}
 		if err := l.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version))); err != nil && !errors.Is(err, store.ErrConflict) {

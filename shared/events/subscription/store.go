@@ -38,7 +38,7 @@ type Store struct {
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
 
-	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Store.putOnce]
+	written bounded.Map[store.Key, bool] // keys of immutable items that this process has written, see [Store.putOnce]
 }
 
 func (s *Store) now() time.Time { return periodic.Clock(s.Now)() }
@@ -101,16 +101,17 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	return true, err
 }
 
-// update writes a changed subscription and extra in one transaction, or returns ErrConflict if the record has changed.
+// update writes a changed subscription and the operations in extra in one transaction, or returns ErrConflict if the stored record has
+// changed since it was read.
 func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	ops := sub.moveStateEntry(false, time.Time{})
 	ops = append(append(ops, sub.recordOps()...), extra...)
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns, and increases the revision. They fail with
-// a conflict unless the stored record still has the previous revision. Revision 0 means that no record must exist. Revisions begin
-// at the creation time, so that a later subscription with the same id has other revisions.
+// recordOps returns the operations that write the record and the items of its patterns, and increases s.Revision. The operations fail with
+// a conflict unless the stored record still has the previous revision or, if that is 0, no record exists. Revisions begin at the creation
+// time, so that a later subscription with the same id has other revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -124,8 +125,9 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns does the same as update, for a subscription whose patterns were old before. It raises the counters of the new patterns
-// before the write and lowers the counters of the old patterns after it, so that no counter is ever too low.
+// updatePatterns does the same as update, for a subscription whose patterns have changed. The parameter old has the previous patterns.
+// updatePatterns raises the counters of the new patterns before the write and lowers the counters of the old patterns after it, so that no
+// counter is ever too low.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -250,11 +252,11 @@ type Position struct {
 }
 
 // Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200
-// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more
-// subscriptions follow.
+// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more subscriptions follow.
 //
-// A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the
-// secrets of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
+// After a crash, the caller can repeat a call with the same position. Reseal may miss a subscription that is created between two calls. It
+// calls reseal for the secrets of disabled subscriptions too but does not store the result, because writing them would activate their
+// patterns again.
 func (s *Store) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
 	workspaces, err := (&Lists{DB: s.DB}).Workspaces(ctx)
 	if err != nil {
@@ -436,8 +438,7 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 // headerKept is how long the header item of a pattern stays after its count has reached zero.
 const headerKept = time.Minute
 
-// farFuture is an expiry that means never. Each increment of a header's count sets it, because a header whose count was zero has an
-// expiry.
+// farFuture is an expiry that means never. A header whose count was zero has an earlier expiry, so each increment sets it to farFuture.
 var farFuture = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see

@@ -29,7 +29,7 @@ type SubscribeRequest struct {
 	URL       string
 	Secret    string
 	Cursor    string        // delivery starts after this position of the log; empty means now
-	MaxAge    time.Duration // of replayed events; 0 means no limit
+	MaxAge    time.Duration // maximum age of replayed events; 0 means no limit
 	TTL       TTL
 	// Plain is set if the client wants no control envelopes, such as gap and termination notices. It receives only events and the
 	// challenge.
@@ -64,7 +64,7 @@ type beginning struct {
 	oldest    int64 // since this position, in microseconds since 1970, the log has all events of the pattern
 }
 
-// Subscribe creates an MCP Events subscription, or refreshes the one with the same principal, URL, type and canonical arguments.
+// Subscribe creates an MCP Events subscription, or refreshes the one with the same principal, URL, event type and canonical arguments.
 func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
 	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
@@ -206,7 +206,7 @@ func unknownEvent(name string) error {
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
-		*want = asked // undo what the previous try has merged into want
+		*want = asked // discard the changes of the previous try
 		have, err := g.Service.Store.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return nil, err
@@ -272,9 +272,9 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	}
 	want.Replayed = have.Replayed
 	old, cursor := have.Patterns, have.Cursor
-	if live && (r.Cursor == "" || have.State == Active) { // deliveries continue, and the client's cursor says nothing about them
+	if live && (r.Cursor == "" || have.State == Active) { // the client's cursor does not count while deliveries run
 		now := *have
-		now.Patterns = want.Patterns // as the catalog has them now
+		now.Patterns = want.Patterns // the patterns in the current catalog
 		want.Cursor = g.advancedCursor(ctx, &now)
 	}
 	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
@@ -308,7 +308,8 @@ func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
-// replay enqueues the events that the subscriber is owed. If the process dies, the next refresh repeats that.
+// replay enqueues the events after the position sub.Owed for the subscriber, and then clears sub.Owed. If the process dies before that,
+// the next refresh repeats the replay.
 func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
 	if err := g.Replay.Reactivate(ctx, sub); err != nil {

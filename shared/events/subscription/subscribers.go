@@ -255,7 +255,8 @@ type RecheckState struct {
 	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last completely rechecked catalog.
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog, which the next recheck uses. Since is when a recheck first saw it.
+	// Seen is the fingerprint of a newer catalog, for which the first of two rechecks began at the time Since. After the second recheck,
+	// the catalog is Settled.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.
@@ -263,7 +264,7 @@ type RecheckState struct {
 }
 
 // RecheckPosition is the progress of a recheck. The recheck has finished all scopes before Scope, and in Scope all subscriptions up to
-// After. Step identifies the two catalogs that it compares.
+// After. Step identifies the recheck by its catalog, and by whether it is the first or the second recheck of this catalog.
 type RecheckPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`

@@ -41,22 +41,22 @@ const (
 // SecretType is the kind of a webhook's secret (SEP-1803 WebhookSecret).
 type SecretType string
 
-// The secret types.
+// The types of webhook secrets.
 const (
 	Standard SecretType = "standard" // Standard Webhooks key
-	Raw      SecretType = "raw"      // shared secret; adds X-Hub-Signature-256 to the standard headers
+	Raw      SecretType = "raw"      // any text as secret; adds X-Hub-Signature-256 to the standard headers
 	None     SecretType = "none"     // unsigned; only if the operator configures it
 )
 
 // State tells whether a subscription receives deliveries.
 type State string
 
-// The states.
+// The states of a subscription.
 const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
 	Suspended State = "suspended" // too many failures; a refresh reactivates it
-	Paused    State = "paused"    // paused by a person; only [Subscription.EffectiveState] returns it, the field State is active
+	Paused    State = "paused"    // paused by a person; only [Subscription.EffectiveState] returns it, while State is active
 )
 
 // Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 for none.
@@ -127,8 +127,8 @@ type Subscription struct {
 	Created time.Time    `json:"c"`
 	// Until is when the subscription ends unless it is refreshed. Zero means never.
 	Until time.Time `json:"until,omitzero"`
-	// Cursor is a position in the event log, sealed for the client. All events up to it have been settled, i.e. acknowledged or
-	// dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
+	// Cursor is a position in the event log, in the sealed form that clients receive. All events up to it have been settled, i.e.
+	// acknowledged or dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the log position after which the subscriber must still get a replay, in microseconds since 1970, or 0 if there is no replay.
 	Owed int64 `json:"owed,omitempty"`
@@ -147,12 +147,12 @@ type Subscription struct {
 	Enabled Micros `json:"en,omitempty"`
 	// Paused is when a person paused the deliveries.
 	Paused Micros `json:"pau,omitempty"`
-	// Marked is the state for which the index by state has an entry of the subscription (see [Lists.Select]), or empty without an entry.
+	// Marked is the state under which the index by state (z#) lists the subscription, or empty if the index does not list it.
 	Marked   State `json:"mk,omitempty"`
 	Revision int64 `json:"-"` // increases with each write of this record
 }
 
-// owe records that the subscriber must still get a replay after the position.
+// owe records that the subscriber must still get a replay of the events after the position c.
 func (s *Subscription) owe(c eventlog.Cursor) {
 	s.Owed, s.OwedGiven = max(c.At, 1), c.Given // 0 means no replay
 }
@@ -320,8 +320,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if the
-// log did not keep the events of one of the patterns since the cursor, because such an event may still wait in a queue.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false if the log
+// did not keep the events of one of the patterns since the cursor, because the log may then lack an event that still waits in a queue.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {
@@ -398,7 +398,7 @@ type View struct {
 	Name      string
 	Created   time.Time
 	Until     time.Time
-	State     State // of [Subscription.EffectiveState]
+	State     State // result of [Subscription.EffectiveState]
 	Reason    string
 	Status    Status
 }

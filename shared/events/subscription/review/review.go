@@ -41,7 +41,7 @@ type Right struct {
 	workspace  string
 	catalog    *catalog.Catalog
 	principals []auth.Principal // one for each valid credential of the principal, with its scopes and claims
-	all        bool             // [Right.MayReceive] is true for each event
+	all        bool             // MayReceive returns true for every event
 }
 
 // All returns the right to receive all events.
@@ -171,15 +171,15 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. After [Review.CheckSubscriber] for a pattern of
-// one event type it returns true, because that has checked the type's access rule. Otherwise the access rule of the event's own type
-// decides, and the error is [ErrTypeRemoved] if that type is gone.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. If the Right is the result of
+// [Review.CheckSubscriber] for a pattern of one event type, MayReceive returns true, because CheckSubscriber has checked the type's access
+// rule. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if that type is gone.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if r.all || r.catalog == nil {
 		return r.all, nil
 	}
 	entry, vars, ok := r.catalog.Match(e.URI)
-	if !ok || entry.Name != e.Name { // the type may be newer than the cached catalog
+	if !ok || entry.Name != e.Name { // the type may be newer than the cached catalog, so read the latest one
 		cat, err := catalog.Latest(ctx, r.review.Catalog, r.workspace)
 		if err != nil {
 			return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
