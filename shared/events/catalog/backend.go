@@ -37,7 +37,8 @@ import (
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
-	// maxBackendArguments is in bytes of canonical JSON. In base64url they use 800 of the 1,024 bytes of a URI ([event.MaxURI]).
+	// maxBackendArguments limits a subscription's arguments, in bytes of canonical JSON. In base64url they use 800 of the 1,024 bytes of a
+	// URI ([event.MaxURI]).
 	maxBackendArguments = 600
 	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
 	callerSize = 30
@@ -196,8 +197,8 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 }
 
 // ReplaceBackends changes the stored event types of a workspace's backends with edit, which it may call more than once, and reports
-// whether they have changed. If so, the caller must announce the change with [settings.Announce]. If all types together are too
-// large to store, it removes the types of the backend that needs the most room, until the rest fits.
+// whether they have changed. If so, the caller must announce the change with [settings.Announce]. If all types together are too large to
+// store, ReplaceBackends removes the types of the backend with the largest ones, and repeats this until the rest fits.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -206,7 +207,7 @@ func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit fu
 		}
 		all, err := parseBackends(old.Text)
 		if err != nil || all == nil {
-			all = map[string]BackendTypes{} // a document that cannot be read is replaced
+			all = map[string]BackendTypes{} // replace a document that cannot be read
 		}
 		if edit(all); len(all) == 0 && old.Version == 0 {
 			return false, nil

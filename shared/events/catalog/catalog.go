@@ -24,8 +24,8 @@ const (
 	maxEntries = 2000
 	// maxVariables limits a template's variables, because an event is looked up under each combination of values and wildcards (up to 2^6).
 	maxVariables = 6
-	maxFilters   = 20        // of an entry
-	maxSchema    = 128 << 10 // bytes of JSON
+	maxFilters   = 20        // filters of one event type
+	maxSchema    = 128 << 10 // bytes of JSON of one schema
 )
 
 // The delivery modes, as SEP-3415 names them.
@@ -91,7 +91,7 @@ type Entry struct {
 	types    map[string]string // JSON types of the variables that are not strings, e.g. "integer"
 	input    json.RawMessage
 
-	arguments schema // compiled from input
+	arguments schema // the schema input, compiled
 	cost      int    // see [schemaCost]; 0 for the operator's event types, whose schemas are trusted
 
 	contractID func() string
@@ -142,7 +142,7 @@ func (e *Entry) Variables() []string { return e.vars }
 // Fixed reports whether the event type has one URI without variables.
 func (e *Entry) Fixed() bool { return e.URITemplate == "" }
 
-// Pattern returns the URI or the template.
+// Pattern returns the event type's URI or, if it has variables, its URI template.
 func (e *Entry) Pattern() string { return cmp.Or(e.URI, e.URITemplate) }
 
 // Unordered reports whether the events of one URI may overtake each other.
@@ -163,7 +163,7 @@ func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
 // Access restricts who may receive the events of an entry, in addition to the general scopes. A nil Access admits everyone.
 type Access struct {
-	// Scopes lists the scopes that a principal needs, all of them.
+	// Scopes lists the scopes of which a principal needs all.
 	Scopes []string
 	// Claims maps a template variable to a claim of the access token. The variable's value must be one of the claim's values.
 	Claims map[string]string

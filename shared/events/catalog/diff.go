@@ -344,7 +344,7 @@ func (e *Entry) EncodeContract() []byte {
 	return text
 }
 
-// ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
+// ContractID returns a hash of [Entry.EncodeContract], as a text of 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
 // HashTerms returns a hash of the terms of each event type, by name: its contract, its access rule, and whether webhooks are
