@@ -535,7 +535,7 @@ var transportLines = [][]byte{
 
 func (m muted) Write(line []byte) (int, error) {
 	for _, prefix := range transportLines {
-		if bytes.Contains(line, prefix) { // the line may begin with the time
+		if bytes.Contains(line, prefix) { // not HasPrefix, because the line may begin with the time
 			return len(line), nil
 		}
 	}

@@ -89,7 +89,7 @@ type Request struct {
 	// URL is the target. The guard checks the URL, and the address of each new connection to it.
 	URL string
 	// ID is the webhook-id, which is the same in all attempts. It is the event's id or, for MCP Events clients with the profile
-	// [spec.Final], a hash of subscription and event.
+	// "final", a hash of subscription and event.
 	ID string
 	// SubscriptionID is the value of X-MCP-Subscription-Id.
 	SubscriptionID string
@@ -159,7 +159,7 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string) (net.Conn
 		return nil, err
 	}
 	config := s.transport.TLSClientConfig.Clone()
-	config.ServerName, _, _ = net.SplitHostPort(address) // the name, not the resolved address
+	config.ServerName, _, _ = net.SplitHostPort(address) // the certificate must be valid for the name
 	tc := tls.Client(c, config)
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()

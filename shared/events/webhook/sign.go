@@ -195,7 +195,7 @@ func Verify(h http.Header, body []byte, secrets ...string) error {
 			}
 		}
 		if len(key) == 0 {
-			continue // anyone can sign with an empty key
+			continue // ignore an empty key, because anyone can sign with it
 		}
 		wh, _ := standardwebhooks.NewWebhookRaw(key)
 		err := wh.Verify(body, h)
@@ -281,7 +281,7 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 }
 
 func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, keys [][]byte) *Failure {
-	nonce := rand.Text() + rand.Text() // 260 bits
+	nonce := rand.Text() + rand.Text() // 2 × 130 random bits
 	body, _ := json.Marshal(verification{Type: "verification", Challenge: nonce})
 	a, failure := s.post(ctx, &Request{
 		URL: target, ID: NewMessageID("verification"), SubscriptionID: subscriptionID,
