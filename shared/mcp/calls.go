@@ -44,7 +44,9 @@ func (e *Endpoint) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, e.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes completions for prompts, and for templates that a backend has. This server has the templates of event types.
+// routeComplete routes a request to complete a value. Completions for prompts go to a backend, because this server has no prompts of
+// its own. For a URI template, this server answers if the template belongs to one of its event types, and otherwise a backend that has
+// the template.
 func (e *Endpoint) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -143,8 +145,8 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// accept serves messages that need no response. It answers a message of a conversation only after the context for it has been
-// sent, because a Lambda function is frozen after the answer.
+// accept serves messages that need no response. If the message is part of a conversation, accept first sends the context that the
+// providers return for it and only then answers the POST, because a Lambda function is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.handleMessage
 	if e.expectsConversation(c) {

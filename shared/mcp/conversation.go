@@ -11,12 +11,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversationKind returns the kind of a conversation's message, or an empty text for other methods.
+// conversationKind returns the kind of message for a method of the conversation events proposal, or an empty text for other methods.
 //
-// In the conversation events proposal, clients send messages as notifications, and the server answers them with a "response",
-// which a notification cannot have. So this server accepts a message in two forms. It answers a request with the context for
-// the message. For a notification, it sends the context as conversation/context: in a session on its GET stream, and otherwise
-// on each of the principal's subscriptions/listen streams that asks for contexts.
+// In that proposal, clients send their messages as notifications and expect a response with context for the model. But JSON-RPC has no
+// response to a notification. So this server accepts a message in two forms. It answers a request with the context for the message.
+// After a notification, it sends the context as the notification conversation/context: in a session on its GET stream, and otherwise on each
+// of the principal's subscriptions/listen streams that asks for contexts.
 func conversationKind(c *method.Call) conversation.Kind {
 	for _, kind := range conversation.Kinds {
 		if kind.Method() == c.Msg.Method {
@@ -50,13 +50,15 @@ func (e *Endpoint) collectContext(ctx context.Context, c *method.Call) (*convers
 	return found, m, err
 }
 
-// expectsConversation reports whether the call is a notification with a message of a conversation that this server asks the caller to send.
+// expectsConversation reports whether the call is a notification with a conversation message of a kind that this server asks the caller
+// to send.
 func (e *Endpoint) expectsConversation(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && e.options.Conversation != nil &&
 		e.options.Conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
-// handleConversation collects the context for a message that arrived as a notification, and sends it to the client's open streams.
+// handleConversation serves a conversation message that arrived as a notification: it asks the providers for the context for the model,
+// and sends the context on the client's open streams.
 func (e *Endpoint) handleConversation(c *method.Call) error {
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
 		return err

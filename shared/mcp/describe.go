@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// resourceCapability is the member resources of the server's capabilities. SEP-1803 adds the members events and subscription to it.
+// resourceCapability is the member "resources" of the server's capabilities. SEP-1803 adds its members "events" and "subscription".
 type resourceCapability struct {
 	Events       bool     `json:"events,omitempty"`
 	Subscribe    bool     `json:"subscribe,omitempty"`
@@ -19,8 +19,8 @@ type resourceCapability struct {
 	Subscription []string `json:"subscription,omitempty"`
 }
 
-// extensionSettings repeats the members events and subscription of [resourceCapability], for clients whose libraries drop
-// unknown members of capabilities.resources.
+// extensionSettings repeats the members "events" and "subscription" of [resourceCapability] in the settings of an extension, for
+// clients whose libraries drop unknown members of capabilities.resources.
 type extensionSettings struct {
 	Events       bool     `json:"events"`
 	Subscription []string `json:"subscription"`
@@ -119,7 +119,7 @@ func (e *Endpoint) capabilities(stateless bool, to offers) capabilities {
 	return c
 }
 
-// describeInitialize returns the members of the result of initialize that come after protocolVersion.
+// describeInitialize returns the part of an initialize result after the member protocolVersion, as JSON without braces.
 func (e *Endpoint) describeInitialize(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`

@@ -72,7 +72,7 @@ func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace
 	return false
 }
 
-// post records the answer, and then sends it on the session's stream or as the response.
+// post serves a POST. It records the answer first, and then sends it on the session's open stream or as the response to the POST.
 func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	r, kept := c.Request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
@@ -151,8 +151,8 @@ func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// listsStream reports whether the client asks for an event stream as the answer. Unlike [method.Accepts] it ignores wildcards, because many
-// clients send them by default.
+// listsStream reports whether the Accept header lists text/event-stream. Unlike [method.Accepts] it ignores wildcards such as */*,
+// because many clients send them by default.
 func listsStream(h http.Header) bool {
 	for t := range method.MediaTypes(h["Accept"]) {
 		if strings.EqualFold(t, sse.ContentType) {
@@ -219,13 +219,15 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 // fits into an item of the store ([store.MaxItem]). A larger answer is the response to the client's POST.
 const maxResponse = 256 << 10
 
-// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the POST.
+// respond sends the recorded answer on the session's open stream. It returns false if the answer must be the response to the POST, for
+// example because no stream is open.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
 		return false
 	}
-	// The context of the request may have ended, because a call to a backend can take longer than [method.DetachedFor].
+	// The request's context may have ended already: it lasts [method.DetachedFor], and a call to a backend can take longer. So use a
+	// context that does not depend on it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), method.NoticeFor)
 	defer cancel()
 	open, err := d.endpoint.sessions.HasOpenStream(ctx, c.Session.Key)

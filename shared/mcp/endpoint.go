@@ -51,7 +51,7 @@ type Options struct {
 	Server Implementation
 
 	Auth     auth.Authenticator
-	Catalogs catalog.Source // is read on every request, so it should cache
+	Catalogs catalog.Source // provides the catalogs; it should cache them, because the endpoint asks it on every request
 
 	// Feeds reads events from the event log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
@@ -105,7 +105,8 @@ type Options struct {
 	Left  func(*http.Request)
 	Calls *quota.Concurrency // limits the concurrent calls of a principal to backends; nil means no limit
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of these
-	// URIs may have wildcards or be parents, for which a stream reads several partitions of the event log; 0 means 20.
+	// URIs may stand for several URIs, because they have a wildcard or are a parent such as event://orders. A stream reads several
+	// partitions of the event log for each of them. 0 means 20.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration
@@ -143,7 +144,7 @@ type Endpoint struct {
 
 	instructions string // how to use the event tools; empty without them
 
-	shut        context.Context // is canceled late in a shutdown, to end calls in sessions and calls to backends
+	shut        context.Context // is canceled late in a shutdown, and then ends the calls in sessions and the calls to backends
 	cutOffCalls context.CancelFunc
 }
 
@@ -191,10 +192,12 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up
-// in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx has a
-// deadline, the endpoint ends the calls in sessions and the calls to backends [method.CallReserve] before it, or when half of the
-// time is left, even if Close has already returned. The clients of calls to backends then get an error.
+// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up in
+// the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests.
+//
+// If ctx has a deadline, the endpoint later also ends the calls in sessions and the calls to backends, even if Close has already
+// returned. It does so at the time [method.CallReserve] before the deadline, or after half of the remaining time if that is later. The
+// clients of calls to backends then get an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

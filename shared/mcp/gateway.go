@@ -34,8 +34,8 @@ type Gateway interface {
 	End(ctx context.Context, c api.Client) error
 }
 
-// noBackends is the [Gateway] of an endpoint without backends. Subscribe and Unsubscribe may be called for sessions from a time when there
-// were backends. All other methods are called only if Any is true.
+// noBackends is the [Gateway] of an endpoint without backends. It implements Subscribe and Unsubscribe because a stored session may
+// still have subscriptions at backends that the server had before. The endpoint calls all other methods only if Any returns true.
 type noBackends struct{ Gateway }
 
 func (noBackends) Any(context.Context) bool                            { return false }

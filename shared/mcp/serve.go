@@ -30,12 +30,12 @@ const PathWorkspace = "workspace"
 // pathEndpoint replaces the path of requests of the named-event dialect that the endpoint forwards to another service.
 const pathEndpoint = "/mcp"
 
-// ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
-// size, JSON, message, version, headers, method, params.
+// ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller, size,
+// JSON, message, version, headers, method, params.
 //
-// ServeHTTP does not return while a stream is open, and thousands of streams may be open, so the stacks of their goroutines
-// must stay small. The garbage collector halves a stack of 16 KiB only if the frames of the waiting stream take less than 3.2
-// KiB. Separate functions therefore do everything that only the beginning of a stream needs.
+// ServeHTTP does not return while a stream is open, and thousands of streams may be open, so the stacks of their goroutines must stay
+// small. The garbage collector halves a stack of 16 KiB only if the frames of the waiting stream take less than 3.2 KiB. So the code
+// that runs only when a stream begins is in separate functions, whose frames are gone while the stream waits.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recoverPanic(w, r)
 	if r.Method == http.MethodDelete {
@@ -44,7 +44,7 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer stop()
 	}
 	switch c := e.admit(w, r); {
-	case c == nil: // answered
+	case c == nil: // admit has answered the request
 	case r.Method == http.MethodPost && r.PathValue(PathWorkspace) == "":
 		e.post(w, c)
 	default:
@@ -61,7 +61,7 @@ func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	e.options.Logger.ErrorContext(r.Context(), "MCP request panicked",
 		slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 	if w.Header().Get("Content-Type") == sse.ContentType {
-		return // the stream just ends
+		return // the response is a stream that has begun, so an error cannot be sent in it
 	}
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
@@ -123,7 +123,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
-	name := r.Header.Get(spec.HeaderMethod) // the body has not been read
+	name := r.Header.Get(spec.HeaderMethod) // the body, which has the name too, has not been read yet
 	if m := e.methods[name]; m.Scope != "" {
 		scope = m.Scope
 	}
@@ -214,7 +214,7 @@ func isJSON(contentType string) bool {
 func (e *Endpoint) post(w http.ResponseWriter, c *method.Call) {
 	batch, ok := e.receive(w, c)
 	switch {
-	case !ok: // answered
+	case !ok: // receive has answered the request
 	case batch != nil:
 		e.batch(w, c, batch)
 	case isStateless(c):
@@ -321,8 +321,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the responses. Without responses, if a
-// notification or response failed, the HTTP response is the first of these errors (2025-03-26, Streamable HTTP).
+// serveParts calls serve for each message of a batch, and answers with the array of their responses. A batch of only notifications and
+// responses gets no array. The HTTP response is then the error of the first message that failed, or 202 (2025-03-26, Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
@@ -427,7 +427,7 @@ func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 		version = headers[0]
 	}
 	if c.Version = spec.Version(version); c.Version != spec.V20260728 {
-		c.Version = spec.V20260728 // the error response has the form of this revision
+		c.Version = spec.V20260728 // the error response needs a known revision
 		return &jsonrpc.Error{
 			Code: spec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
 			Data: map[string]any{"supported": supported, "requested": method.Clip(version)},
@@ -466,7 +466,7 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 		return headerMismatch("%s was sent more than once", header)
 	}
 	got := strings.Trim(values[0], " \t")
-	if header == spec.HeaderName { // may be Base64
+	if header == spec.HeaderName { // the client may have encoded the name in Base64
 		var err error
 		if got, err = spec.DecodeHeader(got); err != nil {
 			return headerMismatch("%s is malformed", header)

@@ -34,7 +34,7 @@ func (e *Endpoint) subscribe(ctx context.Context, c *method.Call) (method.Result
 	}
 	open := t.CountOpen() > 0
 	if open {
-		if err := e.admitOpen(ctx, c.Session, t); err != nil {
+		if err := e.checkPatternLimit(ctx, c.Session, t.URI); err != nil {
 			return method.Result{}, err
 		}
 	}
@@ -72,15 +72,16 @@ func (e *Endpoint) readURI(ctx context.Context, c *method.Call) (uri string, cat
 	return uri, cat, err
 }
 
-// admitOpen returns an error if the session would get too many parents and wildcards with the target t.
-func (e *Endpoint) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
+// checkPatternLimit returns an error if the session has reached [Options.MaxStreamPatterns], so that it cannot add the given URI, which
+// has a wildcard or is a parent of other URIs. It accepts a URI that the session already has.
+func (e *Endpoint) checkPatternLimit(ctx context.Context, sess *session.Session, uri string) error {
 	uris, err := e.sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
 	n := 0
 	for _, u := range uris {
-		if u.URI == t.URI {
+		if u.URI == uri {
 			return nil
 		}
 		if u.Open {
@@ -93,7 +94,7 @@ func (e *Endpoint) admitOpen(ctx context.Context, sess *session.Session, t strea
 	return nil
 }
 
-// unsubscribe also succeeds if the session is not subscribed to the URI, but the URI must be valid.
+// unsubscribe serves resources/unsubscribe. It also succeeds if the session is not subscribed to the URI, but the URI must be valid.
 func (e *Endpoint) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := e.readURI(ctx, c)
 	if err != nil {
@@ -106,7 +107,7 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *method.Call) (method.Resu
 	}
 	ofBackend := record != nil && record.Backend != ""
 	if record == nil && e.backends.Any(ctx) && !match.InCatalog(cat, uri) {
-		_, ofBackend, _ = e.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
+		_, ofBackend, _ = e.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope, so ignore a missing one
 	}
 	switch {
 	case record != nil && ofBackend:
@@ -147,14 +148,16 @@ func (e *Endpoint) unsubscribeAll(ctx context.Context, sess *session.Session, ur
 	}
 }
 
-// subscriptionAt returns the record of a session's subscription at a backend. The time until may be zero to end the subscription.
+// subscriptionAt describes a session's subscription to a backend's resource. The subscription expires at the time until, which may be
+// zero if the caller wants to end it.
 func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
 	}
 }
 
-// prolong extends a session's subscription at a backend when the store prolongs the session (see [session.Store.Prolong]).
+// prolong extends a session's subscription at a backend until the given time. The store of sessions calls it when it prolongs the
+// session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
 	return e.backends.Subscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, until))
 }
@@ -181,7 +184,7 @@ func (e *Endpoint) initialize(w http.ResponseWriter, c *method.Call) {
 	}
 	if e.backends != (noBackends{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
-		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
+		if !c.Dialect { // backends get the client's capabilities for their requests to it, which the dialect cannot send
 			s.Capabilities = method.CopyDeclaration(declared)
 		}
 	}
@@ -201,7 +204,8 @@ func (e *Endpoint) initialize(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// redeclare stores what the client declares with an initialize in an existing session of the named-event dialect.
+// redeclare updates an existing session of the named-event dialect after an initialize: it stores the revision and the extensions that
+// the client named.
 func (e *Endpoint) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
 	if err := e.sessions.Change(ctx, c.Session, func(now *session.Session) {
@@ -286,7 +290,7 @@ func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {
 	}
 	defer c.Detach(limit)()
 	switch {
-	case !e.enterSession(w, c): // answered
+	case !e.enterSession(w, c): // enterSession has answered the request
 	case c.Msg.Kind == jsonrpc.Request:
 		e.dispatch(w, c)
 	default:
@@ -342,7 +346,8 @@ func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// sessionStream serves a GET. The function open opens the session's stream at the position in the header Last-Event-ID.
+// sessionStream serves a GET. The function enter loads the session, and the function open opens its stream at the position in the
+// header Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {

@@ -139,8 +139,8 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params are
-// ambiguous.
+// checkCall looks up the request's method in the table and stores its row in m. It returns an error if the caller cannot use the method
+// or the params are ambiguous.
 func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
@@ -160,7 +160,8 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	return err
 }
 
-// extensionRow returns the row of a method that is not in the table, but that may belong to an extension of a backend.
+// extensionRow returns a row for methods that are not in the table. The methods exist for a caller if one of the caller's backends
+// declares an extension with the method.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
 		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{endpoint: e, route: routeExtension},
@@ -171,12 +172,13 @@ func (e *Endpoint) extensionRow() method.Row {
 	}
 }
 
-// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the extension,
-// which takes precedence over the configured profile. For an unknown revision, profileOf returns an error and the configured profile,
-// whose error codes the answer then uses.
+// profileOf returns the profile, which is the version of the MCP Events extension, that applies to a call. If the client declares a
+// revision of the extension, its profile takes precedence over the configured profile. If that revision is unknown, profileOf returns
+// an error, and also the configured profile, which determines the error code.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
-	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.
+	// Only the stateless revisions, for which the extension is defined, send the client's capabilities with a request. So a call of
+	// another revision has no settings here.
 	settings := jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(c.Meta, spec.MetaCapabilities), "extensions"), spec.EventsExtension)
 	raw := jsonrpc.Member(settings, "revision")
 	if raw == nil {

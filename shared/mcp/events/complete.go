@@ -17,7 +17,7 @@ import (
 const (
 	refResource    = "ref/resource"
 	maxCompletions = 100  // values that MCP allows in one answer
-	maxSeen        = 1000 // URIs of past events in which completions look for values
+	maxSeen        = 1000 // past events that are searched for values of a variable
 )
 
 type completion struct {
@@ -30,7 +30,7 @@ type completion struct {
 type completionRequest struct {
 	entry *catalog.Entry
 	name  string
-	typed string            // the beginning of the value
+	typed string            // the beginning of the value, as the user has typed it so far
 	given map[string]string // known values of other variables
 }
 
@@ -63,7 +63,8 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
-// readCompletion treats a template that the caller cannot see as unknown.
+// readCompletion reads the params of completion/complete. For a template that the caller cannot see, it returns the same error as for
+// an unknown one.
 func readCompletion(c *method.Call, cat *catalog.Catalog) (q completionRequest, err error) {
 	ref, argument := c.Param("ref"), c.Param("argument")
 	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
@@ -168,7 +169,7 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the name of the access token's claim that restricts the completed variable, if there is one.
+// claim returns the name of the token's claim with which the event type's access rule compares the completed variable, if there is one.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

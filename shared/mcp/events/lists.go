@@ -32,7 +32,7 @@ type Lists struct {
 	Tools         Tools // may be nil
 	Methods       method.Table
 	PageSize      int
-	Anonymous     bool // the principal of --auth none may use events/subscribe
+	Anonymous     bool // set in development: the anonymous principal of --auth none may use events/subscribe
 
 	// kept caches the encoded catalogs. It is bounded because replaced catalogs stay in it.
 	kept *bounded.Map[*catalog.Catalog, *listing]
@@ -44,7 +44,8 @@ const maxListings = 256
 type Backends interface {
 	// Any reports whether there are backends. The answer may change at any time.
 	Any(ctx context.Context) bool
-	// StartCommands starts the client's backends that are commands and have not run yet, so that their event types become known.
+	// StartCommands starts the client's backends that are local programs and have not run yet, because their event types are unknown
+	// until then.
 	StartCommands(ctx context.Context, c api.Client)
 	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
@@ -68,7 +69,7 @@ func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 // listTTL is how long, in milliseconds, a client may cache a list: about as long as an instance may use an outdated catalog.
 const listTTL = 5000
 
-// cacheFor returns the caching hint for a list. The parameter open says that all callers see the same list.
+// cacheFor returns the caching hint for a list. The parameter open is true if the list is the same for all callers.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -89,7 +90,8 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 	}
 }
 
-// listCatalog lists the event types, then the caller's webhook subscriptions unless subscriptions is nil, and then the backends' items.
+// listCatalog lists the event types, the caller's webhook subscriptions, and the backends' items, in this order. If subscriptions is
+// nil, it leaves them out.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
@@ -246,13 +248,14 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 		}
 	}
 	r, err := h.addBackends(ctx, c, &page, api.Events, formOfCaller)
-	r.Cache = nil // this list has no caching hints
+	r.Cache = nil // events/list has no caching hints in SEP-3415
 	return r, err
 }
 
-// readCallerEvent reads an event type from the caller's own list at a backend that acts for its callers. It returns nil if the
-// entry is malformed, if the name belongs to another event type, or if the backend does not deliver the type on streams or
-// polls, because the relay receives a backend's events only in these two ways.
+// readCallerEvent reads an event type from a list that a backend returned for this caller. The backend acts for its callers, so its
+// event types may differ from caller to caller. The parameter entry is the catalog's event type with the same name. readCallerEvent
+// returns nil if x is malformed, if the name belongs to another event type, or if the backend delivers the type only by webhook,
+// because the gateway receives a backend's events only on streams and by polls.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType
@@ -419,12 +422,12 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
 }
 
-// withoutRequired returns a payload schema that does not require the members at the pointers, because subscribers with the argument redact
-// do not get them (EVX-04).
+// withoutRequired returns a payload schema in which the members at the given JSON Pointers are optional. A subscriber can redact these
+// members with an argument, and then gets events without them (requirement EVX-04).
 func withoutRequired(schema json.RawMessage, pointers []string) json.RawMessage {
 	root := jsonrpc.Value(schema)
 	for _, text := range pointers {
-		path, _ := jsonpointer.Parse(text) // the catalog has checked it
+		path, _ := jsonpointer.Parse(text) // cannot fail, because the catalog has checked the pointer
 		node, _ := root.(map[string]any)
 		for _, name := range path[:len(path)-1] {
 			properties, _ := node["properties"].(map[string]any)
@@ -440,10 +443,11 @@ func withoutRequired(schema json.RawMessage, pointers []string) json.RawMessage 
 // cursor is the position at which a list continues. As the next cursor of a page, the zero value means that the list has ended.
 type cursor struct {
 	where byte   // the part of the list, for example atCatalog
-	after string // the entry, subscription or cursor of the backends; empty if the whole part is still to come
+	after string // the last entry sent, or the backends' own cursor; empty at the beginning of the part
 }
 
-// A cursor begins with the letter of its part of the list, which is in upper case for a public list.
+// A cursor begins with one of these letters, which name a part of the list. The letter is in upper case if the list may be cached
+// publicly.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
@@ -453,7 +457,8 @@ const (
 // maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for the longest name of an entry.
 const maxCursor = 1200
 
-// member returns the JSON member nextCursor. list is the name of the list, and scope is the caching scope of the page.
+// member returns the cursor as the JSON member nextCursor of a page. The parameter list is the name of the list, for example "tools",
+// and scope is the caching scope of the page.
 func (c cursor) member(list, scope string) []byte {
 	where := c.where
 	if scope == method.Public {
@@ -548,7 +553,8 @@ func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
 
 var comma = []byte(",")
 
-// beginPart reports whether this page has room for a part of the list. If not, the next page begins with that part.
+// beginPart reports whether this page has room for entries of the given part of the list. If the page is full, it makes the next page
+// begin with that part.
 func (p *partedPage) beginPart(part byte) bool {
 	if p.next != (cursor{}) {
 		return false

@@ -36,7 +36,8 @@ type pushFraming struct {
 	stream  *streams.Stream
 	version spec.Version
 	profile spec.Profile
-	// unchecked is true while the subscription has not been checked with the caller's current rights.
+	// unchecked makes the next [pushFraming.check] compare the subscription with the caller's current rights even if the catalog is
+	// unchanged.
 	unchecked bool
 }
 
@@ -95,11 +96,11 @@ func (p *pushFraming) Deliver(ctx context.Context, d stream.Delivery) error {
 		return nil
 	}
 	cursor := d.Cursor
-	if p.Pattern != pattern { // the delivery's cursor lacks the partitions that check has added
+	if p.Pattern != pattern { // check has added partitions, which d.Cursor does not cover
 		cursor = p.stream.ResumeAt()
 	}
 	data, err := p.RedactedData(d.Event)
-	if err != nil { // the stream continues without this event
+	if err != nil { // report the error, and continue the stream without this event
 		return p.fail(spec.NoteEventsError, p.stream.Streams.Faults.Translate(ctx, err, p.version, p.profile))
 	}
 	return p.stream.Send(spec.NoteEventsEvent, func(b []byte) []byte {
@@ -193,8 +194,8 @@ func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 
 // Limits of one page of a poll.
 const (
-	defaultPoll  = 50      // events, without maxEvents
-	maxPoll      = 500     // events, also for a greater maxEvents
+	defaultPoll  = 50      // events in the result if maxEvents is absent
+	maxPoll      = 500     // events in the result if maxEvents is greater
 	maxPollBytes = 1 << 20 // total size of the events' payloads
 )
 
@@ -210,7 +211,8 @@ type Polls struct {
 	Metrics     *metric.Set
 }
 
-// Poll serves events/poll (SEP-3415). The server keeps no state between two polls, because the cursor contains it.
+// Poll serves events/poll (SEP-3415). The server keeps no state between two polls: the client sends back the cursor, which says where
+// to continue.
 func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error) {
 	w, err := readSelected(ctx, h.Catalogs, c, spec.ModePoll)
 	if err != nil {
@@ -253,7 +255,7 @@ func readMaxEvents(c *method.Call) (int, error) {
 	if raw == nil {
 		return defaultPoll, nil
 	}
-	var n float64 // 10, 1e1 and 10.0 are one number in JSON
+	var n float64 // JSON may spell the integer 10 as 1e1 or 10.0, which do not decode to an int
 	if json.Unmarshal(raw, &n) != nil || n < 1 || n < maxPoll && n != float64(int(n)) {
 		return 0, method.InvalidParams("maxEvents must be an integer of at least 1")
 	}
@@ -265,8 +267,8 @@ type selected struct {
 	match.Selection
 	catalog *catalog.Catalog
 	mode    string
-	cursor  string        // empty to begin now
-	maxAge  time.Duration // 0 for no limit
+	cursor  string        // the position after which to read; empty to read only new events
+	maxAge  time.Duration // how old the events may be; 0 for no limit
 }
 
 // readSelected reads the params that events/poll and events/stream share, and checks the caller's right to the events.
@@ -297,7 +299,8 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 	return w, err
 }
 
-// Choose returns the selection for an event type and arguments, if the principal may receive these events in this mode.
+// Choose returns the selection of events that match an event type and its arguments. It returns an error if the principal may not
+// receive these events, or if the event type does not support the delivery mode.
 func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (match.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {

@@ -71,7 +71,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	}
 	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
-		return nil, method.NotFound(uri) // the reason would show which other URIs exist
+		return nil, method.NotFound(uri) // do not tell the reason, which would show which other URIs exist
 	}
 	if _, err := streams.FilterPermitted(p, access); err != nil {
 		return nil, err
@@ -130,8 +130,8 @@ type subscriptionState struct {
 	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus is the status of deliveries in the form of SEP-3415. In the answer to a refresh that ended a suspension,
-// Active is false, because it tells the state before the refresh.
+// deliveryStatus is the status of deliveries in the form of SEP-3415. It describes the time before the request: if a refresh ends the
+// suspension of a subscription, Active in the answer is still false.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`

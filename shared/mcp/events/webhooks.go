@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// registration is the member subscription in the answer to resources/subscriptions/register (SEP-1803).
+// registration is the member "subscription" of the answer to resources/subscriptions/register (SEP-1803).
 type registration struct {
 	URI           string        `json:"uri"`
 	EventURIs     []string      `json:"eventUris"`
@@ -33,7 +33,7 @@ type webhookSecret struct {
 type Webhooks struct {
 	Registrar   Registrar
 	Deregistrar Deregistrar
-	Anonymous   bool // the principal of --auth none may use events/subscribe
+	Anonymous   bool // set in development: the anonymous principal of --auth none may use events/subscribe
 }
 
 // Register serves resources/subscriptions/register.
@@ -168,7 +168,7 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 	}
 	err = h.Deregistrar.Unsubscribe(ctx, c.Principal, r.Name, r.Arguments, r.URL)
 	if c.Profile == spec.Released && fault.Is(err, fault.NotFound) {
-		err = nil // as released clients expect
+		err = nil // released clients expect success for an unknown subscription
 	}
 	return method.Result{}, err
 }
@@ -201,11 +201,11 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 	return subscription.TTL{Asked: given, For: d}, err
 }
 
-// readMaxAge reads maxAgeMs, the maximum age of past events that the client receives after its cursor. 0 means no limit.
+// readMaxAge reads maxAgeMs: past events that are older are not sent to the client. A result of 0 means no limit.
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {
-		d = 1 // one nanosecond, and so no past events, because 0 means no limit
+		d = 1 // a limit of 0 ms excludes all past events; return the shortest limit, because 0 would mean no limit
 	}
 	return d, err
 }

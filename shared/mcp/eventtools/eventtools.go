@@ -31,7 +31,8 @@ const (
 const (
 	// DefaultEvents and MaxEvents are the default and the maximum number of events in a result.
 	DefaultEvents, MaxEvents = 20, 50
-	// MaxBytes limits the data of a result's events, or the event types in a result, in bytes, because a model has to read them.
+	// MaxBytes limits the size of a result in bytes: the data of its events, or the event types that it lists. It is small because a
+	// model has to read the result.
 	MaxBytes = 64 << 10
 	// defaultWait and maxWait are the default and the maximum time of wait_for_event, in seconds. The default is shorter than
 	// the 60 s after which many clients give up a request.
@@ -134,7 +135,7 @@ func Tools(keepsSubscriptions bool) []Tool {
 type Source interface {
 	// EventTypes returns the event types that the caller can subscribe to.
 	EventTypes(ctx context.Context) ([]EventType, error)
-	// Subscribe starts a subscription to the events from now on. It returns a text that identifies the subscription.
+	// Subscribe starts a subscription to future events. It returns a text that identifies the subscription.
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
 	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)

@@ -117,13 +117,14 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return handle{s.Entry.Name, s.Arguments, page.Cursor}.String(), nil
 }
 
-// Unsubscribe only checks the handle, because the server does not store the subscription.
+// Unsubscribe only checks that the text is a well-formed handle, because the server does not store the subscription.
 func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, error) {
 	_, err := parseHandle(subscription)
 	return err == nil, err
 }
 
-// find treats an event type that the caller may not see as unknown, because it is not listed either.
+// find returns the selection of events for an event type and arguments. If the caller may not see the event type, it returns the same
+// error as for an unknown one.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
 	cat, err := h.streams.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
@@ -184,7 +185,7 @@ type reading struct {
 	match.Selection
 
 	out    *eventtools.Events
-	handle handle // continues after the events of out
+	handle handle // the subscription, with the cursor after the last event in out
 	query  eventtools.Query
 }
 
@@ -250,7 +251,7 @@ func (h *source) wait(r *reading) error {
 	c.Answer.Wait()
 	err := h.await(limited, r)
 	switch {
-	case !r.out.Empty(): // if err is lasting, the next call returns it
+	case !r.out.Empty(): // do not lose the events because of err; if the error lasts, the next call returns it
 		return nil
 	case limited.Err() != nil: // out of time, or this instance shuts down; in both cases the model calls again
 		r.out.TimedOut = true
@@ -291,7 +292,7 @@ func (h *source) await(ctx context.Context, r *reading) error {
 			}
 			r.handle.cursor = feed.Cursor()
 		case <-ctx.Done():
-			return context.Cause(ctx) // the handle has the cursor of the last progress
+			return context.Cause(ctx) // the next call continues at the cursor in r.handle, which the last progress has updated
 		}
 	}
 }
@@ -308,7 +309,7 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 			if err != nil {
 				return err
 			}
-			if changed { // d.Cursor does not cover the partitions that were added
+			if changed { // recheck has added partitions, which d.Cursor does not cover
 				cursor = feed.Cursor()
 			}
 		}
@@ -335,8 +336,9 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 	return h.follow(ctx, feed, r, s)
 }
 
-// follow replaces the selection of a waiting call with s. If the event type has become ordered or unordered, follow adds the
-// partitions of the event log to which its events go now to the feed, and returns true.
+// follow makes a waiting call use the selection s, because the catalog may have changed during the wait. If the event type has become
+// ordered or unordered, its events go to other partitions of the event log. Then follow adds these partitions to the feed and returns
+// true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.PositionAfterChange(s.Pattern)); err != nil {
