@@ -23,8 +23,8 @@ type Position struct {
 	// larger value means fewer writes, but each walk revisits the minutes since the last save, and a clock that was set back by less
 	// than SaveEvery may go unnoticed.
 	SaveEvery time.Duration
-	// Ahead, if not nil, is called before a walk if the saved position is more than [Tolerance] in the future, because the clock
-	// must have been set back then. Its parameter is that position.
+	// Walk calls Ahead, if it is not nil, with the saved position if that is more than [Tolerance] in the future, because the
+	// clock must have been set back since it was saved.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
@@ -32,7 +32,7 @@ const (
 	// lookBack is how far before the position a walk starts, because a slow writer, or one with a skewed clock, may write an
 	// entry just after its minute was visited.
 	lookBack = 5 * time.Minute
-	// stretch is the part of a long walk after which the position is saved, so that an interrupted walk does not start over.
+	// A long walk saves the position after each stretch, so that an interrupted walk does not start over.
 	stretch = 10 * time.Minute
 	// maxFailures is how many minutes may fail before a walk gives up, because the store is probably down.
 	maxFailures = 5
@@ -53,7 +53,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// If the clock was set back, the position is in the future, and work may still be added to the minutes before it.
+	// If the clock was set back, the position is in the future. Then start from now instead, because new work is in earlier
+	// minutes than the position.
 	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
@@ -105,20 +106,20 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores the minute to, in seconds since 1970. *had is the version that this walk has read or saved last. save returns false if
-// another walk has changed the position since.
-func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
-	if to == *had {
+// save stores minute, in seconds since 1970, as the position. had points to the version of the position's item that this walk has
+// read or written last. If another walk has changed the item since, save returns false.
+func (p Position) save(ctx context.Context, minute int64, had *int64) (bool, error) {
+	if minute == *had {
 		return true, nil
 	}
 	cond := store.Absent()
 	if *had != 0 {
 		cond = store.VersionIs(*had)
 	}
-	err := p.DB.Write(ctx, store.Put(store.Item{Key: p.Key, Version: to}, cond))
+	err := p.DB.Write(ctx, store.Put(store.Item{Key: p.Key, Version: minute}, cond))
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
 	}
-	*had = to
+	*had = minute
 	return true, fault.Wrap(fault.Unavailable, err, "write a job's position")
 }
