@@ -68,9 +68,9 @@ type Outgoing struct {
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
-	// Owner says for whom the message is handled, for example for which principal. It has the same format as Group, and only messages of
-	// standard queues may have it. The owners share the consumers fairly, and one owner gets at most three quarters of the consumers that
-	// the others leave free. SQS knows no owners.
+	// Owner says for whom the message is handled, for example for which principal. It has the same format as Group, and only
+	// messages of standard queues may have it. Consumers take turns between the owners. An owner's messages use at most three
+	// quarters of the consumers that are not busy with other owners' messages. SQS has no owners.
 	Owner string
 	// Dedup is a deduplication id, in the same format as Group. A FIFO queue drops a message if it accepted one with the same id in
 	// the last five minutes. Standard queues do not deduplicate.
@@ -123,7 +123,8 @@ type Message struct {
 	Sent time.Time
 	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
 	Unwritten bool
-	// From is the queue from which SQS moved the message here unchanged, because it was received too often. It is "" for other messages.
+	// From is set if the message was received too often on another queue, so that SQS moved it to this queue unchanged. It is the
+	// name of the other queue.
 	From Name
 	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
@@ -147,7 +148,7 @@ type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forward calls [Forwarder.Forward] if the sender has it, and otherwise Send.
+// Forward calls s.Forward if s is a [Forwarder], and otherwise s.Send.
 func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 	if f, ok := s.(Forwarder); ok {
 		return f.Forward(ctx, q, msgs...)
@@ -175,8 +176,9 @@ type ConsumeOptions struct {
 	// Visibility is how long the messages of a call stay in flight if its process dies; 0 means 30 s. The context of the call ends
 	// after this time, but the messages stay in flight until the handler returns.
 	Visibility time.Duration
-	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. On a FIFO queue, only the
-	// first failed message of a group counts a failure, because the handler fails the others only to keep the order.
+	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. If several
+	// messages of a FIFO group fail together, only the first one counts a failure, because the handler fails the others only to
+	// keep the order.
 	MaxReceives int
 	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages
 	// without a group are not limited. SQS has no such limit.
@@ -196,9 +198,9 @@ type Consumer interface {
 // pauses of [Backoff], that many failures take about ten days. SQS deletes a message after 14 days.
 const MaxReceives = 1000
 
-// Backoff returns how long a failed message waits before it is delivered again: one second at first, twice as long after each receive, at
-// most five minutes, and 25 minutes after 500 receives. The times vary randomly by a fifth, so that messages that failed together are
-// not redelivered together.
+// Backoff returns how long a failed message waits before it is delivered again. The wait is one second after the first receive
+// and doubles with each receive, up to five minutes. After 500 receives it is 25 minutes. It varies randomly by a fifth, so that
+// messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
 	if received > MaxReceives/2 {
@@ -216,8 +218,8 @@ type Depth struct {
 	Oldest                     time.Time
 }
 
-// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts. Other queues deliver such
-// messages when they are due.
+// Discarder is a queue that can discard its delayed messages whose bodies contain one of the given texts. A queue without this
+// method delivers them when they are due.
 type Discarder interface {
 	Discard(ctx context.Context, q Name, texts ...string) error
 }
@@ -247,7 +249,8 @@ type DeadLetter struct {
 }
 
 const (
-	// Version 1 had no message, group, received, dead, encoding and size.
+	// deadLetterVersion is the value of [DeadLetter.V]. Dead letters of version 1 lack the fields message, group, received, dead,
+	// encoding and size.
 	deadLetterVersion = 2
 	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"

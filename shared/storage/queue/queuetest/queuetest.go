@@ -23,8 +23,8 @@ import (
 type Backend interface {
 	queue.Sender
 	queue.Consumer
-	// Grain is the shortest visibility timeout of the backend, for example one second on SQS. On a busy machine, the queue may
-	// redeliver a message sooner than the handler accepts it.
+	// Grain is the shortest visibility timeout that a case can use on this backend, for example one second on SQS. With a shorter
+	// one, the queue could redeliver a message before a handler on a busy machine returns.
 	Grain() time.Duration
 }
 
@@ -147,7 +147,8 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals returns the bodies that dead-lettered messages had on their own queue. SQS moves messages unchanged.
+// originals returns the bodies that the messages had before they moved to [queue.Dead]. A message that SQS moved still has its
+// own body, because SQS does not make a [queue.DeadLetter] of it.
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {

@@ -31,10 +31,10 @@ type memoryQueue struct {
 	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
 	settled    handlerResults
-	submitted  bool      // a job that will write settled is in the engine
-	resubmitAt time.Time // when to repeat such a job that failed; otherwise zero
+	submitted  bool      // the engine has a job that will write the results in settled
+	resubmitAt time.Time // when to submit a new job for settled after one has failed; otherwise zero
 
-	wake   chan struct{} // for the pump
+	wake   chan struct{} // wakes the pump
 	wakeAt time.Time     // when the pump wakes by itself; zero while it works
 }
 
@@ -108,8 +108,9 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish makes new rows available after their commit. msgs are in the order of their ids. Delayed rows stay in the file; due is when the
-// first of them is due.
+// publish makes the messages of a committed transaction available. msgs are the new messages without a delay, in the order of
+// their ids. The messages with a delay stay in the file; delayed is their number, and the first of them is due at the time due,
+// in milliseconds since 1970.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -139,7 +140,7 @@ func (mq *memoryQueue) wakeWorker() {
 	}
 }
 
-// wakeReader wakes the pump, which reads rows from the file, if the window has room for rows that are not in memory.
+// wakeReader wakes the pump to read rows from the file, if some are needed and memory has room for them.
 func (mq *memoryQueue) wakeReader() {
 	if _, ok := mq.window.nextFetch(); ok {
 		mq.wakePump(time.Time{})
@@ -149,7 +150,7 @@ func (mq *memoryQueue) wakeReader() {
 // wakePump makes the pump, which is the background goroutine of the queue, run at the given time at the latest.
 func (mq *memoryQueue) wakePump(at time.Time) {
 	if mq.wakeAt.IsZero() || !at.Before(mq.wakeAt) {
-		return // the pump is working and checks the queue again before it sleeps, or it wakes early enough
+		return // the pump is working, and checks the queue again before it sleeps, or it wakes early enough by itself
 	}
 	mq.wakeAt = time.Time{}
 	select {
@@ -165,8 +166,8 @@ type message struct {
 	value    any    // [queue.Outgoing.Value] until a handler has received it; nil if the message was read from its row
 	sent     int64  // microseconds since 1970
 	received int
-	tried    bool // a handler of this process has received it, even if that does not count in received
-	handled  int  // size of its body while a handler has the message, see [ready.take]
+	tried    bool // true after a handler of this process has received the message; the field received may still be 0
+	handled  int  // size of the body while a handler has the message, otherwise 0
 
 	place      place // changed by [window.move] only
 	row        row
@@ -189,8 +190,8 @@ const (
 	// placeBackOff: a failed message of a standard queue until its back-off ends. The message stays in memory, but does not count against
 	// the window's limits, so that failing messages do not keep others out of memory.
 	placeBackOff
-	// placeAccepted: accepted, or dropped because the sender got an error. These messages and dead letters have left the queue, but
-	// may still have rows.
+	// placeAccepted: accepted by a handler, or dropped because the sender got an error. Such a message has left the queue, like
+	// one in placeDead, but its row may not be deleted yet.
 	placeAccepted
 	placeDead
 	places
@@ -214,8 +215,8 @@ const (
 	rowFailed
 )
 
-// backoff is an entry in the heap of back-offs. On a standard queue, it is for the failed message msg. On a FIFO queue, it is
-// for a group, and count is how many messages at the front of the group are blocked. The field until is when the back-off ends.
+// backoff is an entry in the heap of back-offs. It ends at the time until. On a standard queue, it is for the failed message msg.
+// On a FIFO queue, it is for a group, and count is how many messages at the front of the group are blocked.
 type backoff struct {
 	until time.Time
 	msg   *message

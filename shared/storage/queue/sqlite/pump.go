@@ -264,7 +264,7 @@ func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *q
 		select {
 		case <-woken:
 			if ctx.Err() != nil {
-				mq.stopWaiting(woken) // another worker takes the message
+				mq.stopWaiting(woken) // this worker stops, so wake another one for the message
 			}
 		case <-ctx.Done():
 			mq.stopWaiting(woken)
@@ -276,7 +276,7 @@ func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *q
 
 type batch struct {
 	msgs    []*message
-	handed  []queue.Message // the same messages as the handler gets them
+	handed  []queue.Message // msgs in the form in which the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
 	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count
 	// must then be written before the handler gets the message.
@@ -305,7 +305,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			continue
 		}
 		if b.exhausted = mq.exhausted(m, opts); b.exhausted {
-			b.msgs = append(b.msgs, m) // alone, because it was received before
+			b.msgs = append(b.msgs, m) // a received message is always alone in its batch
 			continue
 		}
 		m.received++
@@ -337,8 +337,8 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker()
 }
 
-// always reports that a message failed. [memoryQueue.handle] returns always for a batch that failed as a whole, and never for a batch that
-// succeeded as a whole.
+// always reports that a message failed. [memoryQueue.handle] returns this function if the whole batch failed, and never if the
+// whole batch succeeded.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }

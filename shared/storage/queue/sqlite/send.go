@@ -49,7 +49,8 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// send writes messages in one transaction. It first waits for the end of a forwarding with the same deduplication id.
+// send writes messages in one transaction. If a message with the same deduplication id is being forwarded, send waits until its
+// forwarding has ended, and then tries again.
 func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	for {
 		s := &sending{queue: mq, msgs: msgs}
@@ -74,7 +75,8 @@ type sending struct {
 	due     int64 // when the first of the delayed messages is due
 	at      time.Time
 	fresh   []digest // deduplication ids that the queue has not accepted before
-	// repeated is a job that forwards a message with the same deduplication id. If it is set, this job has written nothing.
+	// If a message with the same deduplication id is being forwarded, repeated is the job that forwards it, and this job writes
+	// nothing.
 	repeated *forwarding
 }
 
@@ -152,8 +154,8 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. A row of the
-// file has all new ids of one job of the engine, which is a [sending] or a [forwarding].
+// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. Each
+// [sending] or [forwarding] writes its new ids into one row.
 type dedup struct {
 	table   string
 	insert  string
@@ -161,8 +163,8 @@ type dedup struct {
 
 	mu          sync.Mutex
 	generations []generation // oldest first
-	latest      int64        // the latest time of an id, in seconds since 1970
-	// pending are the ids that jobs have claimed in transaction number attempt, the engine's latest.
+	latest      int64        // the time of the newest id, in seconds since 1970
+	// pending has the ids that jobs have claimed in the engine's latest transaction. attempt is the number of that transaction.
 	pending    map[digest]bool
 	attempt    int64
 	forwarding map[digest]*forwarding
@@ -199,7 +201,7 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 		for part := range slices.Chunk(s.ColumnBlob(1), len(digest{})) {
 			ids = append(ids, digest(part))
 		}
-		d.add(ids, periodic.Earlier(time.UnixMicro(d.lastRow), tx.Now)) // later rows are from before the clock was set back
+		d.add(ids, periodic.Earlier(time.UnixMicro(d.lastRow), tx.Now)) // a time in the future is from before the clock was set back
 	}
 }
 
@@ -236,8 +238,8 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
-// rewind makes each id count for at most five minutes from now, if the clock was set back. Otherwise the queue would remember an
-// id until the clock has caught up.
+// rewind changes times of ids that are in the future to now, because the clock was set back. Otherwise the queue would remember
+// these ids until the clock has caught up.
 func (d *dedup) rewind(now time.Time) {
 	if d.latest <= now.Add(dedupStepBack).Unix() {
 		return
@@ -528,8 +530,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done releases the sender. Messages that could not be written are still handled, and are handled again when the sender repeats them. A
-// FIFO queue drops them instead, unless a handler already has them and succeeds.
+// Done ends the wait of the sender. If the messages could not be written, a standard queue still delivers them from memory, and
+// the sender, which gets an error, may send them again. A FIFO queue drops them, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {

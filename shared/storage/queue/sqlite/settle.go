@@ -120,7 +120,8 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 	return true
 }
 
-// exhausted reports whether a message was received as often as opts allow. A dead letter cannot be dead-lettered again.
+// exhausted reports whether a message was received as often as opts allow. A message on [queue.Dead] never is, because it cannot
+// move to another queue.
 func (mq *memoryQueue) exhausted(m *message, opts *queue.ConsumeOptions) bool {
 	return opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
 }
@@ -268,7 +269,7 @@ func (s *settling) Done(err error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	mq.settled.append(&s.taken)
-	mq.submitted = false // Apply has not run if no transaction began
+	mq.submitted = false // Apply does this too, but is not called if no transaction begins
 	mq.resubmitAt = time.Now().Add(retryAfter)
 	mq.wakePump(mq.resubmitAt)
 }
@@ -289,7 +290,7 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	for _, text := range texts {
 		patterns = append(patterns, regexp.QuoteMeta(text))
 	}
-	contains := regexp.MustCompile(strings.Join(patterns, "|")).Match // its time hardly depends on the number of texts
+	contains := regexp.MustCompile(strings.Join(patterns, "|")).Match // a regular expression takes hardly longer for many texts
 	for after, more := int64(0), len(texts) > 0; more; {
 		var found []int64
 		err := q.engine.Read(ctx, func(c *engine.Conn) error {
@@ -309,8 +310,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// findDelayed returns the ids of delayed rows whose body matches, among up to [discardRows] rows after the id after. last is the id of the
-// last row that it has read, and more says that there may be further rows.
+// findDelayed reads up to [discardRows] delayed rows whose ids are greater than the parameter after. It returns the ids of the
+// rows whose bodies match, and the id of the last row. more says that there may be further rows.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	defer s.Reset()

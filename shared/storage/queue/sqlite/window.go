@@ -37,7 +37,7 @@ type window struct {
 
 	ready           ready
 	counts          [places]int
-	messages, bytes int // messages in the places of [place.inWindow], and the total size of their bodies
+	messages, bytes int // messages for which [place.inWindow] returns true, and the total size of their bodies
 
 	loaded, newest int64
 	early          map[int64]string // the early rows after loaded: their ids, with their groups
@@ -75,7 +75,7 @@ func (w *window) move(m *message, to place) {
 func (w *window) depth() queue.Depth {
 	n := &w.counts
 	return queue.Depth{
-		Visible:  max(n[placeFile]+n[placeReady], 0), // a row may be read and accepted before its commit is published
+		Visible:  max(n[placeFile]+n[placeReady], 0), // a message may be accepted before publish counts it
 		InFlight: n[placeInFlight] + n[placeBlocked] + n[placeBackOff],
 		Delayed:  n[placeDelayed],
 	}
@@ -136,7 +136,7 @@ func (w *window) append(m *message) {
 // addDue makes a delayed message ready when it is due. The window may or may not have moved past its row.
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
-		w.spill(m, w.loaded+1) // the rows up to loaded may be in memory
+		w.spill(m, w.loaded+1) // fetches must leave out the rows up to loaded, which may be in memory
 		return
 	}
 	w.addEarly(m)
@@ -189,7 +189,7 @@ func (w *window) spill(m *message, from int64) {
 	}
 	switch {
 	case m.id > w.loaded:
-		w.newest = max(w.newest, m.id) // the window will come to it
+		w.newest = max(w.newest, m.id) // makes a later fetch read the row
 	case m.id < sp.from:
 		sp.late = append(sp.late, m.id)
 	}
@@ -197,7 +197,7 @@ func (w *window) spill(m *message, from int64) {
 }
 
 type fetch struct {
-	spill       *spill // nil: the rows after the window
+	spill       *spill // the group to read; nil to read the rows after [window.loaded]
 	from, to    int64
 	late        []int64 // if not empty, only these ids are read, and not the range
 	rows, bytes int
@@ -271,7 +271,7 @@ func (w *window) finish(f *fetch, msgs []*message) {
 		w.finishSpill(f, msgs)
 		return
 	}
-	w.loaded = f.to // if there is no row, everything that was committed before the read is in memory
+	w.loaded = f.to // if the fetch found no row, the file has no further rows up to f.to
 	if len(msgs) > 0 {
 		w.loaded = msgs[len(msgs)-1].id
 	}
@@ -287,7 +287,7 @@ func (w *window) finish(f *fetch, msgs []*message) {
 	}
 	for id := range w.early {
 		if id <= w.loaded {
-			delete(w.early, id) // the window has passed the row, or there will be none
+			delete(w.early, id) // early has only ids after loaded
 		}
 	}
 	w.newest = max(w.newest, w.loaded) // a fetch may read a commit before it is published
@@ -376,8 +376,8 @@ func splitGroup(name string) (group, owner string) {
 	return group, owner
 }
 
-// group holds the ready messages of one group. A group with ready messages is in its owner's ring, unless it is locked or has reached
-// its limit.
+// group holds the ready messages of one group. A group with ready messages is in its owner's ring, unless it is locked or has
+// reached its limit.
 type group struct {
 	name   string // see [groupOf]
 	owner  *owner
@@ -385,7 +385,7 @@ type group struct {
 	ready  deque[*message]
 	bytes  int  // of the bodies of ready messages
 	busy   int  // messages in handlers
-	locked bool // in a FIFO queue, by a batch or a back-off
+	locked bool // the group must wait, because a batch or a back-off has messages of it; only in a FIFO queue
 }
 
 func (g *group) pop() *message {
@@ -395,15 +395,16 @@ func (g *group) pop() *message {
 }
 
 type owner struct {
-	groups int           // the number of all its groups
+	groups int           // number of this owner's groups
 	busy   int           // messages in handlers
 	ring   deque[*group] // groups with messages that can be delivered
 }
 
-// limit counts the messages that handlers have of groups that differ only in their owner, such as g/ann and g/bob. They have one limit,
-// because [queue.ConsumeOptions] limits all messages with the same [queue.Outgoing.Group] together.
+// limit counts the messages in handlers for [queue.ConsumeOptions], whose limits apply to all messages with the same
+// [queue.Outgoing.Group]. In this package such messages are in several groups, such as g/ann and g/bob, if their owners differ.
+// These groups share a limit.
 type limit struct {
-	groups  int           // their number
+	groups  int           // number of the groups that share this limit
 	busy    int           // messages in handlers
 	handled int           // bytes of the bodies in handlers
 	bounded deque[*group] // groups of a standard queue that wait because handlers have too many of their messages or bytes
@@ -416,7 +417,7 @@ type ready struct {
 	groups  map[string]*group
 	owners  map[string]*owner
 	limits  map[string]*limit
-	noOwner owner         // has all other groups
+	noOwner owner         // owns the groups without an owner
 	ring    deque[*owner] // owners with groups in their rings
 	count   int
 
@@ -491,12 +492,12 @@ func (r *ready) dequeue() {
 // available reports whether [ready.take] may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil. handlers is how many messages all handlers together can have, here called places. An
-// owner gets at most three quarters of the places that the other owners leave free, so that slow messages of one owner do not take all.
-func (r *ready) next(handlers int) *group {
+// next returns the group whose turn it is, or nil. capacity is how many messages the handlers can have in total. An owner gets at
+// most three quarters of the capacity that the other owners leave free, so that slow messages of one owner do not take all of it.
+func (r *ready) next(capacity int) *group {
 	for range r.ring.len() {
 		o := r.ring.first()
-		if free := handlers - (r.busy - o.busy); o == &r.noOwner || o.busy < max(1, free*3/4) {
+		if free := capacity - (r.busy - o.busy); o == &r.noOwner || o.busy < max(1, free*3/4) {
 			return o.ring.first()
 		}
 		r.ring.push(r.ring.pop())
@@ -593,7 +594,7 @@ func (r *ready) release(m *message) {
 	if r.fifo {
 		return // the group stays locked
 	}
-	for g.limit.bounded.len() > 0 { // all groups, because the first of them may wait long for its turn
+	for g.limit.bounded.len() > 0 { // wake all of them, because the first may then wait long for its turn
 		r.enqueue(g.limit.bounded.pop())
 	}
 	if g.busy == 0 && g.ready.len() == 0 {

@@ -29,7 +29,7 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
-			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
+			// For Lambda, the returned error is an error of the function, so SQS redelivers the whole batch.
 			return response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
@@ -129,8 +129,8 @@ func listIDs(batch []queue.Message) []string {
 const (
 	// backOffTime limits the requests of [Queues.backOff]. A function ends its batch early enough to have this time left.
 	backOffTime = 1500 * time.Millisecond
-	// canceledBackOff is the shortest back-off of a batch whose context has ended. The batch's last writes may still take
-	// effect, and the next attempt should find them.
+	// canceledBackOff is the shortest back-off of a batch whose context has ended. The writes that were running then may still
+	// take effect, so the pause lets the next attempt see their effect.
 	canceledBackOff = 10 * time.Second
 )
 

@@ -107,7 +107,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	if hasForbidden(msg.Body) {
-		if !json.Valid(msg.Body) { // JSON has no control characters, so Escape removes all that SQS refuses
+		if !json.Valid(msg.Body) { // JSON has no control characters, so SQS accepts the escaped text
 			return e, fault.New(fault.Invalid, "a message for %s has characters that XML 1.0 lacks", name)
 		}
 		msg.Body = queue.Escape(msg.Body)
@@ -123,7 +123,8 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
-	// On a FIFO queue, SQS requires a deduplication id. If the SDK repeats the request, it sends the same random id again.
+	// On a FIFO queue, SQS requires a deduplication id, so a message without one gets a random id. If the SDK repeats the
+	// request, it sends the same id again.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())
