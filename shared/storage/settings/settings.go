@@ -243,7 +243,7 @@ func (c *Cache[T]) Invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.notified = true
-	c.held = map[string]*refresh.Value[*parsed[T]]{} // a running read answers only the callers that wait for it
+	c.held = map[string]*refresh.Value[*parsed[T]]{} // a running read has an old entry, so its result is not cached
 }
 
 // Get returns a document and its version. If the document does not exist, it returns the zero value and 0.
@@ -278,7 +278,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (
 	return c.Get(ctx, name)
 }
 
-// hold returns a document's entry, and whether [Cache.Invalidate] tells the cache about all writes.
+// hold returns a document's entry, which it adds if the cache has none, and the value of c.notified.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 // Store keeps items in memory. The methods that it lacks panic.
 type Store struct {
-	store.DB // nil
+	store.DB // nil, so that the methods that Store does not define panic
 
 	mu    sync.Mutex
 	items map[store.Key]store.Item
