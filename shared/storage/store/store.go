@@ -95,21 +95,21 @@ type DB interface {
 	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
-	// Then callers can keep locks in memory, and can afford more reads and writes. The store also supports [AtCommit], so it numbers
-	// items in the order of their commits. A reader that sees an item also sees all items with smaller stamps.
+	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network. Then
+	// callers can keep locks in memory, and can afford more reads and writes. The store also supports [AtCommit], which numbers
+	// items in the order of their commits. So a reader that sees an item also sees all items with smaller numbers.
 	Local() bool
 
-	// End returns the greatest committed stamp. Readers see every item with a stamp up to it, and every later stamp is greater,
-	// even if the clock is set back. It is 0 for a store that is not local.
+	// End returns the greatest stamp that is committed, see [AtCommit]. Readers see every item with a stamp up to it, and every
+	// later stamp is greater, even if the clock is set back. End returns 0 for a store that is not local.
 	End() int64
 
 	Close() error
 }
 
-// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds since
-// 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps and gets the
-// last of them. Stores whose [DB.Stamps] is false refuse puts at AtCommit.
+// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds
+// since 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps and
+// gets the last of them. A store refuses puts at AtCommit if its [DB.Local] is false.
 const AtCommit = "\x00commit"
 
 // SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. It gets the stamp of the first. They must be in
@@ -118,9 +118,9 @@ const SameStamp = -1
 
 // Watcher is a store that notifies readers in this process of this process's writes to a partition of [Log].
 type Watcher interface {
-	// Watch returns a channel that receives after commits to the partition, perhaps once for several. written returns the greatest stamp of
-	// such a commit since the watch began, or 0 before the first. If a caller reads [DB.End] first and then calls written, it misses
-	// no commit up to that end.
+	// Watch returns a channel that receives a value after one or more commits to the partition. written returns the greatest
+	// stamp of the commits to the partition since Watch was called, or 0 before the first one. A caller that reads [DB.End] and
+	// then calls written misses no commit up to that end. stop ends the watch.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -128,8 +128,9 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// Sort keys are greater than After and at most Until. Empty means no limit. To read the next page, set After to [Page.Last]. With Reverse,
-	// the first page begins at Until, and to read the next page, set Before to Page.Last.
+	// A query returns items with sort keys greater than After and at most Until. If one of them is empty, it is no limit. To read
+	// the next page, set After to [Page.Last]. A query with Reverse begins at Until; to read its next page, set Before to
+	// Page.Last.
 	After, Until string
 	// If Before is not empty, sort keys are less than Before.
 	Before string
@@ -341,7 +342,7 @@ func (q *Query) Check() error {
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
 }
 
-// CheckWrite returns an error if the operations break a limit of [DB.Write]. Adapters check [AtCommit] themselves.
+// CheckWrite returns an error if the operations break a limit of [DB.Write]. Adapters check the rules for [AtCommit] themselves.
 func CheckWrite(ops []Op) error {
 	if len(ops) > MaxTransaction {
 		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), MaxTransaction)
@@ -357,7 +358,7 @@ func CheckWrite(ops []Op) error {
 			return err
 		}
 		if op.Item.Sort == AtCommit {
-			continue // each gets its own key
+			continue // the store gives each of these puts its own key, so no two are for the same item
 		}
 		size += len(op.Item.Value)
 		twice := seen[op.Item.Key]
@@ -378,7 +379,8 @@ func CheckWrite(ops []Op) error {
 	return nil
 }
 
-// CheckWriteAll returns an error if an operation is not allowed in [DB.WriteAll]. Adapters check [AtCommit] themselves.
+// CheckWriteAll returns an error if an operation is not allowed in [DB.WriteAll]. Adapters check the rules for [AtCommit]
+// themselves.
 func CheckWriteAll(ops []Op) error {
 	for i := range ops {
 		op := &ops[i]
