@@ -64,7 +64,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	x := newExchange(g, c, e, info)
 	defer func() { r.outcome, r.gone = x.outcome, x.gone }()
 	if x.task = task; task != nil && !info.Version.Stateless() {
-		return errNoTask // only 2026-07-28 has tasks, so another server has taken the backend's place
+		return errNoTask // only 2026-07-28 has tasks, so this is not the server that created the task
 	}
 	if c.Version.Stateless() {
 		if err := x.checkParameters(); err != nil {
@@ -135,19 +135,19 @@ type exchange struct {
 	// The call and its destination. These fields do not change.
 	gateway *Gateway
 	call    api.Call
-	entry   backends.Entry       // the tool, prompt or resource
-	task    json.RawMessage      // the id of the task at the backend, if the call is about one
-	info    *backends.ServerInfo // about the backend
+	entry   backends.Entry  // the tool, prompt or resource
+	task    json.RawMessage // the id of the task at the backend, if the call is about one
+	info    *backends.ServerInfo
 	client  *upstream.Client
 
 	// These fields describe the request as the backend gets it. inSession, withoutSession and roundsBridge set them.
-	with  backendSession // has only the version if the backend is stateless
+	with  backendSession // if the backend is stateless, only the field Version is set
 	id    json.RawMessage
 	token json.RawMessage // the progress token that the backend gets, if it differs from the client's
 
 	// While another goroutine reads the session's GET stream (see strays.go), mu guards the following fields and the bridge.
 	mu      sync.Mutex
-	sharing bool   // set by leave: other calls still run in the session
+	sharing bool   // other calls still ran in the backend session when this call called leave
 	leave   func() // ends the reception of messages from the GET stream; may be called several times
 
 	// The state of the call after the messages that the backend has sent so far.
@@ -155,13 +155,13 @@ type exchange struct {
 	responded bool    // the client has its response
 	outcome   string  // the outcome according to the backend's response, or empty
 	progress  float64 // the greatest progress that the client has been sent
-	floor     float64 // the greatest progress of earlier rounds; only greater values are sent
+	floor     float64 // the greatest progress that the client got in earlier rounds (repetitions of the call); lower values are dropped
 
 	// These fields are for a call that ends without a response, see cancel.go.
-	mark      store.Key // where the store has the client's cancellation, if the client has a session
-	questions questions // the questions to the client
-	gone      bool      // the client has disconnected
-	abandoned bool      // the call has ended without a response, and the backend does not know that yet
+	mark      store.Key // the key under which the store has the client's cancellation of this call; zero if the client has no session
+	questions questions
+	gone      bool // the client has disconnected
+	abandoned bool // the call has ended without a response, and the backend does not know that yet
 }
 
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
@@ -217,11 +217,11 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			}
 			continue
 		}
-		abandon := ctx.Err() != nil // the backend may have received the request, even if Post failed
+		abandon := ctx.Err() != nil // the caller must cancel the request at the backend, which may have received it even if Post failed
 		if err != nil {
 			x.leave()
 			err = x.callError(err)
-			if abandon { // so that the cancellation does not overtake the request
+			if abandon { // wait, because the backend would ignore a cancellation that arrives before the request
 				time.Sleep(time.Until(posted.Add(requestLead)))
 			}
 		} else {
@@ -283,7 +283,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 		if err != nil {
 			switch {
 			case !errors.Is(err, io.EOF):
-			case answer.Status >= http.StatusBadRequest: // the body has an error without the request's id
+			case answer.Status >= http.StatusBadRequest: // the answer had an error status and no response to the request
 				err = &upstream.StatusError{Status: answer.Status}
 			default:
 				err = errors.New("gateway: the stream ended before the response")
@@ -295,7 +295,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			if x.responded && x.call.Answered != nil {
 				x.call.Answered()
 			}
-			x.leave() // now, because the client may already make its next call
+			x.leave() // leave before relay returns, because the client may already make its next call in the session
 			answer.Finish()
 		}
 		if done || err != nil {
@@ -314,7 +314,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	if err != nil {
 		return nil, err
 	}
-	if answer.Status >= http.StatusBadRequest { // the body explains it in JSON
+	if answer.Status >= http.StatusBadRequest { // the backend refuses to resume the stream
 		answer.Close()
 		return nil, &upstream.StatusError{Status: answer.Status}
 	}
@@ -421,7 +421,7 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bo
 	}
 	params := jsonrpc.Member(m.Raw, "params")
 	meta := jsonrpc.Member(params, "_meta")
-	if err := checkToken(meta); err != nil { // the token would be stored with the question
+	if err := checkToken(meta); err != nil { // limits the token's length, because addRequest stores it
 		return x.refuse(ctx, m, jsonrpc.InvalidParams, err.Error())
 	}
 	token := jsonrpc.Member(meta, "progressToken")
@@ -463,8 +463,8 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 }
 
-// strayID returns the key under which the map strays has the client's id of a stray question. theirs is the backend's id, which is unique
-// only in its session. The map is needed because an earlier call of the session may have asked the question.
+// strayID returns the key of a stray question in the map elicitations.strays. theirs is the question's id at the backend. The key includes
+// the session, because a backend may use the same id in two sessions.
 func (b *sessionBridge) strayID(theirs json.RawMessage) string {
 	return b.x.backend().ServerID() + " " + b.x.with.ID + " " + string(theirs)
 }

@@ -33,7 +33,7 @@ const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
 	// notification arrives at the instance that makes the call, the call ends immediately.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
-	// cancelLife is how long the store keeps a cancellation mark, for which a running call looks every few seconds.
+	// cancelLife is how long the store keeps a cancellation mark. It exceeds lastMark, so that the running call has time to find the mark.
 	cancelLife = time.Minute
 	// markSkew is the tolerated difference between the clocks of instances. A cancellation mark also ends a call that began up to this much
 	// later. So if a client cancels a call and uses the call's id again within a second, which the revisions forbid, the new call is
@@ -58,7 +58,8 @@ func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
 }
 
-// cancelSession writes the mark that cancels all calls of a client's session. The calls of this instance need not find it.
+// cancelSession cancels all calls of a client's session. It writes the mark for calls of other instances, and ends the calls of this
+// instance directly.
 func (g *Gateway) cancelSession(ctx context.Context, c api.Client) error {
 	key := cancelKey(c, everyCall)
 	err := g.writeMark(ctx, key)
@@ -178,8 +179,8 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer a question. It looks only at the last ones, as many as a single
-// Get can read.
+// anyOpen reports whether the client still has to answer a question. It checks only the last [store.MaxGet] questions, which one Get can
+// read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

@@ -38,7 +38,8 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		result, err = g.converseInSession(ctx, c, b, method, params)
 	}
 	switch {
-	case isRefusal(err), translate.InputRequired(result): // the client of a conversation cannot be asked
+	// The gateway cannot forward a backend's question, because the message belongs to a conversation and not to a client's call.
+	case isRefusal(err), translate.InputRequired(result):
 		return nil, api.ErrRefused
 	case err != nil:
 		return nil, fault.Wrap(fault.Unavailable, err, "hand backend %s a message", name)
@@ -46,7 +47,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
-// isRefusal reports whether the message or its caller is to blame for a failure, and not the backend, which other callers can still use.
+// isRefusal reports whether the backend works but refused this message or its caller, so that another message may succeed.
 func isRefusal(err error) bool {
 	unsent, _ := errors.AsType[*upstream.UnsentError](err)
 	return unsent != nil && unsent.NoToken || upstream.StatusOf(err)/100 == 4 || fault.Is(err, fault.Exhausted) ||

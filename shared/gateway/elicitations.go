@@ -41,7 +41,8 @@ type elicitations struct {
 	db     store.DB
 	log    *slog.Logger
 	broken *metric.Undecodable
-	strays bounded.Map[string, json.RawMessage] // the clients' ids of stray questions, by sessionBridge.strayID
+	// The id that the client knows for each stray question; sessionBridge.strayID returns the key.
+	strays bounded.Map[string, json.RawMessage]
 }
 
 // elicitationPrefix begins every elicitation's id, so that the gateway rejects other ids without reading the store.
@@ -89,8 +90,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate deletes the answer to an elicitation if it arrived after the call last looked for it, but before drop deleted the elicitation.
-// Answers that arrive even later need no cleanup, because storeAnswer then finds no elicitation and stores nothing.
+// dropLate deletes an answer that arrived between the call's last look for answers and the deletion of the elicitation. After the deletion,
+// storeAnswer finds no elicitation and stores no answer.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -105,7 +106,7 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
-// cleanUp deletes the items of a call that ends, whose keys are in kept, and answers that have just arrived for unanswered inputs.
+// cleanUp deletes the data of a call that ends: the items with the keys in kept, and answers to inputs that the call has not read.
 func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	if len(kept) == 0 {
 		return
@@ -120,7 +121,8 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	}
 }
 
-// findElicitation returns a fault of kind NotFound if the id is unknown or the question was for another session.
+// findElicitation returns the elicitation that the backend sent with the given id, its backend and its item in the store. The error is a
+// fault of kind NotFound if the id is unknown or if the elicitation was for another session.
 func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
@@ -197,7 +199,7 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	}
 	switch err := write(ctx, time.Now().Add(c.AskTimeout+tidyTime)); {
 	case errors.Is(err, store.ErrConflict):
-		return busy // or the call is over; then the client gets NotFound when it repeats its answer
+		return busy // if the conflict means that the call is over, the client gets NotFound when it repeats its answer
 	case err != nil:
 		return fault.Wrap(fault.Unavailable, err, "claim a backend's request")
 	}
@@ -226,7 +228,7 @@ func partKey(id string, part int) store.Key {
 // storeAnswer stores the answer for the instance that waits for it. It ignores all answers but the first.
 func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitation, body json.RawMessage, expires time.Time) error {
 	if q.Parts > 0 {
-		return nil // the client sent it twice
+		return nil // the client has sent two answers
 	}
 	var ops []store.Op
 	for part := range slices.Chunk(body, answerPart) {

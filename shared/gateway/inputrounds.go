@@ -42,7 +42,7 @@ type inputRoundsBridge struct {
 	kept   []store.Key     // the items in the store for this call's questions and answers
 	input  json.RawMessage // the backend's current input_required result
 	inputs []*input        // the questions of all rounds
-	later  time.Duration   // the last pause before a round without a question
+	later  time.Duration   // the latest pause before the gateway repeated the call without having asked a question
 }
 
 func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
@@ -71,7 +71,8 @@ func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 
 func (b *inputRoundsBridge) params() json.RawMessage {
 	params := b.x.params()
-	if translate.MultiRound[b.x.call.Method] { // a client with a session gets no requestState, so one that it sends would be another client's
+	// The gateway never sends a requestState to a client with a session. If such a client sends one, it belongs to another client.
+	if translate.MultiRound[b.x.call.Method] {
 		params = translate.WithoutRounds(params)
 	}
 	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))
@@ -109,7 +110,7 @@ func (b *inputRoundsBridge) supplyInput(ctx context.Context, params json.RawMess
 
 type input struct {
 	key, method string
-	id          string // of the request to the client
+	id          string // the id of the request to the client
 	answer      json.RawMessage
 }
 
@@ -161,8 +162,8 @@ func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMess
 	return b.buildResponses(inputs)
 }
 
-// sessionRequest turns an entry of inputRequests into a request for a client with a session. Entries have no id. The client's revision
-// needs one and, if the user has to visit a URL, also an elicitationId. Both are the id under which the answer will arrive.
+// sessionRequest turns a question of an input_required result into a request for a client with a session. The request uses in.id as its id
+// and, if the user has to visit a URL, also as its elicitationId. 2026-07-28 has neither of them.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
 		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))

@@ -54,7 +54,7 @@ func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 func (x *exchange) checkParameters() error {
 	list, err := x.headerParameters()
 	if err != nil {
-		return nil // the definition of the tool is invalid, so the backend decides
+		return nil // the tool's definition is invalid, so the gateway cannot check the headers and leaves that to the backend
 	}
 	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
@@ -120,7 +120,8 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 	own, got := x.progressToken(), jsonrpc.Member(params, "progressToken")
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
 	if err == nil && value <= x.floor {
-		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
+		// The specification says "MUST increase with each notification", but the repeated call reports progress from the beginning again.
+		return m, false
 	}
 	x.progress = max(x.progress, value)
 	if string(got) != string(own) {
@@ -142,7 +143,7 @@ func (x *exchange) ownsProgress(params json.RawMessage) bool {
 	return own != nil && jsonrpc.SameID(jsonrpc.Member(params, "progressToken"), sent)
 }
 
-// translateResponse returns the response in the form of the client's revision. For an error it also returns the original code.
+// translateResponse returns the response in the form of the client's revision. For an error it also returns the code that the backend sent.
 func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {
 	between := translate.Revisions{Client: x.call.Version, Backend: x.with.Version}
 	if m.Result == nil {
@@ -200,7 +201,8 @@ func (x *exchange) stateBinding() []byte {
 	return b
 }
 
-// unsentError returns the part of err that tells the caller why a request was not sent, or nil if the request may have been sent.
+// unsentError returns the part of err that explains why a request was not sent, or nil if the request may have been sent. The client may
+// see this part.
 func unsentError(err error) error {
 	if unsent, ok := errors.AsType[*upstream.UnsentError](err); ok {
 		return unsent

@@ -33,7 +33,7 @@ type record struct {
 	call    *api.Call
 	began   time.Time
 	backend string // empty if no backend serves the name
-	outcome string // of the backend's response, or empty
+	outcome string // the outcome in the backend's response; empty without a response
 	gone    bool   // the client has disconnected
 }
 

@@ -77,7 +77,7 @@ func (b *roundsBridge) sendCall(ctx context.Context) error {
 	if err := b.loadRounds(); err != nil {
 		return err
 	}
-	defer b.x.abandon() // after the client has the question, because the backend may take seconds to accept the notification
+	defer b.x.abandon() // deferred until the client has the question, because the backend may take seconds to accept the cancellation
 	err := b.x.inSession(ctx, b.params())
 	if b.x.responded || b.x.gone || len(b.pending) == 0 {
 		return err
@@ -104,7 +104,7 @@ func (b *roundsBridge) loadRounds() error {
 	}
 	raw := jsonrpc.Member(b.x.call.Params, "requestState")
 	if raw == nil {
-		return nil // without a requestState there are no elicitations that inputResponses could answer
+		return nil // the client sent no requestState, so this is the first round, which has no answers
 	}
 	sealed, _ := jsonrpc.String(raw)
 	state, err := b.x.gateway.states.Open(sealed, b.stateBinding())
@@ -117,7 +117,7 @@ func (b *roundsBridge) loadRounds() error {
 	for _, q := range b.rounds.Asked {
 		response := jsonrpc.Member(responses, q.Key)
 		switch {
-		case response == nil: // the client has to be asked again
+		case response == nil: // the client did not answer this question, so the gateway asks it again
 		case response[0] != '{':
 			return fault.New(fault.Invalid, "inputResponses: %s must be an object", q.Key)
 		case q.Method == needsURLMethod:

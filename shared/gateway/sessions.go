@@ -30,14 +30,15 @@ import (
 // share one if they have the same principal, capabilities and log level, because a backend remembers capabilities and level per session.
 // If the backend acts for its callers, they must also have the same token, because tokens may differ in their permissions.
 
-// backendSession is a client's session with a backend. The store has it in this form.
+// backendSession is a client's session with a backend. The store has it as JSON.
 type backendSession struct {
 	Version spec.Version `json:"v"`
 	ID      string       `json:"id"` // empty if the backend assigned none
 	// LevelDue is when a call should retry to set the client's log level, in milliseconds since 1970. It is 0 if the level is set.
 	LevelDue int64 `json:"l,omitempty"`
 
-	itemVersion int64 // the version of the session's item in the store, which differs from the version of a replacement under the same key
+	// The version of the session's item in the store; if another call replaces the session, the new item has another version.
+	itemVersion int64
 }
 
 func (s backendSession) request(body []byte) upstream.Request {
@@ -135,7 +136,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	}
 	s.itemVersion = mathrand.Int64()
 	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, jsonrpc.Encode(s), cond)...)
-	if errors.Is(err, store.ErrConflict) { // another call of the client was faster, and one session is enough
+	if errors.Is(err, store.ErrConflict) { // another call of the client has stored a session meanwhile, so use that one
 		b.EndSession(ctx, c.Token, s.Version, s.ID)
 		return ss.getOrBegin(ctx, c, b, whole)
 	}
@@ -205,7 +206,8 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Back
 		return
 	}
 	err := ss.db.Write(ctx, ss.put(c, b, s.itemVersion, jsonrpc.Encode(s), store.VersionIs(s.itemVersion))...)
-	if err != nil && !errors.Is(err, store.ErrConflict) { // after a conflict, the replacement session has the level
+	// A conflict means that another call has replaced the session, and the new session began with the log level.
+	if err != nil && !errors.Is(err, store.ErrConflict) {
 		ss.log.WarnContext(ctx, "state of log level not recorded", "backend", b.Name, "error", err)
 	}
 }
@@ -231,7 +233,7 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backen
 }
 
 func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
-	byHolder := map[string][]*backends.Backend{} // one holder for a client with a session, otherwise up to two: with and without the token
+	byHolder := map[string][]*backends.Backend{} // the backends by the owner of the client's session with them, see holderOf
 	for _, b := range at {
 		holder := ss.holderOf(c, b)
 		byHolder[holder] = append(byHolder[holder], b)
@@ -356,7 +358,8 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	return nil
 }
 
-// endListed ends the session whose entry in the principal's list has the key listed. The token is the caller's.
+// endListed ends a session of the caller. listed is the key of the session's entry in the list of the principal's sessions, and token is
+// the caller's.
 func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)

@@ -77,7 +77,7 @@ func (x *exchange) adaptTask(m *upstream.Message) error {
 		return nil
 	case x.task != nil:
 		if jsonrpc.Member(m.Result, "taskId") == nil {
-			return nil // an acknowledgment
+			return nil // the backend only acknowledges a request about a task, for example its cancellation
 		}
 	case kind != "task":
 		return nil
@@ -150,13 +150,13 @@ type taskListen struct {
 	gateway *Gateway
 	client  api.Client
 	view    *backends.View
-	server  string            // see [backends.Backend.ServerID]
-	ids     map[string]string // our ids of the tasks, by the backend's
-	own     []json.RawMessage // the backend's ids
+	server  string            // the backend's ServerID
+	ids     map[string]string // the tasks' ids at the gateway, by their ids at the backend
+	own     []json.RawMessage // the tasks' ids at the backend
 	states  chan<- *api.Task
 
 	acked   chan struct{}   // is closed when the first listen is acknowledged or refused
-	honored map[string]bool // the tasks of which the backend sends notifications, by its ids
+	honored map[string]bool // the tasks of which the backend sends notifications, by their ids at the backend
 }
 
 // WatchTasks sends the states of the tasks with the given ids to a channel until ctx ends, and closes the channel after the last state.
@@ -167,7 +167,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	}
 	out := make(chan *api.Task, maxStates)
 	listens := map[string]*taskListen{}
-	byID := map[string]*taskListen{} // by our ids
+	byID := map[string]*taskListen{} // by the task's id at the gateway
 	for _, id := range ids {
 		v, own := g.findTask(ctx, c, id)
 		if v == nil || byID[id] != nil {
@@ -196,7 +196,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		select {
 		case <-l.acked:
 		case <-late.C:
-			late.Reset(0) // the time is over for the other backends, too
+			late.Reset(0) // let the timer fire again immediately, because the time limit applies to all backends together
 		case <-ctx.Done():
 			return nil, out, nil
 		}
@@ -262,7 +262,7 @@ func isPermanent(err error) bool {
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
 
-// params returns params that contain only the client's _meta.
+// params returns the params of a request that have only _meta, with the client's name and capabilities.
 func (l *taskListen) params(version spec.Version) json.RawMessage {
 	info := l.client.Info
 	if len(info) == 0 {
