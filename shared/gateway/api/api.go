@@ -82,7 +82,7 @@ type Call struct {
 
 // Task is a backend's task in its current state.
 type Task struct {
-	Backend string // its name
+	Backend string // the backend's name
 	// Params are the params of a notifications/tasks message with the task's state. They have the task id that the client knows.
 	Params json.RawMessage
 }

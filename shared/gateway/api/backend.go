@@ -39,7 +39,8 @@ type Backend struct {
 	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the token
 	// can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the token, too.
 	ForwardToken bool
-	// Exchange exchanges the caller's token for another one, and sends that with the same requests as ForwardToken. It may be nil.
+	// Exchange exchanges the caller's token for another one, which the gateway then sends where ForwardToken would send the caller's own.
+	// It may be nil.
 	Exchange *Exchange
 }
 

@@ -26,7 +26,8 @@ const (
 	Tasks
 	// Extensions has no list. A call of this kind names a method.
 	Extensions
-	// Events has a list only for backends that act for their callers. The relay reads the event types of all other backends.
+	// Events has a list only for backends that act for their callers. The event types of other backends are in the event catalog, where
+	// package relay stores them.
 	Events
 )
 
