@@ -45,13 +45,13 @@ type Backend struct {
 	// noStream is true if the relay has recorded that the backend has no notification stream. It is read at most once per second, because
 	// one listen request can name many resources.
 	noStream *refresh.Value[bool]
-	changed  chan struct{} // receives after the subscriptions at the backend may have changed
+	changed  chan struct{} // receives when the subscriptions to the backend's resources may have changed
 	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
 	// rates, by method; it is never modified.
 	reported chan string
 	reports  map[string]*reportRate
 
-	view    *View // with the operator's credentials
+	view    *View // the view that uses the operator's credentials
 	callers callers
 
 	// These limit how often the log reports that the backend fails. Otherwise each request to a failing backend could write a line.

@@ -86,7 +86,7 @@ func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 // evict removes and returns the least recently used view of the principal with the most views. So a principal that uses many tokens does
 // not remove the views of others. The caller holds the lock.
 func (cs *callers) evict() *View {
-	views := map[viewer]int{} // by principal
+	views := map[viewer]int{} // the number of views of each principal
 	holder := func(k viewer) viewer { return viewer{workspace: k.workspace, principal: k.principal} }
 	for k := range cs.kept {
 		views[holder(k)]++

@@ -69,7 +69,7 @@ func (b *Backend) clientSecret(ctx context.Context, o *api.OAuth) (string, error
 type oauthTokens struct {
 	asking singleflight.Group
 	mu     sync.Mutex
-	secret string // the secret that source uses
+	secret string // the client secret that source sends to the authorization server
 	source oauth2.TokenSource
 	header string    // the Authorization header with the latest token
 	since  time.Time // when the latest token was issued
@@ -175,7 +175,7 @@ func (c credentials) add(ctx context.Context, h http.Header) error {
 			h.Set("Authorization", t)
 		}
 	}
-	if err != nil { // the caller can do nothing about it
+	if err != nil { // tell the caller only which backend fails, because the operator has to fix the cause
 		return &fault.Error{Kind: fault.Unavailable, Message: "cannot get the credentials of backend " + c.Name, Err: err}
 	}
 	return nil

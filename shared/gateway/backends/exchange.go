@@ -49,10 +49,10 @@ const (
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
 	unstatedLife = time.Minute // how long the gateway uses a token without an expires_in
-	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused a caller,
-	// issued an unusable token or took longer than failedFor, the pause is refusedFor and applies to that caller only. If the
-	// server failed faster, it may be down, so the pause is failedFor. It applies to all callers if the previous exchange that failed like
-	// this was another user's. Otherwise one user for whom the server always fails would keep all others from their tokens.
+	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused the caller, issued
+	// an unusable token, or took longer than failedFor, the pause lasts refusedFor and applies only to this caller. If the server failed
+	// faster, it may be down, so the pause lasts failedFor. This pause applies to all callers only if the server last failed in this way
+	// for another user, because a single user for whom the server always fails must not block the others.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -64,7 +64,7 @@ type exchanged struct {
 	header string
 	err    error
 	until  time.Time // when to ask the authorization server again
-	user   string    // the caller, if the authorization server failed; see readToken
+	user   string    // the user whose exchange failed, if the authorization server may be down; otherwise empty
 	forAll bool      // the error concerns all callers
 }
 

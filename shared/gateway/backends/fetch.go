@@ -20,7 +20,7 @@ import (
 type ServerInfo struct {
 	api.Capabilities
 	Version spec.Version
-	session string // the gateway's own session with it, in session-based revisions
+	session string // the id of the gateway's own session with the backend; empty in 2026-07-28
 }
 
 // refreshInfo asks the backend for its capabilities. At a session-based backend, this takes a new session, and refreshInfo ends
@@ -76,9 +76,9 @@ func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo 
 	return info
 }
 
-// fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
-// revision the backend speaks. It retries once with new capabilities, and thus a new session, if the backend has ended the session or
-// seems to speak another revision now. Some backends do not report that a session has ended, but send an answer without a response.
+// fetchWithSession fetches a list. If the known revision and capabilities of the backend are older than infoAge, it first asks for them
+// again. It retries once with new capabilities, and thus a new session, if the backend has ended the session or seems to speak another
+// revision now. Some backends do not report that a session has ended, but end their answer without a response.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
@@ -148,7 +148,7 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 			if e.matches != nil && (!permitted || len(e.scopes) > 0) {
 				out.restricted = append(out.restricted, e.matches)
 			}
-			if permitted { // otherwise it is unknown to callers
+			if permitted { // callers must not see an entry that the rules deny
 				out.entries = append(out.entries, e)
 			}
 			if max(len(out.entries), len(out.restricted)) > maxEntries {
@@ -156,8 +156,8 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 			}
 		}
 		next := jsonrpc.Member(result, "nextCursor")
-		// In 2026-07-28, an empty cursor means that there is another page (Pagination). In earlier revisions, the gateway takes it for the
-		// end.
+		// In 2026-07-28, an empty cursor means that there is another page (Pagination). In earlier revisions, the gateway treats it as the
+		// end of the list.
 		if text, ok := jsonrpc.String(next); !ok || text == "" && !info.Version.Stateless() || string(next) == string(cursor) {
 			return out, nil
 		}

@@ -14,9 +14,8 @@ import (
 
 // The relay uses the methods in this file. They use the operator's credentials.
 
-// Followed returns the backends that the relay can follow. It leaves out commands that do not run, because following would start them,
-// although nothing changes in them. It includes such a command if a client is subscribed to its events or resources. It returns the same
-// pointer for a backend until its configuration changes.
+// Followed returns the backends that the relay should follow. It leaves out a command that is not running, because following would start
+// it, unless a client is subscribed to its events or resources. It returns the same pointer for a backend until its configuration changes.
 func (bs *Set) Followed(ctx context.Context) (out []*Backend) {
 	for _, b := range bs.current(ctx) {
 		if !b.isDormant(ctx) {

@@ -29,9 +29,9 @@ const (
 // Entry is one entry of a backend's list.
 type Entry struct {
 	api.Entry
-	View    *View                 // the view in whose list it is
+	View    *View                 // the view whose list has the entry
 	scopes  []string              // a caller needs these scopes to use the entry
-	matches func(uri string) bool // of a resource template; otherwise nil
+	matches func(uri string) bool // whether a resource template matches a URI; nil for other entries
 }
 
 // fetched is a backend's list, with the backend's hints for caches.
@@ -248,10 +248,10 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 	return e, err
 }
 
-// findUnlisted returns the backend from which the client may read a resource that no list has, or nil. A tool may return links to such
-// resources (2025-11-25, Tools, Resource Links). findUnlisted considers only the backends that have resources and whose rules permit the
-// URI. If exactly one of them lists resources or templates with the URI's scheme, it returns that one. Otherwise, if there is only one, it
-// returns that one, unless the capabilities of some other backend are still unknown, because that one might serve the URI, too.
+// findUnlisted returns the backend from which the client may read a resource that is in no list, or nil. A tool may return links to such
+// resources (2025-11-25, Tools, Resource Links). The candidates are the backends that have resources and whose rules permit the URI.
+// findUnlisted returns the only candidate that lists resources or templates with the URI's scheme. If there is not exactly one, it returns
+// the only candidate, unless the capabilities of a backend are still unknown, because that backend might be another candidate.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
 	if !ok || scheme == "event" { // this server itself answers for event URIs that no backend lists
@@ -343,7 +343,8 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// each returns the results of a function for the elements. It calls the function only when the caller reaches the element.
+// each returns the result of the function list for each element. It calls list only when the loop reaches the element, because list may
+// wait for a backend.
 func each[E any](elements []E, list func(E) *fetched) iter.Seq[*fetched] {
 	return func(yield func(*fetched) bool) {
 		for _, e := range elements {
@@ -459,7 +460,7 @@ type part struct {
 	literal    string
 	expression bool
 	first      byte // the first character of a non-empty expansion; 0 if it can be any
-	slash      bool // the expansion may contain slashes, in addition to all other characters
+	slash      bool // the expansion may contain slashes
 }
 
 // expansionOf describes the possible expansions of an expression (RFC 6570, section 3.2).
@@ -481,7 +482,7 @@ func matches(parts []part, uri string) bool {
 	at[0] = true
 	for _, p := range parts {
 		next := make([]bool, len(at))
-		inside := false // an expansion has begun and can continue here
+		inside := false // whether an expansion that began earlier can extend to position i
 		for i := range at {
 			switch {
 			case !p.expression:

@@ -100,7 +100,8 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	switch {
 	case auth.LacksScope(err):
 		return "", false, err
-	case err != nil || e.View.backend.OnlyForCallers(): // the relay cannot subscribe, because it has no credentials for this backend
+	// The URI is in no list, or the relay has no credentials to subscribe at its backend.
+	case err != nil || e.View.backend.OnlyForCallers():
 		return "", false, nil
 	}
 	info, _ := e.View.LoadInfo(ctx)
@@ -133,9 +134,9 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 	return false
 }
 
-// listOfAnyVersion fetches the list if the cached one is older than Options.ListTTL, but not because its version has changed: it
-// runs for each update of a resource, and would have to read the version from the store each time. It returns nil if the list was
-// never fetched and cannot be fetched now.
+// listOfAnyVersion fetches the list again if the cached one is older than Options.ListTTL. Unlike [Set.List], it ignores changes of the
+// list version, because it runs for each update of a resource and would have to read the version from the store each time. It returns nil
+// if the list was never fetched and cannot be fetched now.
 func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	version := ""
@@ -144,7 +145,7 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
-	// An error does not matter, because list then returns the last list.
+	// If list fails, it returns the last list together with the error.
 	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }

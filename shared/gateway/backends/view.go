@@ -39,13 +39,13 @@ import (
 type View struct {
 	backend *Backend
 	token   string    // the caller's token, or empty for the operator's credentials
-	used    time.Time // when a caller last used it; guarded by callers.mu
+	used    time.Time // when a caller last used the view; guarded by callers.mu
 
 	info *refresh.Value[*ServerInfo]
 
 	mu      sync.Mutex
 	lists   map[api.Kind]*versionedList
-	leftOut map[api.Kind]bool // the lists that a client got without the backend's entries
+	leftOut map[api.Kind]bool // the kinds of lists that a client got without this backend's entries
 	doubted time.Time         // when [View.doubt] last had an effect
 }
 
@@ -54,7 +54,7 @@ const (
 	// between two such requests after changes of lists.
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
-	missTTL  = time.Second     // the age of a list from which the gateway concludes that a name does not exist
+	missTTL  = time.Second     // if a cached list is older than this and lacks a name, the gateway fetches it again to look for the name
 	maxTTL   = 24 * time.Hour  // the longest time to live that a backend can set for its list
 	endTime  = 2 * time.Second // limits the wait for a backend to end a session
 	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits one request.
@@ -178,8 +178,8 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	return now, nil
 }
 
-// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. While the
-// view does not ask the backend after a timeout, cachedList returns the last list, or an empty one if the list was never fetched.
+// cachedList returns the list in which to look up a name without a request, or nil if the list must be fetched first. After a timeout, the
+// view pauses its requests for the list. During the pause, cachedList returns the last list, or an empty one if there is none.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	if l == nil {
@@ -226,7 +226,7 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 // reportRate limits how often a backend may report within calls that lists have changed: once per second, with bursts of up to reportBurst.
 type reportRate struct {
 	limit   *rate.Limiter
-	waiting atomic.Bool // a report will be handled later, and stands for all reports until then
+	waiting atomic.Bool // whether ReportListChange will handle a report later, which covers all reports until then
 }
 
 const (
@@ -259,7 +259,8 @@ func (b *Backend) handleListChange(ctx context.Context, method string) {
 	defer cancel()
 	err := b.ChangeListVersion(ctx, method)
 	for _, kind := range api.Kinds {
-		if kind.ChangedMethod() == method && err == nil && !b.OnlyForCallers() { // the relay does not follow lists of callers
+		// The relay does not follow lists that depend on the caller.
+		if kind.ChangedMethod() == method && err == nil && !b.OnlyForCallers() {
 			err = b.writeLeftOut(ctx, kind)
 		}
 	}
