@@ -84,7 +84,7 @@ func (t *Transport) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// conn is a server's end of a connection. Handlers see a client on the same machine.
+// conn is the server's end of a connection in memory. It reports loopback addresses, so that handlers see a client on the same machine.
 type conn struct{ net.Conn }
 
 func (conn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
