@@ -36,7 +36,7 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	for ctx.Err() == nil {
 		token, err := e.Demand.LoadToken(ctx, workspace, uri)
 		if err == nil && (token.Header == "" || token.Header == refused.Header && time.Now().Before(again)) {
-			_ = periodic.Sleep(ctx, wantedEvery) // the loop sees if ctx has ended
+			_ = periodic.Sleep(ctx, wantedEvery) // fails only if ctx has ended, which the loop checks
 			continue
 		}
 		if err == nil {
@@ -53,7 +53,8 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 		refused, again = token, time.Now().Add(retryAfter)
 		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
 		if fault.Is(err, fault.Unauthenticated) {
-			refused = auth.Token{} // DropToken removes the token, so LoadToken only returns it if a client has sent it again
+			// DropToken removes the token. If LoadToken returns it again later, a client has sent it again, so the relay tries it again.
+			refused = auth.Token{}
 			err = e.Demand.DropToken(ctx, workspace, uri, token)
 		} else {
 			err = nil
@@ -98,8 +99,8 @@ func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (er
 	return as.subscribe(ctx, uri, as.modes[own], false)
 }
 
-// matchesSchema reports whether an event matches the schema that the backend shows to the caller. If it does not match, the schema may
-// have changed, so matchesSchema reads it again, but at most every 30 seconds ([retryAfter]).
+// matchesSchema reports whether an event matches the schema that the backend listed for the URI's principal. If not, the schema may have
+// changed, so matchesSchema reads the list again, but at most every 30 seconds ([retryAfter]).
 func (e *receiver) matchesSchema(ctx context.Context, uri string, data json.RawMessage) bool {
 	_, own, _, _ := catalog.ParseBackendURI(uri)
 	matches := func() bool { t := e.types[own]; return t != nil && t.ValidatePayload(data) == nil }

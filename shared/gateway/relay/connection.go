@@ -43,7 +43,7 @@ var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, htt
 var errNoStream = errors.New("gateway: the backend has no notification stream")
 
 func (c *connection) keep() {
-	if c.backend.OnlyForCallers() { // without credentials, the relay cannot receive its notifications
+	if c.backend.OnlyForCallers() { // the relay has no credentials to open the stream, so it only holds the lease
 		<-c.lease.ctx.Done()
 		return
 	}
@@ -54,7 +54,7 @@ func (c *connection) keep() {
 		err := c.follow(c.lease.ctx)
 		if c.lease.follows {
 			log.InfoContext(c.lease.ctx, "lease not taken over", "error", err)
-			return // another relay has the lease, and continues
+			return // another relay still has the lease
 		}
 		if err != nil && c.lease.ctx.Err() == nil {
 			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", c.state, "error", err)
@@ -89,7 +89,7 @@ func (c *connection) enter(ctx context.Context, state string) {
 	c.relay.log(c.backend).DebugContext(ctx, "backend connection changed", "state", state)
 }
 
-// follow follows the backend until an error occurs.
+// follow runs through the states of the connection until an error occurs or the stream ends.
 func (c *connection) follow(ctx context.Context) error {
 	for {
 		c.enter(ctx, "asking")
@@ -144,8 +144,8 @@ func (c *connection) catchUp(ctx context.Context, f *following) error {
 	if err := c.lease.take(ctx); err != nil {
 		return err
 	}
-	// If the field took is set, the other relay was connected until now, so this connection has missed nothing. That is not true for later
-	// connections, so catchUp clears the field.
+	// The field took is set if the previous relay was connected until now, so that this connection has missed no notifications. Later
+	// connections may miss some, so catchUp clears the field.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compareLists(ctx, c.backend, true); err != nil {

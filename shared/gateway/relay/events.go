@@ -114,16 +114,17 @@ type receiver struct {
 	listed    time.Time
 
 	running map[string]*reception // by URI
-	refused map[string]time.Time  // the wanted URIs beyond maxReceptions, and when that was recorded
-	warned  bool                  // whether the log says that there is no URL for webhooks
+	// The wanted URIs that got no subscription because of maxReceptions, and when the relay last recorded that for their clients.
+	refused map[string]time.Time
+	warned  bool // whether the log says that there is no URL for webhooks
 
 	restarted map[string]time.Time // when webhook subscriptions were last restarted, by URI
 }
 
 const (
 	maxReceptions = 500 // subscriptions at one backend, each of which may hold a connection
-	// maxTypePages and maxTypes limit the pages of a backend's list, and the size of its event types in bytes. maxListed limits the size of
-	// all listed types, because checking a type that cannot be used takes time, too.
+	// maxTypePages limits the pages of a backend's list of event types. maxTypes limits the size of the usable types in bytes. maxListed
+	// limits the size of all listed types, because checking an unusable type takes time, too.
 	maxTypePages = 20
 	maxTypes     = 256 << 10
 	maxListed    = 1 << 20
@@ -169,7 +170,7 @@ func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
 		}
 		if ctx.Err() == nil {
 			r.log(b).WarnContext(ctx, "backend events interrupted", "error", err)
-			_ = periodic.Sleep(ctx, spread(wait, most)) // the loop sees if ctx has ended
+			_ = periodic.Sleep(ctx, spread(wait, most)) // fails only if ctx has ended, which the loop checks
 		}
 	}
 }
@@ -213,7 +214,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 // because the URL may contain a secret, and the client writes URLs to the log.
 type transport struct {
 	upstream *upstream.Client
-	lines    *rate.Limiter // of streams, see [limitedStream]
+	lines    *rate.Limiter // limits the lines of streams, see [limitedStream]
 	refused  func(error)   // is called with the reason if the credentials are not accepted; may be nil
 }
 
@@ -276,7 +277,7 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 			return err
 		}
 		notified := e.backend.typesChanged
-		if outdated { // the next tick reads the list, so the loop need not be woken again
+		if outdated { // the relay already knows of a change, and reads the list again at a later tick
 			notified = nil
 		}
 		select {
@@ -430,7 +431,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	possible := map[string][]string{}
 	for uri, principals := range wanted {
 		if (catalog.CallerOf(uri) != "") != e.perCaller {
-			continue // a change of the configuration began or ended that the backend acts for its callers
+			continue // since the client subscribed, the operator has changed whether the backend acts for its callers
 		}
 		if _, own, _, _ := catalog.ParseBackendURI(uri); e.perCaller || e.modes[own] != "" || e.running[uri] != nil {
 			possible[uri] = principals

@@ -159,14 +159,14 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// isAnyLeftOut reports whether, since the relay last compared the lists, a client got a list without the backend's entries.
+// isAnyLeftOut reports whether a client got a list without the backend's entries since the relay last compared the lists.
 func (f *following) isAnyLeftOut(ctx context.Context) bool {
 	var keys []store.Key
 	for _, kind := range api.Kinds {
 		keys = append(keys, f.ListHashKey(kind))
 	}
 	hashes, err := f.relay.DB.Get(ctx, keys...)
-	return err == nil && slices.ContainsFunc(hashes, isLeftOut) // the next interval retries
+	return err == nil && slices.ContainsFunc(hashes, isLeftOut) // after an error, the next check retries
 }
 
 // settle subscribes at the backend before the relay takes over the lease from another relay, so that no update is missed in between. It
@@ -198,7 +198,7 @@ func (f *following) refresh() error {
 	if err != nil {
 		return err
 	}
-	f.wanted.Store(&wanted) // before the backend may notify of them
+	f.wanted.Store(&wanted) // before the relay subscribes, because handling an update needs them
 	f.interests.want(wanted)
 	return nil
 }

@@ -20,7 +20,7 @@ type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
 	of     map[string]*interest // the state of the relay's own subscriptions, by URI
 	asking map[string]string    // the principals for which requests are running, by URI
-	turns  map[string]int       // how many requests each principal had since the relay last had no request to send
+	turns  map[string]int       // the number of requests for each principal since there was last no request to send
 }
 
 // interest is the state of the relay's subscription to one resource.
@@ -137,7 +137,7 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts the requests after which the relay is subscribed at the backend to exactly the resources that clients want.
+// pursue starts requests so that the relay's subscriptions at the backend become the resources that clients want.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -184,7 +184,8 @@ func (f *following) recordChange(method, uri string, err error) error {
 		return err
 	case err == nil && method == spec.MethodSubscribe:
 		f.interests.recordSubscribed(uri)
-	case method == spec.MethodUnsubscribe && (err == nil || upstream.IsRefused(err)): // the backend may have forgotten the subscription
+	// A refusal means that the backend has forgotten the subscription.
+	case method == spec.MethodUnsubscribe && (err == nil || upstream.IsRefused(err)):
 		f.interests.recordEnded(uri)
 	default:
 		f.recordRefused(uri, err)

@@ -26,7 +26,8 @@ type holding struct {
 // its time.
 const watchEvery = 250 * time.Millisecond
 
-// lease is the right to hold a backend's stream or, while follows is set, a claim to take it over.
+// lease is the right to hold a backend's stream. While follows is set, another relay still has this right, and this relay prepares to take
+// it over.
 type lease struct {
 	relay   *Relay
 	backend *follower
@@ -174,7 +175,7 @@ func (l *lease) renew() {
 			case <-wait.C:
 			}
 			if time.Now().Before(renewal) {
-				if l.succeeded() {
+				if l.isLost() {
 					return
 				}
 				continue
@@ -221,8 +222,9 @@ func (l *lease) prolong() error {
 	return l.put(ctx, store.VersionIs(l.version))
 }
 
-// succeeded reports whether this relay no longer owns the lease, usually because of a successor. It is false if the lease cannot be read.
-func (l *lease) succeeded() bool {
+// isLost reports whether this relay no longer owns the lease, usually because another relay has taken it over. If the lease cannot be read,
+// isLost returns false.
+func (l *lease) isLost() bool {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops)
 	defer stop()
 	held, err := l.read(ctx)

@@ -24,7 +24,7 @@ const (
 	// maxListens is the number of further listens at which the relay replaces them by a single one, in order to limit the number of
 	// connections. An update during the replacement may arrive twice, but is not lost.
 	maxListens = 8
-	maxSplit   = 32 // further listens, if the backend refuses to replace them by a single one
+	maxSplit   = 32 // the maximum of further listens if the backend refuses to replace them by a single one
 )
 
 // listens has the open listen requests of a connection, except for the first one.
@@ -170,7 +170,7 @@ func (f *following) pursueListens() {
 	f.listens.further = still
 	for uri, of := range f.interests.of {
 		if of.subscribed && f.interests.wanted[uri] == nil {
-			f.interests.recordEnded(uri) // a listen may still include it
+			f.interests.recordEnded(uri) // no client wants the resource any more, although an open listen may still include it
 		} else if of.subscribed && !asked[uri] {
 			of.subscribed = false
 		}
@@ -184,7 +184,7 @@ func (f *following) pursueListens() {
 		for uri, of := range f.interests.of {
 			switch {
 			case of.subscribed || time.Now().Before(of.retry):
-			case asked[uri]: // it is wanted again
+			case asked[uri]: // an open listen already includes the resource
 				f.interests.recordSubscribed(uri)
 			default:
 				more[uri] = true

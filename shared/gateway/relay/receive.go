@@ -55,7 +55,7 @@ func (e *receiver) receive(ctx context.Context, uri, mode string, resume bool) {
 				e.relay.log(e.backend).WarnContext(ctx, "subscription state not recorded", "uri", uri, "error", err)
 			}
 		}
-		_ = periodic.Sleep(ctx, retryAfter) // the loop sees if ctx has ended
+		_ = periodic.Sleep(ctx, retryAfter) // fails only if ctx has ended, which the loop checks
 	}
 }
 
@@ -92,7 +92,7 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool)
 		err = e.Demand.SetState(ctx, workspace, uri, demand.State{Active: true})
 	}
 	if err != nil {
-		_ = sub.Close() // err, not the error of Close, is why the subscription failed
+		_ = sub.Close() // return err instead of an error of Close, because err explains why the subscription failed
 		return err
 	}
 	<-sub.Done()

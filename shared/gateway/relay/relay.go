@@ -79,7 +79,7 @@ type follower struct {
 	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
 }
 
-// placed is a backend in one of the relay's types.
+// placed is implemented by the types that belong to one backend, such as [follower].
 type placed interface{ Place() api.Place }
 
 func key(of placed, what string) store.Key {
@@ -155,7 +155,7 @@ func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- str
 			f.idle.Store(false)
 			stop := r.startEvents(l, f)
 			(&connection{relay: r, lease: l, backend: f}).keep()
-			stop() // before another relay gets the lease and continues from the cursors
+			stop() // stop stores the cursors, so that the relay that gets the lease next continues from them
 			l.release()
 		} else if err != nil && ctx.Err() == nil {
 			r.log(f).WarnContext(ctx, "relay lease not read", "error", err)
@@ -229,7 +229,7 @@ func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) erro
 		}
 		err = r.DB.Write(ctx, store.Put(api.NewListHash(key, sum), unchanged))
 		if errors.Is(err, store.ErrConflict) {
-			continue // the list may have changed meanwhile, and the mark of that makes the relay compare it again
+			continue // another process has replaced the item, for example with LeftOut, so the relay will compare the list again
 		}
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "keep how a backend's list is")

@@ -18,7 +18,7 @@ import (
 
 type stream struct {
 	*upstream.Exchange
-	uris map[string]bool // the resources of a listen
+	uris map[string]bool // the resources in a listen request; nil for a GET stream
 
 	mu      sync.Mutex
 	ended   bool            // whether the relay has closed it

@@ -19,9 +19,10 @@ import (
 // reaches: list changes that arrive too fast are coalesced, updates of resources are read no faster than the limit, and excess updates
 // of resources without a subscription are dropped.
 const (
-	changeRate, changeBurst   = 1, 50     // per second and burst, for each kind of list
-	updateRate, updateBurst   = 200, 1000 // each further KiB of an update counts as one more
-	unaskedRate, unaskedBurst = 0.1, 1000 // the burst is for updates that arrive while their subscription is being recorded
+	changeRate, changeBurst = 1, 50     // list changes of each kind, per second and in a burst
+	updateRate, updateBurst = 200, 1000 // updates of resources; each further KiB of an update counts as another update
+	// Updates without a subscription; the burst is for updates that arrive before their subscription is recorded.
+	unaskedRate, unaskedBurst = 0.1, 1000
 	updateUnit                = 1024
 )
 
@@ -47,7 +48,7 @@ func newNotificationThrottle() *notificationThrottle {
 	return t
 }
 
-// change reports whether the relay may announce a list change now. If not, the throttle keeps the change until due returns it.
+// change reports whether the relay may announce a list change now. If not, the throttle remembers the change, and due returns it later.
 func (t *notificationThrottle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,7 +56,7 @@ func (t *notificationThrottle) change(method string) bool {
 	return !t.held[method]
 }
 
-// due returns the delayed list changes that may be announced now or, if end is set, all of them. The throttle forgets the returned ones.
+// due returns the remembered list changes that may be announced now or, if end is set, all of them. The throttle then forgets them.
 func (t *notificationThrottle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
