@@ -28,8 +28,8 @@ func CheckNames(params json.RawMessage, member string, template bool) error {
 	return nil
 }
 
-// hasOther reports whether a backend might read another member of the object than the one with the name own: a different spelling of own,
-// for example Name for name, or the member with the name other in any spelling. other is empty if there is no such member.
+// hasOther reports whether the object has a member that a backend might read instead of the member own. That may be own in another case,
+// for example Name for name, or the member other in any case. If other is empty, only own counts.
 func hasOther(object json.RawMessage, own, other string) bool {
 	for key := range jsonrpc.Members(object) {
 		name := string(key)

@@ -147,7 +147,7 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 // before it is matched as early as possible, which leaves the most for the rest.
 func matchGlob(glob, name string) bool {
 	g, n := 0, 0
-	star, from := -1, 0 // the last * and the place in the name where the text after it is tried
+	star, from := -1, 0 // the index of the last * in glob, and the index in name at which the text after the * is tried
 	for n < len(name) {
 		switch {
 		case g < len(glob) && glob[g] == '*':
@@ -175,8 +175,9 @@ func isTrimmable(uri string) bool {
 // maxEncodings limits how often unify decodes a URI.
 const maxEncodings = 4
 
-// unify returns a URI without percent-encoding, and with slashes for backslashes. It reports false if the URI is encoded too many times,
-// or if its query or fragment goes up: in file:///a/../b?/../../c, servers disagree about which parts the .. removes.
+// unify returns a URI without percent-encoding, and with slashes for backslashes. It reports false if the URI is encoded more than
+// maxEncodings times, or if its query or fragment has a .. segment, because servers disagree about which parts the .. in file:///a/b?/../c
+// removes.
 func unify(uri string) (plain string, ok bool) {
 	for range maxEncodings {
 		decoded := decode(uri)
