@@ -68,8 +68,9 @@ type Streams struct {
 
 	mu      sync.Mutex
 	streams map[session]*stream
-	refused bounded.Map[session, time.Time] // until when a session, or a backend by its URL, is not asked for a stream
-	slow    bounded.Map[string, time.Time]  // until when calls to a backend, by its URL, wait only for slowWait
+	// refused says until when the gateway does not ask for the stream of a session or, under a session without an id, for any stream of a backend.
+	refused bounded.Map[session, time.Time]
+	slow    bounded.Map[string, time.Time] // by the backend's URL, until when calls to it wait only for slowWait
 }
 
 type session struct{ url, id string }
@@ -85,7 +86,7 @@ type stream struct {
 	// These are guarded by the lock of Streams.
 	calls  []*call            // the newest is the last
 	early  []upstream.Message // the messages that wait for the next call, see waits
-	joined int                // counts the calls so far
+	joined int                // the number of calls that have joined so far
 	client *upstream.Client
 	with   upstream.Request // has the version and the id of the session
 }
@@ -176,7 +177,7 @@ func (s *Streams) leave(st *stream, own *call) (last bool) {
 	}
 	s.mu.Unlock()
 	if closing {
-		<-st.done // so that the backend sees the end of the stream before the process may be frozen
+		<-st.done // wait until the backend sees the end of the stream, because the process may be frozen after the call
 	}
 	return last
 }
@@ -207,7 +208,7 @@ func (st *stream) run(ctx context.Context) {
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		began := time.Now()
 		x, err := st.get(ctx, lastID)
-		if upstream.StatusOf(err) == http.StatusConflict { // another instance of the gateway may read the session's stream
+		if upstream.StatusOf(err) == http.StatusConflict { // the session already has a stream, perhaps at another instance of the gateway
 			if pause = minPause; first && periodic.Sleep(ctx, conflictPause) == nil {
 				x, err = st.get(ctx, lastID)
 			}
@@ -259,7 +260,7 @@ func retries(err error) bool {
 // answer 404, which also means that the session is unknown.
 func refuses(err error) bool {
 	status := upstream.StatusOf(err)
-	unauthorized := status == http.StatusUnauthorized || status == http.StatusForbidden // other credentials may follow
+	unauthorized := status == http.StatusUnauthorized || status == http.StatusForbidden // a later call may have other credentials
 	return err != nil && !retries(err) && !unauthorized
 }
 
