@@ -29,7 +29,7 @@ type exchange struct {
 	// token is the caller's progress token, and sent is the one that the process got instead.
 	token, sent json.RawMessage
 	asksLog     bool // the request asks for log messages
-	number      int  // counts the requests of the process
+	number      int  // how many requests the process had received with this one, so the newest request has the highest number
 
 	wake chan struct{} // receives after a change of the following fields, which the lock of the process guards
 	// queue has the messages that were not read yet, and size is their total length in bytes, plus messageCost for each.
@@ -231,7 +231,7 @@ func (p *process) read(out io.Reader) {
 		}
 		select {
 		case <-p.stopping.Done():
-		case <-time.After(drainTime): // the output of a process that exits ends first, and its exit status says more
+		case <-time.After(drainTime): // if the whole process is exiting, its exit status explains more than the end of its output
 			p.fail(why)
 		}
 		_, _ = io.Copy(io.Discard, r)

@@ -7,7 +7,7 @@ import "golang.org/x/sys/unix"
 func limitMemory(pid int, bytes int64) error {
 	err := unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: uint64(bytes), Max: uint64(bytes)}, nil)
 	if err == unix.ESRCH {
-		return nil // it has already ended
+		return nil // the process has already ended
 	}
 	return err
 }

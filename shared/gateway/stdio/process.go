@@ -34,7 +34,8 @@ const (
 	maxEarly  = 16
 	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
-	// lateTime is how long a client may take to answer a question after the call that carried it, as long as a call may take by default.
+	// lateTime is how long a client may take to answer a question after the end of the call that carried it. It equals the default limit of
+	// a call's duration.
 	lateTime = 15 * time.Minute
 	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
 	// per second.
@@ -58,7 +59,7 @@ const (
 // error and exit status.
 type process struct {
 	server *server
-	id     string // names it as a session
+	id     string // random; also the session id if the process belongs to a client's session
 	holder string // the principal to whom it belongs, or empty for the shared process
 	cmd    *exec.Cmd
 	log    *slog.Logger
@@ -91,9 +92,10 @@ type process struct {
 	queued    int                  // the sum of the size of all exchanges
 	used      time.Time
 	idle      *time.Timer
-	leaving   bool            // idle, and about to stop
-	watched   map[string]bool // the resources, listens and event streams that the gateway follows
-	retired   bool            // the configuration no longer has the backend
+	leaving   bool // the process is idle, and will stop when the relay has had time to close its streams
+	// What keeps the shared process running without calls, see watch: URIs of resources, listens and event streams.
+	watched map[string]bool
+	retired bool // the configuration no longer has the backend
 }
 
 func newProcess(s *server, holder string) *process {
@@ -154,7 +156,7 @@ func (p *process) start(ctx context.Context) error {
 		return err
 	}
 	for _, f := range []*os.File{inRead, outWrite, errsWrite} {
-		_ = f.Close() // the process has its own copies
+		_ = f.Close() // the child process has its own copies of these files
 	}
 	p.cmd, p.log = cmd, p.server.t.Log.With("backend", b.Name, "pid", cmd.Process.Pid)
 	if err := limitMemory(cmd.Process.Pid, int64(cmp.Or(c.MemoryMiB, api.DefaultMemoryMiB))<<20); err != nil {
@@ -209,7 +211,8 @@ func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File
 	p.endGroup()
 	_ = in.Close()
 	for _, f := range outputs {
-		_ = f.SetReadDeadline(time.Now().Add(drainTime)) // a process that has left the group may still have the pipe open
+		// A child that has left the process group may keep the pipe open, so do not wait for its end.
+		_ = f.SetReadDeadline(time.Now().Add(drainTime))
 	}
 	reading.Wait()
 	for _, f := range outputs {
@@ -335,7 +338,7 @@ func (p *process) checkIdle() {
 	case left <= 0:
 		p.leaving, left = true, min(hangUpTime, p.idleTime())
 		if p.holder != "" {
-			stop = true // the relay has no streams to close at the process of a client's session
+			stop = true // a process of a client's session has no streams of the relay, so it can stop immediately
 		}
 	}
 	if stop {

@@ -36,7 +36,7 @@ import (
 // question is a request that the process sends to a client.
 type question struct {
 	raw   json.RawMessage
-	asked *exchange // the request on whose stream it is, or nil without one
+	asked *exchange // the request whose stream carried the question to the client, or nil
 	shown bool      // the request that carried it has ended, and the client can still answer it
 	since time.Time
 }
@@ -180,7 +180,7 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	}
 	switch {
 	case p.stateless:
-		return dropQuestion // this revision has no such requests, and clients must not send responses
+		return dropQuestion // in 2026-07-28, backends send no requests, and clients must not send responses
 	case m.Method == spec.MethodPing:
 		p.reply(jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 		return ""

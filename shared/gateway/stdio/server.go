@@ -34,8 +34,8 @@ type server struct {
 
 	mu      sync.Mutex
 	current *process // the shared process, or nil
-	// failures has the last failure for each principal, and under "" for the shared process, so that a principal whose processes
-	// die does not delay others.
+	// failures has the last failure for each principal and, under "", for the shared process. So a principal whose processes die does not
+	// delay other principals.
 	failures bounded.Map[string, failure]
 }
 
@@ -96,7 +96,7 @@ func (s *server) start() (any, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !p.isEnding() { // otherwise recordFailure may already have run, and its result must stay
+	if !p.isEnding() { // if p is ending, recordFailure may have set failed, and must not be overruled
 		s.current = p
 		s.failed.Store(false)
 	}
@@ -134,7 +134,7 @@ func (s *server) begin(req *http.Request, holder string, id, body json.RawMessag
 		return nil, err
 	}
 	resp, err := p.post(req, id, spec.MethodInitialize, body)
-	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, for example for another session
+	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, for example to make room for another session
 		return s.begin(req, holder, id, body)
 	}
 	if err != nil {
@@ -256,7 +256,7 @@ func (t *Transport) perPrincipal() int { return cmp.Or(t.PerPrincipal, maxPerPri
 // findVictim reports whether a limit is reached, and returns the process to end. The caller holds the lock.
 func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 	if holder == "" {
-		return nil, false // a backend has one shared process
+		return nil, false // the limits do not apply to the shared process
 	}
 	byHolder, total := map[string][]*process{}, 0
 	for p := range t.processes {

@@ -133,7 +133,8 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	}
 	method := methodOf(body)
 	if p.holder == "" && method == spec.NoteInitialized {
-		return respond(req, http.StatusAccepted, nil), nil // the handshake has sent it
+		// The gateway has already sent this notification to the shared process, in its own handshake.
+		return respond(req, http.StatusAccepted, nil), nil
 	}
 	resp, err := p.post(req, jsonrpc.Member(body, "id"), method, body)
 	if errors.Is(err, io.ErrClosedPipe) { // the process has just ended, and did not get the message
