@@ -49,14 +49,14 @@ func mayHaveOwn(b []byte) bool {
 	}
 }
 
-// place says where a member may contain a _meta of the protocol.
+// place says where the value of a member may have a _meta that the protocol defines.
 type place uint8
 
 const (
 	nowhere  place = iota
-	itself         // the member is a _meta
-	inObject       // it is an object that may have a _meta, or an array of such objects
-	inRows         // it is an object whose members are such objects
+	itself         // the value is a _meta
+	inObject       // the value is an object that may have a _meta, or an array of such objects
+	inRows         // the value is an object whose members are such objects
 )
 
 // placeOf returns the place for the name of a member. Objects that may have a _meta are content blocks, the resources embedded in them, the

@@ -115,8 +115,8 @@ func addComplete(result json.RawMessage) json.RawMessage {
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case code == spec.CodeUnsupportedVersion && !r.Client.Stateless() && !r.Backend.Stateless() && jsonrpc.Member(data, "supported") == nil:
-		// Keep the code. Up to 2025-11-25 it has no meaning, so the backend may use it for an error of its own. A backend that was upgraded
-		// to 2026-07-28 would add the supported versions to the error.
+		// Keep the code. Up to 2025-11-25 this code has no meaning, so the backend may use it for an error of its own. If the backend meant
+		// the error of 2026-07-28, its data would have the member supported.
 	case code == spec.CodeUnsupportedVersion: // the gateway chose the version, and the client must not choose another one
 		return jsonrpc.InternalError
 	case r.Client.Stateless():
@@ -144,7 +144,7 @@ func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int 
 // Error converts an error response with [Revisions.ErrorCode]. It also returns the original code.
 func (r Revisions) Error(method string, response json.RawMessage) (out json.RawMessage, had int) {
 	failure := jsonrpc.Member(response, "error")
-	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // if it cannot be read it stays 0, which is not mapped
+	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // without a valid code, had stays 0, which ErrorCode does not change
 	to := r.ErrorCode(method, had, jsonrpc.Member(failure, "data"))
 	if to == had {
 		return response, had
@@ -172,7 +172,7 @@ const annotation = "x-mcp-header"
 
 // Parameter is an argument that a header repeats.
 type Parameter struct {
-	Header string // canonical
+	Header string // in the form of [http.CanonicalHeaderKey]
 	path   []string
 	kind   string // string, integer or boolean
 }
@@ -405,7 +405,7 @@ func NewMissingError(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}
 	for _, n := range needs {
 		if strings.Contains(string(n), "/") {
-			continue // a method for which there is no capability
+			continue // n is a method for which there is no capability
 		}
 		name, mode, deeper := strings.Cut(string(n), ".")
 		if required[name] == nil {
