@@ -167,8 +167,8 @@ type Declared struct {
 
 type declaredKey struct{}
 
-// DeclaredIn returns the description with which a request begins a session, given the request's context. A transport that starts a process
-// for each session needs it.
+// DeclaredIn returns the description that [Client.Initialize] has put into the context of its request. Package stdio needs the description,
+// because it starts a process for each session.
 func DeclaredIn(ctx context.Context) Declared {
 	d, _ := ctx.Value(declaredKey{}).(Declared)
 	return d

@@ -155,7 +155,7 @@ func (d *direct) keepIdle(c *directConn) {
 	c.since = time.Now().Round(0)
 	d.resting[c.address] = append(d.resting[c.address], c)
 	switch limit := d.transport.IdleConnTimeout; {
-	case limit == 0: // no limit
+	case limit == 0:
 	case c.timer == nil:
 		c.timer = time.AfterFunc(limit, func() { d.expire(c) })
 	default:
@@ -179,7 +179,7 @@ type directConn struct {
 	r        *bufio.Reader
 	w        *bufio.Writer
 	answered bool  // whether a part of the response has arrived
-	header   bool  // while the header of a response is read
+	header   bool  // whether the header of a response is being read
 	left     int64 // the number of bytes that the header may still have
 
 	// Guarded by direct.mu.
@@ -197,7 +197,7 @@ func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
 	c.answered, c.header = false, true
 	defer func() { c.header = false }()
 	for range maxInterim + 1 {
-		c.left = c.direct.transport.MaxResponseHeaderBytes // NewHTTP sets it
+		c.left = c.direct.transport.MaxResponseHeaderBytes // NewHTTP sets this limit
 		resp, err := http.ReadResponse(c.r, req)
 		switch {
 		case err != nil:
@@ -230,7 +230,7 @@ type directBody struct {
 	io.ReadCloser
 	ctx      context.Context // the context of the request
 	conn     *directConn
-	release  func() bool // stops ctx from closing the connection
+	release  func() bool // call this function so that the end of ctx no longer closes the connection
 	reusable bool
 	once     sync.Once
 }

@@ -42,7 +42,7 @@ type Exchange struct {
 	Events  int
 
 	request  *request // nil unless the message sent was a request
-	failure  string   // the failure to report if the exchange ended now
+	failure  string   // the failure that the request's span records; empty if the response is a result
 	body     io.ReadCloser
 	events   *sse.Reader
 	queued   []json.RawMessage
@@ -227,7 +227,7 @@ func (x *Exchange) next() (json.RawMessage, error) {
 			x.Retry = e.Retry
 		}
 		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
-			continue // it has no message, for example only an id
+			continue // the event has no message, for example only an id
 		}
 		parts, _, bad := jsonrpc.SplitDeep(e.Data, x.maxDepth)
 		if bad != nil {
@@ -294,7 +294,7 @@ func (m Message) WithoutOwn() Message {
 		if result, dropped := translate.WithoutOwn(m.Result); dropped {
 			m.Result, m.Raw = result, jsonrpc.Replace(m.Raw, "result", result)
 		}
-	case m.Error != nil: // the data of error -32042 has elicitations
+	case m.Error != nil: // error -32042 has elicitations in its data, which may have a _meta
 		if data, dropped := translate.WithoutOwn(jsonrpc.Member(m.Error, "data")); dropped {
 			m.Error = jsonrpc.Replace(m.Error, "data", data)
 			m.Raw = jsonrpc.Replace(m.Raw, "error", m.Error)

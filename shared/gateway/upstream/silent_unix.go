@@ -14,7 +14,7 @@ func isSilent(c net.Conn) bool {
 	}
 	sc, ok := c.(syscall.Conn)
 	if !ok {
-		return true // not a socket
+		return true // without a socket, the operating system cannot tell whether the connection is open
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
@@ -23,7 +23,7 @@ func isSilent(c net.Conn) bool {
 	var failure error
 	err = raw.Read(func(fd uintptr) bool {
 		var b [1]byte
-		_, failure = syscall.Read(int(fd), b[:]) // does not wait
+		_, failure = syscall.Read(int(fd), b[:]) // does not block, because Go sets its sockets to non-blocking mode
 		return true
 	})
 	return err == nil && failure == syscall.EAGAIN
