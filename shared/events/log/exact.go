@@ -14,16 +14,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// exact is a log whose store, such as SQLite, stamps keys in the order of commits. A reader that has seen a key has seen every smaller key,
-// so the newest key in the store is a valid position in all partitions, whatever the clock says.
+// exact is the log on a store that chooses the keys itself, in the order of commits, such as SQLite. A reader that has seen a key has seen
+// every smaller key, so the newest key in the store is a valid position in every partition, even after the clock was set back.
 //
-// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So
-// readers find an event at the same position in all of these partitions.
+// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with the same key. So readers
+// find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
-// append writes each segment of the log together with its copies in the pattern partitions in one transaction, which has room for 98 copies
-// besides the segment and an index item. append ignores any further patterns. But an event whose URI has up to 36 segments matches at most
-// 98: 63 wildcards, because its URI has at most six variables, and 35 parents.
+// append writes each segment (the events of one log item) and its copies for the matching parents and wildcards in one transaction.
+// Besides the segment and an index item, a transaction has room for 98 copies, and append ignores further patterns. There are no more than
+// 98 if the URI has up to 36 parts between slashes: 35 parents, and 2^6-1 = 63 wildcards, because a URI has at most six variables.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -45,8 +45,9 @@ func (x exact) appendAfter(ctx context.Context, workspace, uri string, end logEn
 	return done, err
 }
 
-// appendUnordered looks up the ids of the events before it appends them, because the URI has several writers. If a batch
-// arrives again, another writer may have appended since, and then the last segment does not name the events of the batch.
+// appendUnordered looks up the id of each event before it appends the event, because a URI of an unordered event type has several writers.
+// If the queue redelivers a batch, the partition's last segment may be from another writer, so it does not tell which events of the batch
+// the log already has.
 func (x exact) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
 	position := x.log.Position()
 	absent := make([]event.Event, 0, len(events))
@@ -70,12 +71,12 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 	return done, err
 }
 
-// putSegment writes a segment and its copies in one commit. It returns 0 instead of the segment's key, because the store stamps the key at
-// the commit.
+// putSegment writes a segment and its copies in one commit. It returns 0 instead of the segment's key, because the store chooses the key
+// at the commit.
 //
-// Keys only grow. So after the clock was set back, the store stamps keys that are later than the clock's time. Such a segment expires later
-// than usual by this difference, because the clock may be corrected. It expires one retention later at most, because the clock may instead
-// have been wrong before, for example a year ahead.
+// The store's keys never go back. So after the clock was set back, a new key is ahead of the clock. The segment then expires later by the
+// same difference, because otherwise it would expire too early once the clock is corrected. This extra time is at most one retention,
+// because the key may be far too late, for example if the clock was once a year ahead.
 func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
 	if err != nil {
@@ -93,13 +94,15 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 		op.Item.Partition, op.Span = p.name, store.SameStamp
 		ops = append(ops, op)
 	}
-	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.with...)...)
+	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.extra...)...)
 }
 
-// idPartition returns the partition of the index items for an event id. Sort key (stamp) and value (URI) give the segment's key.
+// idPartition returns the partition of the index items for an event id. An index item's sort key is the stamp of the event's segment, and
+// its value is the event's URI. Together they give the segment's key in the store.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// addIDItems adds the index items of events to ops. The first op must be the write of the events' segment, which gives them its stamp.
+// addIDItems appends the writes of the events' index items to ops. The first op must write the events' segment, so that the index items
+// get the same stamp.
 func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
@@ -156,9 +159,9 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 	return found, err
 }
 
-// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. A URI's own
-// partition has one writer, so its keys grow. In other partitions, a smaller key may be committed after a larger one, so readers read the
-// last few seconds again ([Log.LookBack]).
+// stamped is the log on a store without an order of commits, such as DynamoDB. Writers make the keys with their own clocks. A URI's own
+// partition has one writer at a time, so its keys grow. In other partitions, a smaller key may be committed after a larger one, so readers
+// read the last few seconds again ([Log.LookBack]).
 type stamped struct{ log *Log }
 
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
@@ -194,15 +197,15 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// putSegment writes a segment. If the write was slow, it writes the segment again with a new key, because a reader may already have passed
-// the first key.
+// putSegment writes a segment. If the write took longer than [SlowAppend], it writes the segment again with a new key, because a reader
+// may have read past the first key before the commit.
 func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.newItem(p, seg)
 	if err != nil {
 		return 0, err
 	}
 	for {
-		started := time.Now() // has a monotonic clock reading, unlike the times for stamps, which may jump
+		started := time.Now() // measures the write with the monotonic clock, because the clock of s.log may jump
 		stamp := max(s.log.Time().UnixMicro(), floor) + int64(seg.len())
 		if floor == 0 && s.mayUse(seg.stamp) {
 			stamp = seg.stamp
@@ -227,21 +230,23 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 	}
 }
 
-// mayUse reports whether a copy of an event may have the event's stamp. A reader may already have passed an old stamp, and would read an
-// entry with a stamp far in the future again and again.
+// mayUse reports whether the copy of an event in a pattern partition may get the same stamp as the event. An old stamp is not allowed,
+// because a reader may already have read past it. A stamp far in the future is not allowed either, because readers would read the copy
+// again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends events of one URI to the partitions of the pattern keys, if writers stamp keys. Otherwise [Log.Append] writes the
-// copies. done is the result of appending the events to their own partition, or empty.
+// AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. It is only for a log whose
+// writers make the keys, because in the other kind of log [Log.Append] has already written the copies. done is the result of appending the
+// events to their own partition. It may be empty.
 //
-// The copies get the same keys as the events in their own partition. So a pattern has the events of a URI in the same order, even if the
-// clocks of two writers differ.
+// The copies get the same keys as the events in their own partition, so that a reader of a pattern gets the events of a URI in the right
+// order, even if the clocks of two writers differ.
 //
-// AppendPatterns writes the partitions concurrently. Otherwise, when the store is slow, a batch of many events could take longer than a
-// Lambda function may run, and the next try would begin with the same events.
+// AppendPatterns writes to the partitions concurrently. If it wrote to one after the other on a slow store, a large batch could take
+// longer than a Lambda function may run, and each retry would fail in the same way.
 func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -263,8 +268,8 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 
 const maxPatterns = 8 // patterns that putPatterns writes concurrently
 
-// putPatterns appends the events in part to shard i of each pattern key. stamps has the events' keys in their own partition, by
-// event id. It is empty for an unordered event type.
+// putPatterns appends the events of the parameter part to shard number i of each pattern. stamps has the keys of these events in their own
+// partition, by event id. It is empty for an unordered event type.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)

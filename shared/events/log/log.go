@@ -48,11 +48,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits for the clocks and appends of a log.
 const (
-	// Window is the time before its position that a reader of a partition with several writers reads again, because a smaller key may be
-	// committed after larger ones. It covers an append of up to [SlowAppend] by a writer whose clock is [MaxSkew] slow, and a reader whose
-	// clock is [MaxSkew] fast. The remaining second is a safety margin.
+	// Window is how long before its position a reader starts to read again in a partition with several writers, because a smaller key may
+	// be committed after larger ones. An append may take [SlowAppend] (2 s), the writer's clock may be slow by [MaxSkew] (1 s) and the
+	// reader's clock fast by as much. The remaining second is a safety margin.
 	Window = 5 * time.Second
 	// SlowAppend limits the time from the choice of an append's key to its commit. A slower append is repeated with a new key.
 	SlowAppend = 2 * time.Second
@@ -63,7 +62,7 @@ const (
 	Shards = 8
 )
 
-// Entry is an event, a notice of a topic, or a loss ([Entry.Lost]) in the log.
+// Entry is one entry of the log: an event, a notice of a topic, or a mark that some of them are missing ([Entry.Lost]).
 type Entry struct {
 	// Key is the position of the entry, in microseconds since 1970. Entries of different partitions may have the same key.
 	Key int64
@@ -75,7 +74,7 @@ type Entry struct {
 	// Lost says that events or notices are missing here: an item cannot be decoded, or the backend lost events.
 	Lost bool
 
-	id string // for [Entry.ID]; made only once for all readers of the entry
+	id string // the result of [Entry.ID] for events and losses, computed once for all readers of the entry
 }
 
 func eventEntry(key int64, e *event.Event) Entry {
@@ -108,12 +107,14 @@ type Log struct {
 
 	// Slow counts appends that took longer than [SlowAppend].
 	Slow atomic.Int64
-	// Skewed counts keys and messages whose time is more than twice [MaxSkew] ahead of this process's clock.
+	// Skewed counts times from other processes, in log keys and queue messages, that are more than twice [MaxSkew] ahead of this process's
+	// clock.
 	Skewed atomic.Int64
-	// Late counts entries that were committed later than [SlowAppend] and [MaxSkew] explain, but early enough for [Window].
+	// Late counts entries that readers got only thanks to the safety margin in [Window], because their commit was later than [SlowAppend]
+	// and [MaxSkew] allow.
 	Late atomic.Int64
-	// Broken counts items that cannot be decoded. For such an item, readers get an entry with [Entry.Lost]. If a later release
-	// wrote the item, they stop before it instead.
+	// Broken counts items that readers could not decode. If a later release of the server wrote such an item, readers stop before it.
+	// Otherwise they get an entry with [Entry.Lost] instead.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // broken items that this process has already counted and logged
@@ -127,7 +128,7 @@ func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 // Time returns the current time of the clock with which this process stamps entries.
 func (l *Log) Time() time.Time { return periodic.Clock(l.Now)() }
 
-// Oldest returns the oldest key from which on the log is guaranteed to still have all entries.
+// Oldest returns the start of the time for which entries are kept. The log is guaranteed to have all entries with this key or a later one.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
@@ -136,15 +137,16 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position from which a reader reads a partition. The parameter at is the position of the reader's cursor c in
-// that partition. The parameter floor is the earliest possible start, because the log no longer has older entries or the reader does not
-// want them. truncated reports whether the reader may miss events between at and floor. A cursor that was given after floor misses no
-// events, even if at is older, because no events were written between at and the time at which the cursor was given.
+// StartPosition returns the position from which a reader reads a partition in which its cursor c has the position at. The parameter floor
+// is the earliest position allowed, because older entries have expired or the reader does not want them.
+//
+// truncated reports whether the reader may miss events, because at is before floor. But a cursor that was given after floor misses no
+// events even if at is older, because no events were written between at and the time at which the cursor was given.
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
-	if l.TotalOrder() { // floor comes from the clock, so it may be later than all keys
+	if l.TotalOrder() { // floor comes from the clock, which may be ahead of the newest key
 		floor = min(floor, l.DB.End())
 	}
 	return max(at, floor), true
@@ -157,8 +159,8 @@ func (l *Log) endBefore(lag time.Duration) int64 {
 	return l.Time().Add(-lag).UnixMicro()
 }
 
-// Position returns where a reader starts to find everything that is published from now on. If writers stamp keys, it is twice the maximum
-// skew before now, because the clock of the next writer may be that much behind this one.
+// Position returns the position from which a reader finds everything that is published from now on. If the store chooses the keys, this is
+// the newest key. Otherwise it is twice [MaxSkew] before now, because the clock of the next writer may be slow and this one fast.
 func (l *Log) Position() int64 { return l.endBefore(2*MaxSkew + time.Microsecond) }
 
 // SettledPosition returns a position up to which no further key will be committed to any partition.
@@ -192,9 +194,9 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] for a new cursor at the end of the log, whose position is the parameter at. If the store stamps keys,
-// the end does not move while no events are published, so without Given the cursor would seem to become too old. If writers stamp keys, the
-// end moves with the clock, and the result is 0.
+// GivenAt returns the [Cursor.Given] of a cursor whose position was the end of the log at the given time (in microseconds since 1970). If
+// the store chooses the keys, it returns the time, because the end of the log does not move while no events are published, and the cursor
+// would seem to become too old. If writers make the keys, the end moves with the clock, so Given is not needed and GivenAt returns 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -220,9 +222,9 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 // Spreads reports whether the log spreads the events of an unordered type over several partitions.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
-// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The caller is the only writer
-// of the URI. If a batch was interrupted and arrives again, Append skips the events that the own partition already has, unless these may
-// have been committed so late that readers missed them.
+// Append appends events of one URI, in order, to the URI's own partition and to the partitions of the patterns with the given keys. The
+// caller must be the only writer of the URI. If the queue redelivers an interrupted batch, Append skips the events that the own partition
+// already has. But it appends them again if their first commit may have been too late for some readers.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
@@ -232,8 +234,8 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append], to a log with a total order that does not have the events yet. The events may be of an
-// unordered type. If this process has appended to the partition before, AppendNew need not read the partition's end.
+// AppendNew appends events like [Log.Append], if the caller knows that the log does not have them yet and [Log.TotalOrder] is true. So it
+// need not read the end of the partition if this process has appended to the partition before. The events may be of an unordered type.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
 	if !known {
@@ -274,7 +276,8 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock increments [Log.Skewed] if our clock is more than twice [MaxSkew] behind past, a time that another clock has reached.
+// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] slow. The parameter past is a time that the
+// clock of another process has already reached.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -349,9 +352,9 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position of a cursor that was given after Since. It is before Since, because a cursor's
-// position may be up to [Window] before the time at which the cursor was given, and because clocks differ. A reader with an earlier
-// cursor may miss events.
+// FirstPosition returns the earliest position of a cursor that was given after Since. A reader with an earlier cursor may miss events. The
+// result is before Since, because a cursor's position may be up to [Window] before the time at which the cursor was given, and because
+// clocks differ.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -361,9 +364,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes sure that fanout writes to the partitions of a pattern until the given time, and for at least one
-// retention. It returns the interest, whose Since tells from which position fanout writes to these partitions. The caller must
-// first record that the pattern's shape (see package match) is in use, because fanout reads only interests with such shapes.
+// RecordInterest makes fanout write to the partitions of a pattern until the given time, and for at least one retention from now. In the
+// returned interest, Since is the position from which fanout does so. The caller must first record that the pattern's shape is in use (see
+// Shape in package match), because fanout looks for interests only in patterns with such shapes.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -386,7 +389,7 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
 			}
-			// The version is Since, and changes with each renewal, so that one of two concurrent renewals fails and tries again.
+			// The version is Since. Each renewal adds a microsecond to it, so that of two concurrent renewals one fails and tries again.
 			item.Version = had.Since + 1
 		}
 		err = l.DB.Write(ctx, store.Put(item, cond))
@@ -418,8 +421,9 @@ func ReadInterest(it *store.Item) Interest {
 }
 
 // LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of payloads.
-// wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. LatestBelow looks at the first
-// [maxKnown] sub-resources of the parent. It reads only the [maxChildren] wanted ones that [Log.RecordChild] recorded last.
+// The function wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. To limit the
+// work, LatestBelow calls wants only for the first [maxKnown] sub-resources, and reads only the [maxChildren] wanted ones that
+// [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}

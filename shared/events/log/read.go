@@ -20,17 +20,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number of
-// items to read. If more is true, the next page begins after next. Otherwise the caller has every entry that was committed before Read was
-// called and whose key is not greater than next. If a later release wrote the first item, Read fails with [ErrLater]. An item that
-// cannot be decoded is an entry with [Entry.Lost].
+// Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number
+// of items to read, and an item holds one or more entries. If more is true, the caller gets the next page by passing next as after. If
+// more is false, the caller has all entries with keys up to next that were committed before the call. If a later release wrote the first
+// item, Read fails with [ErrLater]. For an item that cannot be decoded, it returns an entry with [Entry.Lost].
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
-// ReadUntil reads like [Log.Read], but if the store stamps keys, only up to the position given as end, which the caller got from
-// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one moment. If
-// writers stamp keys, ReadUntil ignores end.
+// ReadUntil reads like [Log.Read], but only up to the position end, which the caller got from [Log.SettledPosition]. Readers of several
+// partitions pass the same end to all reads, so that they see all partitions at the same moment. If writers make the keys, ReadUntil
+// ignores end.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
@@ -49,7 +49,7 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 		end = 0
 	}
 	page, err := l.DB.Query(ctx, q)
-	if err == nil && l.LookBack(p) > 0 { // the partition has several writers
+	if err == nil && l.LookBack(p) > 0 { // several writers may have used the same stamp
 		err = l.completeStamp(ctx, p, &page)
 	}
 	if err != nil {
@@ -178,8 +178,8 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	if err != nil {
 		return nil, "", err
 	}
-	sort, index := "", 0 // the current event: its item's key, and its number among the events with this key
-	end, last := "", 0   // the key and the number of the last event of the page
+	sort, index := "", 0 // the sort key of the current event's item, and how many events with this key came before
+	end, last := "", 0   // the sort key of the page's last event, and how many events with this key the pages have so far
 	for _, it := range items {
 		if it.Sort < floor {
 			break
@@ -206,8 +206,9 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newestItems returns up to n items of each partition, newest first, that were written between since and until and precede the sort key
-// before. If a partition has more, only items before the sort key floor may be missing.
+// newestItems returns up to n items of each partition, newest first. It considers only items that were written between since and until,
+// and whose sort keys are less than the parameter before. If a partition has more than n such items, items with sort keys less than floor
+// may be missing in the result.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -229,15 +230,15 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// formatPosition encodes a position for [Log.Newest]: after the first n events of the items with the given sort key. Items of several
-// partitions may have the same sort key, so n counts the events of all these items.
+// formatPosition encodes a position for [Log.Newest]. The position is after the first n events with the given sort key. n counts the
+// events of all items with this key, because items of several partitions may have the same one.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position of formatPosition. A position of the previous release has no number, and means after all events of the
-// items with the sort key.
+// parsePosition decodes a position from formatPosition. A position from the previous release has no number, and is after all events with
+// the sort key.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
-	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller made the position up
+	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller invented the position
 	return sort, n
 }
 
@@ -258,8 +259,9 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 	return events, nil
 }
 
-// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. For each partition, it queries n items from
-// the time that an id of [event.NewID] contains. For any other id, it queries the newest n items.
+// Find returns the event with an id in the partitions of a URI, or nil if it does not find the event. An id made by [event.NewID] contains
+// its time, so Find looks at n items of each partition from that time on. For any other id, it looks at the newest n items of all
+// partitions.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.TimeOfID(id)
 	if !ok {
@@ -300,7 +302,7 @@ type Cursor struct {
 	At int64
 	// Sent holds the hashes (see [Sealer.Hash]) of entries after At that were sent, too; at most [MaxSent].
 	Sent []uint64
-	// Places has separate positions for some partitions; there, they replace At. It has at most [MaxPlaces].
+	// Places has separate positions for some partitions, at most [MaxPlaces]. In these partitions, they count instead of At.
 	Places []Place
 	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written after Given.
 	// So a cursor is not too old if Given is recent, even if At is old because no events were published for a long time.
@@ -309,7 +311,7 @@ type Cursor struct {
 	Last int64
 }
 
-// Place is a cursor's position in one partition. There, it replaces [Cursor.At].
+// Place is a cursor's position in one partition. In that partition, it counts instead of [Cursor.At].
 type Place struct {
 	Partition uint64 // the keyed hash of the partition's name; see [Sealer.PlaceOf]
 	At        int64
@@ -325,7 +327,7 @@ const MaxSent = 64
 // Sealer encodes cursors as opaque tokens, authenticated with a key of the deployment and bound to the workspace.
 type Sealer struct {
 	key     []byte
-	hashers sync.Pool // HMACs with the key, for reuse; see sum
+	hashers sync.Pool // HMACs with the key, which sum reuses
 }
 
 // NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
@@ -336,21 +338,22 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// Version 1 has At; 2 adds Last; 3 adds Given, the number of places and the places. The hashes of Sent always come last.
+// A token begins with its version. Version 1 contains At. Version 2 adds Last. Version 3 adds Given, the number of places and the places.
+// In all versions, the hashes of Sent come last.
 const (
 	tokenVersion       = 1
 	tokenVersionLast   = 2
 	tokenVersionPlaces = 3
 
 	placeSize = 16
-	maxToken  = 1200 // the longest token has 1,080 characters
+	maxToken  = 1200 // characters; the longest token has 1,080
 
 	macSize = 16
 )
 
 // Seal encodes a cursor as a token for the workspace.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
-	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a client that resumes gets the others again
+	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a client that resumes gets the remaining entries again
 	b := make([]byte, 0, 17+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))
@@ -424,7 +427,7 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of begin followed by rest. Creating a hasher takes longer than hashing, so it reuses them.
+// sum returns the keyed hash of begin followed by rest. It reuses hashers, because creating one takes longer than hashing.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {
@@ -450,7 +453,7 @@ func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf returns the [Place] of a cursor in a partition. The parameter at is the position there.
+// PlaceOf returns the [Place] that says that a cursor has the position at in the partition p.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashPartition(p), at} }
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }

@@ -23,14 +23,15 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the batch's events in earlier segments, and BeforeAt their publication times in microseconds since 1970, so that a
-	// repeated batch is recognized by its last segment. Segments of earlier releases have no times.
+	// Before has the ids of the events of the same batch that are in earlier segments, and BeforeAt their publication times in
+	// microseconds since 1970. So if the queue redelivers the batch, its last segment tells which events the log already has. Segments of
+	// earlier releases have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
 	life  time.Duration // how long the log keeps the segment; 0 is the retention plus an hour
 	stamp int64         // for a copy: the last event's key in the URI's own partition; 0 is unknown
-	with  []store.Op    // further operations for the segment's commit, if the store stamps keys
+	extra []store.Op    // writes for the same commit as the segment, if the store chooses the keys
 }
 
 type noticeEnvelope struct {
@@ -60,7 +61,7 @@ func (s segment) has(e *event.Event, end int64) bool {
 			if s.BeforeAt[i] == published {
 				return true
 			}
-		case published <= end: // an earlier release wrote the segment without times; this is very likely the same event
+		case published <= end: // an earlier release wrote no times, but the same id very likely means the same event
 			return true
 		}
 	}
@@ -74,13 +75,13 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment is the maximum size of a segment, so that it fits into an item of the store together with the item's keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into groups, one per segment, of at most room bytes and most events.
-func pack(events []event.Event, room, most int) [][]event.Event {
+// pack divides events into groups for one segment each. A group has at most maxBytes bytes and maxEvents events.
+func pack(events []event.Event, maxBytes, maxEvents int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
 	for i, e := range events {
 		n := e.MaxSize()
-		if i == 0 || size+n > room || len(out[len(out)-1]) == most {
+		if i == 0 || size+n > maxBytes || len(out[len(out)-1]) == maxEvents {
 			out, size = append(out, nil), 0
 		}
 		out[len(out)-1] = append(out[len(out)-1], e)
@@ -142,8 +143,9 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. In a partition with
-// several writers, the distance is 0. Otherwise the keys of two items could interleave, but readers read item by item.
+// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. last is the key of the last
+// entry. In a partition with several writers, all entries of an item have the same key (the distance is 0), so that the keys of two items
+// do not interleave, because readers read one item after the other.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -179,7 +181,8 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// recordBroken counts, logs and records, once per process, an item that cannot be decoded. It stays in the log for all readers.
+// recordBroken counts and logs an item that cannot be decoded, and stores a record of it for [Log.VisitBroken], once per process. The item
+// itself stays in the log.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
@@ -204,9 +207,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit with each item that readers could not decode, unless an earlier call has visited it successfully. It stops at an
-// error of visit. VisitBroken keeps the records of these items for as long as readers may find the items, so that readers do not record
-// them again.
+// VisitBroken calls visit with each item that readers could not decode, unless an earlier call of visit has succeeded for the item. If
+// visit fails, VisitBroken stops and returns the error. It keeps its records of visited items for as long as readers may find the items,
+// so that readers do not record them again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -240,7 +243,7 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// Unrecorded tells the caller to call [Log.RecordChild], because these may be the URI's first events of the day (see dayOf).
+	// Unrecorded tells the caller to call [Log.RecordChild], because the events may be the first ones of the URI on this day (see dayOf).
 	Unrecorded bool
 	// After is a position in the log that is before all appended events.
 	After int64
@@ -250,7 +253,7 @@ type Appended struct {
 
 // logEnd describes the end of a partition to which a batch of events is being appended.
 type logEnd struct {
-	key      int64         // the key of the last entry, or the time of the last append; 0 for an empty partition
+	key      int64         // the key of the partition's last entry, or the time of this process's last append to it; 0 for an empty partition
 	position int64         // a position before all events of the batch
 	written  []event.Event // the events of the batch that the last segment contains or names in Before
 	fresh    []event.Event // the events of the batch that are still to be written
@@ -290,15 +293,15 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 		}
 		return found
 	})
-	if len(end.written) > 0 { // the batch's earlier segments are up to a minute older than this one
+	if len(end.written) > 0 { // the earlier segments of the batch are up to a minute older than its last one
 		end.position = min(end.position, end.key-time.Minute.Microseconds())
 	}
 	return end, nil
 }
 
-// isRepeatable reports whether a repeated batch need not append events that the last segment, whose key is end, already has. If
-// writers stamp keys, the segment must be recent. An older one may have been committed so late that readers had already passed its
-// key, and its writer may have died before it could write the segment again with a new key.
+// isRepeatable reports whether the log may skip the events of a redelivered batch that the partition's last segment already has. end is
+// the key of that segment. If writers make the keys, the segment must be recent. An older segment may have been committed so late that
+// readers had already passed its key, and its writer may have died before it could write the segment again with a new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
@@ -308,11 +311,11 @@ func (l *Log) isRepeatable(end int64) bool {
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
-	again := len(written) > 0   // the batch was interrupted, perhaps before the URI was recorded
-	for i, e := range written { // the keys in earlier segments are not known, so assume consecutive keys, which have the same order
+	again := len(written) > 0   // the first attempt was interrupted, perhaps before the URI was recorded
+	for i, e := range written { // the keys of events in earlier segments are unknown, but consecutive keys have the same order
 		done.stamps[e.ID] = end.key - int64(len(written)-1-i)
 	}
-	const timeSize = 17 // bytes of a publication time in BeforeAt: 16 digits, until the year 2286, and a comma
+	const timeSize = 17 // bytes of a publication time in BeforeAt: 16 digits (until the year 2286) and a comma
 	room := maxSegment
 	for _, list := range [][]event.Event{written, end.fresh} {
 		for _, e := range list {
@@ -323,7 +326,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.TotalOrder() {
-		// A separate commit for the parents would delay the URI's next events.
+		// Record the parents in the commit of the segment. A separate commit would delay the URI's next events.
 		if parents = l.parentOps(workspace, uri); len(parents) < most {
 			done.Unrecorded = false
 			most -= len(parents)
@@ -333,7 +336,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	}
 	floor := end.key
 	for _, part := range pack(end.fresh, room, most) {
-		s := segment{V: segmentVersion, Events: part, with: parents}
+		s := segment{V: segmentVersion, Events: part, extra: parents}
 		parents = nil
 		for _, e := range written {
 			s.Before, s.BeforeAt = append(s.Before, e.ID), append(s.BeforeAt, e.Published.UnixMicro())
@@ -350,8 +353,8 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	return done, nil
 }
 
-// dayOf returns the number of the day to which a stamp belongs. The hash of the URI chooses when its day begins, so that the URIs below a
-// parent are not all recorded in the parent's partition at midnight.
+// dayOf returns the number of the day to which a stamp belongs. The day of each URI begins at another time, which depends on the URI's
+// hash. Otherwise all URIs below a parent would be recorded in the parent's partition at midnight.
 func dayOf(uri string, stamp int64) int64 {
 	const day = 24 * time.Hour
 	h := fnv.New32a()
@@ -360,7 +363,7 @@ func dayOf(uri string, stamp int64) int64 {
 	return (stamp + begins.Microseconds()) / day.Microseconds()
 }
 
-// newItem returns the item of a segment in the partition p without a sort key, and how long the log keeps the item.
+// newItem returns the item for a segment in the partition p, still without a sort key, and how long the log keeps the item.
 func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Duration, err error) {
 	value, err := s.encode()
 	if life = l.MinRetention() + time.Hour; s.life > 0 {
@@ -398,13 +401,13 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// batches has the batches of events that fanout in this process has not appended to the log yet.
+// batches has the batches of events that fanout is handling in this process, and that the log may not have yet.
 type batches struct {
 	mu      sync.Mutex
 	running map[chan struct{}]bool
 }
 
-// BeginBatch makes [Log.AwaitBatches] wait for a batch of events until the caller calls end, when the log has them.
+// BeginBatch announces a batch of events, so that [Log.AwaitBatches] waits for it. The caller calls end when the log has the events.
 func (l *Log) BeginBatch() (end func()) {
 	done := make(chan struct{})
 	l.batches.mu.Lock()
@@ -421,8 +424,9 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the log has all batches of [Log.BeginBatch]. A new subscriber or reader calls it before it reads the log or the
-// log's end, because fanout may have looked for the batches' subscribers and readers before.
+// AwaitBatches waits until the log has the events of all batches that [Log.BeginBatch] announced. A new subscriber or reader calls it
+// before it reads the log or asks for the log's end, because fanout may have looked for the subscribers and readers of these batches
+// earlier.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
