@@ -15,28 +15,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// exactMerge is the [merge] for a log with exact keys (SQLite), in which all copies of an event have the same key. It returns
-// the entries of all sources in the order of their keys. So one key describes how far the feed has come: all entries up to it
-// were returned, and no later ones. A resumed feed therefore repeats no entry.
+// exactMerge is the [merge] for a log whose store chooses the keys in the order of commits (SQLite). All copies of an event have the same
+// key. exactMerge returns the entries of all sources in the order of their keys. So one key describes how far the feed has come: it has
+// returned all entries up to this key, and no later ones. A feed that resumes from the key repeats no entry.
 //
-// Before exactMerge returns the entry with the smallest key, it makes sure that no other source can still get an entry with a
-// smaller one. That is certain if it has read the other source up to this key, or if the store reports that the last read has
-// reached the partition's last write.
+// Before exactMerge returns the entry with the smallest key, it makes sure that the other sources cannot still get an entry with a smaller
+// one. This is certain for a source that was read up to this key, or whose partition has had no write since the last read, according to
+// the store.
 type exactMerge struct {
-	at    *position
-	in    *inbox
-	ahead load // entries from tails that were not returned yet
-	old   int  // number of entries that the feed read from the log itself and has not returned yet
+	at   *position
+	in   *inbox
+	live load // entries that came from tails and were not returned yet
+	old  int  // number of entries that the feed read from the log itself and has not returned yet
 }
 
 func (m *exactMerge) next() (queued, bool) {
 	first := m.first()
-	if first == nil || !m.mayFollow(first.ahead[0].entry.Key) {
+	if first == nil || !m.isNext(first.ahead[0].entry.Key) {
 		return queued{}, false
 	}
 	q := first.ahead[0]
 	if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
-		first.ahead = nil // a quiet stream keeps no memory
+		first.ahead = nil // free the memory, because the stream may be quiet for long
 	}
 	m.countReturned(q)
 	return q, true
@@ -52,8 +52,9 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether no source can still get an entry with a smaller key.
-func (m *exactMerge) mayFollow(key int64) bool {
+// isNext reports whether an entry with the given key may be returned now, because the other sources cannot get an entry with a smaller key
+// any more.
+func (m *exactMerge) isNext(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
 			return false
@@ -62,9 +63,10 @@ func (m *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which all entries of the source were read. end is a position that the log has already reached. If the
-// source has read everything that was written to its partition, no entry up to end can follow, so readTo returns end. It also stores end
-// in s.past. Otherwise a later result could be lower, because after another write the source has not read everything any more.
+// readTo returns the position up to which the feed has read all entries of the source. The parameter end is a position that the log has
+// already reached. If the feed has read everything that was written to the source's partition, new entries can only get keys after end, so
+// readTo returns end. It also stores end in s.past, because a later call must not return less: after another write to the partition, the
+// feed has no longer read everything.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -72,9 +74,10 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging returns the source that is furthest behind, unless the next entry to return comes before all entries that this source has
-// yet to read. Before the feed reads a page of older entries of this source, findLagging empties the inbox. That page or a later one
-// contains every batch that the inbox has dropped so far, so addPast only has to check for batches that were dropped since.
+// findLagging returns the source that is furthest behind, or nil if the next entry to return comes before all entries that this source has
+// yet to read. The feed then reads a page of the source from the log. Before this read, findLagging empties the inbox. The log already has
+// the batches that the inbox has dropped by then, so the feed finds them in this page or a later one, and addPast only has to check for
+// batches that the inbox drops afterwards.
 func (m *exactMerge) findLagging() *source {
 	first, behind := m.first(), m.at.furthestBehind()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
@@ -90,13 +93,14 @@ func (m *exactMerge) addPast(s *source, p logPage, _ time.Time) (caughtUp bool) 
 	return s.caughtUp
 }
 
-// addAhead adds the entries after s.past to the source, which was read up to the position upTo. live says that they come from the tail.
+// addAhead adds the entries after s.past to the source, and records that the source was read up to the position upTo. live says that the
+// entries come from the source's tail.
 func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
 			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live, inOrder: true})
 			if live {
-				m.ahead = m.ahead.plus(load{1, sizeOf(e)})
+				m.live = m.live.plus(load{1, sizeOf(e)})
 			} else {
 				m.old++
 			}
@@ -107,7 +111,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
-		m.ahead = m.ahead.minus(load{1, sizeOf(q.entry)})
+		m.live = m.live.minus(load{1, sizeOf(q.entry)})
 	} else {
 		m.old--
 	}
@@ -119,8 +123,9 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.isEmpty(), got.err
 }
 
-// drain moves the tails' batches from the inbox to the sources. A source that still reads older entries from the log will find the entries
-// there. If the inbox has dropped a batch of a source, the source reads its partition from the log again.
+// drain moves the tails' batches from the inbox to their sources. It drops the batches of a source that still reads older entries from the
+// log, because the source will find the same entries in the log. If the inbox itself has dropped a batch of a source, the source reads its
+// partition from the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
 	for _, b := range got.batches {
@@ -135,11 +140,11 @@ func (m *exactMerge) drain() arrivals {
 		}
 	}
 	for name := range got.later {
-		if s := m.at.sources[name]; s != nil && s.caughtUp { // otherwise its own reads will find the item
+		if s := m.at.sources[name]; s != nil && s.caughtUp { // a source that still reads the log finds the item itself
 			s.caughtUp, s.stuck = false, true
 		}
 	}
-	m.in.setTaken(m.ahead, len(m.at.behind) > 0, m.old > 0)
+	m.in.setTaken(m.live, len(m.at.behind) > 0, m.old > 0)
 	return got
 }
 
@@ -151,7 +156,8 @@ func (m *exactMerge) forget(s *source) {
 
 func (m *exactMerge) hasPending() bool { return m.first() != nil }
 
-// returnedUntil returns the position up to which all entries of the source were returned. For the parameter end, see readTo.
+// returnedUntil returns the position up to which the feed has returned all entries of the source. The parameter end is a position that the
+// log has already reached, as in readTo.
 func (s *source) returnedUntil(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
@@ -160,8 +166,8 @@ func (s *source) returnedUntil(end int64) int64 {
 }
 
 func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
-	m.drain()                  // ignore an error, because the next poll returns it
-	end := m.at.log.Position() // before returnedUntil asks for the last writes, because an entry may be written in between
+	m.drain()                  // ignore the error, because the next Poll returns it
+	end := m.at.log.Position() // read before the sources' last writes, because an entry may be written in between
 	at := int64(-1)
 	for _, s := range m.at.sources {
 		if m.at.sole && s.topic {
@@ -179,7 +185,7 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	case at >= end:
 		c.Given = m.at.log.Time().UnixMicro()
 	case at >= m.at.begun:
-		c.Given = m.at.given // every entry after the position was written after this time
+		c.Given = m.at.given // every entry after this position was written after the time m.at.given
 	}
 	return c, false
 }
@@ -199,13 +205,13 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	}
 	q = m.queue[0]
 	if m.queue = m.queue[1:]; len(m.queue) == 0 {
-		m.queue = nil // a quiet stream keeps no memory
+		m.queue = nil // free the memory, because the stream may be quiet for long
 	}
 	return q, true
 }
 
-// findLagging returns the source that is furthest behind, because the cursor is one position for all sources. So a client that is often
-// disconnected while it catches up still makes progress each time.
+// findLagging returns the source that is furthest behind. The cursor is one position for all sources, so it only moves if the slowest
+// source does. By reading this source first, even a client that is often disconnected while it catches up makes progress each time.
 func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBehind()
@@ -215,8 +221,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after the settled position may still be committed. The feed returns them only after the older entries of the
-		// log. Until then, the source's floor, and with it the cursor, must not pass that position.
+		// Entries with keys after the settled position may still be committed. The feed returns them only after it has read the older
+		// entries of the log. Until then, the source's floor, and with it the cursor, must not pass the settled position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -242,8 +248,8 @@ func (m *stampedMerge) receive() (some bool, err error) {
 	return len(got.batches)+len(got.missed) > 0, got.err
 }
 
-// readAgain makes sources read the log again, from the position at which a client would resume. The parameter missed has the names of their
-// partitions, of which the inbox has dropped batches.
+// readAgain makes sources read the log again from their floors, where a client would resume, because the inbox has dropped some of their
+// batches. missed has the names of the sources' partitions.
 func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {
@@ -255,8 +261,9 @@ func (m *stampedMerge) readAgain(missed map[string]bool) {
 	}
 }
 
-// enqueue queues entries of a source. Once they are all returned, floor becomes the source's floor, i.e. the position up to which all its
-// entries were returned. If keys grow in commit order, each returned entry also moves the floor to its own key.
+// enqueue queues entries of a source. When the feed has returned all of them, the source's floor (the position up to which all its entries
+// were returned) moves to the parameter floor. If the source's keys grow in commit order, each returned entry also moves the floor to its
+// own key.
 func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
@@ -272,8 +279,8 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle takes batches without entries from the inbox, which only say how far a tail has read, and moves the floors of their
-// sources to that position. receive would do that too late, because these batches do not wake the reader.
+// settle moves the floors of sources whose tails have read further without finding entries. It takes these empty batches from the inbox,
+// because receive would take them too late: an empty batch does not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -301,15 +308,16 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// Unless the client will resume with the same pattern, the cursor must not be beyond the end of the log. A feed that resumes with another
-	// pattern must find all of that pattern's events that are published from now on.
+	// The cursor must not be beyond the end of the log, because a feed that resumes with another pattern must find all of that pattern's
+	// events that are published from now on. If the client will resume with the same pattern, this does not matter.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
 	c.At = at
 	placed = !unplaced && len(places) > 0 && len(places) <= eventlog.MaxPlaces
 	if placed && (len(places) > 1 || !m.at.sole) {
-		sort.Slice(places, func(i, j int) bool { return places[i].Partition < places[j].Partition }) // slices.SortFunc takes 12 KB for each type
+		// Not slices.SortFunc, which would make the binary 12 KB larger for each type.
+		sort.Slice(places, func(i, j int) bool { return places[i].Partition < places[j].Partition })
 		c.Places = places
 	}
 	return c, placed
@@ -338,7 +346,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 				var err error
 				entries, more, next, err = log.Read(ctx, s.part, next, pageSize)
 				if errors.Is(err, eventlog.ErrLater) {
-					return nil // the tail also stops before that item, and retries it
+					return nil // the feed's tail also stops before this item, and retries it
 				}
 				if err != nil {
 					return err
@@ -360,32 +368,33 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 type position struct {
 	log     *eventlog.Log
 	sources map[string]*source // by the names of their partitions
-	behind  []*source          // sources that still read entries older than their tails'
-	sole    bool               // [Request.Sole]
-	// begun is the position from which the feed was opened. given is as in [eventlog.Cursor.Given].
+	behind  []*source          // sources for which the feed still reads older entries from the log itself
+	sole    bool               // see [Request.Sole]
+	// begun is the position at which the feed begins. given is [eventlog.Cursor.Given] of the request's cursor, or the time of the request
+	// if it has no cursor.
 	begun, given int64
 }
 
 // source is one partition that a feed reads.
 type source struct {
 	part    eventlog.Partition
-	pattern string // the key of the pattern, or the topic; no two patterns share a partition
+	pattern string // the key of the pattern, or the name of the topic; a partition belongs to only one of them
 	topic   bool
-	growing bool // keys grow in commit order
+	growing bool // the partition's keys grow in commit order
 	start   int64
-	floor   int64  // every entry with a key up to it was returned
-	past    int64  // how far the feed has read the log; with exactMerge, the log and the tail
-	bound   int64  // floor must not exceed it while the feed still reads older entries from the log; 0 is no bound
-	handed  int64  // the greatest key returned, if keys are growing
-	place   uint64 // names the partition of a concrete URI in a cursor; 0 for other partitions
-	// stuck says that a later release wrote the next item. The source stops before the item, so that a client that resumes at an
+	floor   int64  // every entry with a key up to floor was returned
+	past    int64  // the position up to which the feed has read the log itself or, in exactMerge, the log and the tail
+	bound   int64  // the maximum of floor while the feed still reads older entries from the log; 0 is no maximum
+	handed  int64  // the greatest key that was returned, if growing is true
+	place   uint64 // identifies the partition of a concrete URI in cursors (see [eventlog.Place]); 0 for other partitions
+	// stuck says that the source has stopped before an item that a later release of the server wrote. So a client that resumes at an
 	// instance of that release gets all entries. The other sources continue.
 	stuck bool
 
 	// The remaining fields are only for [exactMerge].
-	ahead    []queued     // read and not returned yet
-	caughtUp bool         // the tail has all later entries
-	written  func() int64 // returns the last key that was written; nil if the store cannot be watched
+	ahead    []queued     // entries that were read and not returned yet
+	caughtUp bool         // the feed has read all older entries, and the tail has the later ones
+	written  func() int64 // returns the last key written to the partition; nil if the store cannot report writes
 }
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
@@ -399,7 +408,7 @@ func (at *position) furthestBehind() *source {
 	return slices.MinFunc(at.behind, func(a, b *source) int { return cmp.Compare(a.past, b.past) })
 }
 
-// finishPast records that the source has read all entries that are older than its tail's, or that it cannot read further.
+// finishPast removes a source from at.behind, because the feed has read all of its older entries from the log or cannot read further.
 func (at *position) finishPast(s *source) {
 	at.behind = slices.DeleteFunc(at.behind, func(other *source) bool { return other == s })
 }
@@ -415,7 +424,7 @@ type recent struct {
 type handedOut struct {
 	id     string
 	key    int64
-	placed bool // cursors can have a separate position for its partition; see [eventlog.Place]
+	placed bool // cursors can have a separate position for the entry's partition; see [eventlog.Place]
 }
 
 // maxRecent bounds the memory of a feed. The second copy of an entry arrives at most [eventlog.Window] and one page after the
@@ -439,13 +448,15 @@ func (r *recent) add(id string, key int64, placed bool) bool {
 
 func (r *recent) forget() {
 	delete(r.ids, r.order[0].id)
-	r.order[0] = handedOut{} // releases the id
+	r.order[0] = handedOut{} // so that the id can be garbage-collected
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries whose keys are greater than at, because a cursor at this position must name
-// them. If places is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter omits their entries.
-// It forgets old entries.
+// idsAfter returns the ids of the returned entries whose keys are greater than at. A cursor at this position must name them, so that a
+// resumed feed does not repeat them. If places is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter
+// omits the entries of these partitions.
+//
+// idsAfter also removes entries from r that are too old for a cursor.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

@@ -31,46 +31,46 @@ import (
 // An event gets from the log to a stream as follows: tail.run reads it, and tail.distribute puts it into the inbox of every
 // feed. [Feed.Poll] takes it from the inbox and returns it as a [Delivery], as soon as the feed's merge says that it is next.
 
-// tail reads one partition as it grows, for all feeds of the process that want it. It ends when its last feed leaves.
+// tail reads the new entries of one partition for all feeds of this process that need them. It ends when its last feed leaves.
 type tail struct {
 	tails  *Tails
 	part   eventlog.Partition
-	every  time.Duration // between renewals; 0 if the feeds need none
+	every  time.Duration // the time between two renewals; 0 if the feeds need no renewals
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
 	feeds    map[*Feed]renewal
-	renewing sync.Mutex // held while renewals run
+	renewing sync.Mutex // held while renewals run, so that they never overlap
 
 	// changed and written are nil, and unwatch does nothing, if the store cannot report each write to this process.
 	changed <-chan struct{}
-	written func() int64 // returns the last key that was written
+	written func() int64 // returns the last key written to the partition
 	unwatch func()
 
 	lookBack time.Duration // see [eventlog.Log.LookBack]
 
-	// Only run uses the following fields.
+	// The following fields need no lock, because only the goroutine of run uses them.
 	window      window
 	lastEntry   time.Time
 	lastRenewal time.Time
 }
 
-// renewal renews a record in the store without which the events of a partition would no longer reach the log: that a client reads a pattern
-// ([eventlog.Interest]), or that a principal reads a backend's events ([demand.Registry]). If several feeds of a tail have the same
-// principal, the tail calls only one of their renewals.
+// renewal renews a record in the store, because without it the events of a partition would no longer reach the log. The record says that a
+// client reads a pattern ([eventlog.Interest]), or that a principal wants a backend's events ([demand.Registry]). If several feeds of a
+// tail have the same principal, the tail calls only one of their renewals.
 type renewal struct {
 	do        func(context.Context) error
 	every     time.Duration
-	principal string // "" for an interest, which all principals share
+	principal string // the principal that wants a backend's events; "" for an interest, which all principals share
 }
 
 // batch is the result of one read of a tail. All feeds share it and must not change it.
 type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
-	load    load  // of the entries
-	floor   int64 // every entry with a key up to it is in this or an earlier batch
-	later   bool  // a later release wrote the next item, so the tail stays before it; such a batch has no entries
+	load    load  // the number and the size of the entries
+	floor   int64 // every entry with a key up to floor is in this batch or an earlier one
+	later   bool  // the tail has stopped before an item that a later release wrote; such a batch has no entries
 	read    time.Time
 }
 
@@ -99,7 +99,7 @@ func (t *tail) run(ctx context.Context) {
 			unread = true
 		case <-timer.C:
 		}
-		select { // the timer may have won although the store has reported a write, e.g. after a pause of the process
+		select { // select may have chosen the timer although the store also reported a write, e.g. after a pause of the process
 		case <-t.changed:
 			unread = true
 		default:
@@ -107,15 +107,15 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read gives the new entries of the partition to the feeds. wait limits how long run then waits for a write. again says that run must read
-// again after that time even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. wait limits how long run then waits for a write. If again is
+// true, run must call read again after that time even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return 0, false
-	case errors.Is(err, eventlog.ErrLater): // package eventlog has already written a log line
+	case errors.Is(err, eventlog.ErrLater): // package eventlog has already logged it
 		if len(entries) > 0 {
 			t.window.from = last
 			t.distribute(&batch{part: t.part, entries: entries, floor: last})
@@ -133,13 +133,14 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	t.tails.Log.Late.Add(late)
 	t.distribute(&batch{part: t.part, entries: entries, floor: floor})
 	if t.changed != nil {
-		return watched, false // no need to read again: feeds learn from the store's last write how far they have read
+		return watched, false // feeds need no further read to learn how far they are, because the store tells them the last key written
 	}
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew returns the entries that the feeds do not have yet, and the position up to which it has read. At an item that a later
-// release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before that item.
+// readNew returns the entries that the feeds do not have yet, and the position last up to which it has read. If it meets an item that a
+// later release wrote, it returns [eventlog.ErrLater]. In this case, it returns the entries before the item only if keys grow in commit
+// order.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -164,15 +165,16 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 // seconds again each time, and the window tells it which of their entries are new.
 type window struct {
 	from     int64
-	seen     map[string]int64 // keys by the ids of entries
+	seen     map[string]int64 // the keys of the entries that the feeds already have, by [eventlog.Entry.ID]
 	previous time.Time        // the start of the last read
 }
 
 // advance updates the window after a read that began at the time began and returned the new entries up to the position last. lookBack says
 // how far the next read goes back. settled is [eventlog.Log.SettledPosition] from before the read.
 //
-// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that the
-// tail has only because [eventlog.Window] is longer than [eventlog.SlowAppend] and [eventlog.MaxSkew] require.
+// The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that were
+// committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] allow. The tail has them only thanks to the safety margin in
+// [eventlog.Window].
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -201,7 +203,7 @@ func (w *window) advance(lookBack time.Duration, began time.Time, entries []even
 	return late, settled
 }
 
-// renewInterests runs the renewals that are due in the background, because each may have to wait for the relay.
+// renewInterests starts the renewals that are due. They run in the background, because each may have to wait for the relay.
 func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	if t.every == 0 || now.Sub(t.lastRenewal) < t.every || !t.renewing.TryLock() {
 		return
@@ -264,28 +266,31 @@ type Feed struct {
 	at    position
 	merge merge
 
-	passed bool // entries that the feed read from the log itself were dropped since the last delivery
+	passed bool // since the last delivery, the feed has dropped entries that it read from the log itself
 	sent   recent
-	resume map[uint64]struct{} // hashes in the request's cursor, until the feed has read their entries
+	resume map[uint64]struct{} // hashes of entries that the request's cursor names, until the feed has read these entries
 }
 
-// merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. Its
-// past is the part between the feed's cursor and the entries that the tail reads. [exactMerge] is for logs with exact keys
-// and [stampedMerge] for logs with stamped keys; package eventlog explains the two.
+// merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. The past of a
+// source consists of the entries between the feed's cursor and the first entry that comes from the tail. [exactMerge] is for logs whose
+// store chooses the keys, and [stampedMerge] is for logs whose writers make them; package eventlog explains the two.
 type merge interface {
-	// next removes and returns the next entry. ok is false if none can be returned now.
+	// next removes and returns the next entry. ok is false if no entry can be returned now.
 	next() (q queued, ok bool)
-	// findLagging returns the source of which the feed must read older entries from the log before it calls next, or nil.
+	// findLagging returns a source whose older entries the feed must read from the log before it calls next again. It returns nil if there
+	// is no such source.
 	findLagging() *source
-	// addPast adds a page of older entries, read since began. caughtUp reports that the source's later entries come from its tail.
+	// addPast adds a page of a source's older entries, whose read began at the time began. caughtUp reports that there are no more older
+	// entries, so that the source's next entries come from its tail.
 	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
-	// receive takes the tails' batches from the inbox. some is false if there were none.
+	// receive takes the tails' batches from the inbox. some is false if the inbox was empty.
 	receive() (some bool, err error)
 	// forget drops the entries of a source that was removed.
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. placed reports whether c has a position for each partition.
+	// cursor returns the position after all returned entries. placed reports whether c is exact for the partition of every concrete URI,
+	// so that it need not name returned entries of these partitions.
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
@@ -299,13 +304,14 @@ type logPage struct {
 type queued struct {
 	src     *source
 	entry   eventlog.Entry
-	floor   int64 // the source's new floor (see [source]) after this entry; 0 keeps the floor
+	floor   int64 // the new floor of src (see [source]) after this entry; 0 keeps the floor
 	read    time.Time
-	live    bool // from a tail, so it counts as waiting
+	live    bool // the entry came from a tail, so it counts towards the limit of waiting entries
 	inOrder bool // see [Delivery.InOrder]
 }
 
-// effort limits the work of one call of [Feed.Poll]. Each entry costs 1, and each page that Poll reads costs pageEffort.
+// effort limits the work of one call of [Feed.Poll], so that the caller can do other work in between. Each entry costs 1, and each page
+// that Poll reads costs pageEffort.
 const (
 	effort     = 1000
 	pageEffort = effort / 25
@@ -314,9 +320,9 @@ const (
 // Ready returns a channel that gets a value when [Feed.Poll] has returned no delivery and may have one now.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
-// Poll returns the next delivery. ok is false if there is none now. ok is also false after Poll has dropped many entries, so
-// that the caller can do other work, e.g. send a heartbeat; in that case [Feed.Ready] receives immediately. After the feed has
-// ended, Poll fails with [ErrSlow], [ErrToken] or [ErrClosed].
+// Poll returns the next delivery. ok is false if no delivery is ready. ok is also false after Poll has dropped many entries, so that the
+// caller can do other work, e.g. send a heartbeat; in that case [Feed.Ready] receives immediately. After the feed has ended, Poll fails
+// with [ErrSlow], [ErrToken] or [ErrClosed].
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.in.endError(); err != nil {
 		return Delivery{}, false, err
@@ -380,13 +386,13 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if len(f.resume) > 0 {
 		hash := f.tails.Sealer.Hash(id)
 		if _, ok := f.resume[hash]; ok {
-			delete(f.resume, hash) // f.sent remembers the entry from now on
+			delete(f.resume, hash) // f.sent now has the entry
 			return Delivery{}, false
 		}
 	}
 	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor(), InOrder: q.inOrder, Read: q.read}
 	switch {
-	case q.src.topic: // a lost notice is a notice without a text
+	case q.src.topic: // a notice that cannot be read becomes a delivery without Notice
 		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
 	case q.entry.Lost:
 		d.Lost = q.src.pattern
@@ -409,7 +415,7 @@ func (f *Feed) Cursor() string {
 	for _, id := range f.sent.idsAfter(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.at.behind) > 0 || f.merge.hasPending() { // entries that the request's cursor names may still have to be read
+	if len(f.at.behind) > 0 || f.merge.hasPending() { // the feed may still have to read entries that the request's cursor names
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -426,22 +432,23 @@ func (f *Feed) Close() {
 }
 
 const (
-	// A tail polls a store that cannot be watched every busyPoll, or every idlePoll after a time without new entries (quiet).
+	// A tail reads at intervals if the store does not report writes: every busyPoll or, if it has found no entries for the time quiet,
+	// every idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
 	// watched limits how long a tail waits for a write if the store reports writes. At the end of this time, the tail checks whether renewals
 	// are due. If the tail has stopped before an item of a later release, it also tries again to read the item.
 	watched = 10 * time.Second
 	// renewEvery is how often a tail renews the [eventlog.Interest], unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
-	// feed ends.
+	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes the size of their payloads. Beyond a limit,
+	// the feed ends with [ErrSlow], unless it is still catching up.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. They only
-	// move the cursor, and a later batch moves it further.
+	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. Such a batch only
+	// moves the cursor, and a later one moves it further.
 	maxFloors = 256
 )
 
-// pageSize is the number of log items per read. A stream divides it by its partitions that are still behind, down to minPage.
+// pageSize is the number of log items per read. A feed that catches up in several partitions divides it by their number, down to minPage.
 const (
 	pageSize = 200
 	minPage  = 5
@@ -461,12 +468,12 @@ type Tails struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	mostWaiting load // the maximum load that may wait for the reader of a feed
+	mostWaiting load // maxWaiting and maxWaitingBytes, except in tests
 
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests caches which patterns clients read according to the store, so that not every poll reads these records.
+	// interests caches the interests that the store has, so that a poll need not read them.
 	interests bounded.Map[string, eventlog.Interest]
 }
 
@@ -507,7 +514,8 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds the feed to the tail of the partition p, which calls renew regularly until the feed leaves.
+// join adds the feed f to the tail of the partition p, and starts the tail if necessary. The tail calls renew regularly until the feed
+// leaves.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -521,7 +529,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 		if w, ok := ts.Log.DB.(store.Watcher); ok {
 			t.changed, t.written, t.unwatch = w.Watch(p.Name())
 		}
-		t.window.from = ts.Log.SettledPosition() // the feeds themselves read the entries before the watch
+		t.window.from = ts.Log.SettledPosition() // the feeds themselves read the entries before this position
 		ts.tails[p.Name()] = t
 		ts.running.Add(1)
 		go t.run(ctx)

@@ -14,13 +14,14 @@ type inbox struct {
 
 	mu      sync.Mutex
 	batches []*batch
-	waiting load // of the batches
-	taken   load // entries of tails that the merge has taken and the feed has not returned
-	// catchingUp is true while the feed returns older entries than the tails'. The tails' entries must then wait, and do not end the feed.
+	waiting load // the number and the size of the entries in batches
+	taken   load // the entries that the merge has taken from batches and the feed has not returned yet
+	// catchingUp is true while the feed still returns older entries that it read from the log itself. Meanwhile, too many waiting entries
+	// do not end the feed.
 	catchingUp bool
-	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
+	missed     map[string]bool // partitions of which a batch was dropped because too many entries waited
 	later      map[string]bool // partitions whose tails have stopped before an item that a later release wrote
-	held       bool            // every batch wakes the reader, even one without entries; see hold
+	held       bool            // batches without entries wake the reader, too; see hold
 	err        error           // the error that ended the feed, or nil
 }
 
@@ -45,7 +46,7 @@ func (in *inbox) offer(b *batch) {
 		in.signal()
 	}
 	switch {
-	case in.missed[name]: // drop this batch too, because its floor is beyond the dropped entries
+	case in.missed[name]: // drop this batch too, because its floor says that all entries before it have arrived
 	case len(b.entries) == 0:
 		in.addFloor(b)
 	case !in.waiting.plus(in.taken).reaches(in.most):
@@ -69,7 +70,7 @@ func (in *inbox) addFloor(b *batch) {
 			return
 		}
 	}
-	if n < maxFloors { // otherwise the next batch moves the floor further
+	if n < maxFloors { // otherwise drop the batch, because a later one moves the floor further
 		in.batches = append(in.batches, b)
 	}
 }
@@ -100,7 +101,8 @@ func (in *inbox) take() arrivals {
 	return got
 }
 
-// takeMissed returns and forgets the partitions with dropped batches, and drops their other batches, which are in the log.
+// takeMissed returns and forgets the names of the partitions with dropped batches. It also drops the waiting batches of these partitions,
+// because the feed will read their entries from the log.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -121,7 +123,7 @@ func (in *inbox) takeMissed() map[string]bool {
 	return missed
 }
 
-// takeFloors removes and returns the batches before the first one with entries.
+// takeFloors removes and returns the batches without entries from the front of the inbox.
 func (in *inbox) takeFloors() (floors []*batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -136,7 +138,8 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken reports the load of the tails' entries in the merge, and whether sources have older entries in the log or the merge.
+// setTaken sets the load of the entries that the merge has taken from batches and not returned. readsPast says that sources still have
+// older entries to read from the log, and hasPast that the merge has such entries to return.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -150,7 +153,8 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold sets whether batches without entries wake the reader, which an entry that waits for the other sources needs.
+// hold sets whether batches without entries wake the reader. An entry that waits for other sources needs this, because such a batch may
+// show that the other sources have no earlier entries.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -26,7 +26,8 @@ type Request struct {
 	Topics    []string        // e.g. [TopicCatalog]
 	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
-	// TopicsAfter is where notices begin (see [eventlog.Log.Position]) unless there is a cursor and Sole is false; 0 is the end of the log.
+	// TopicsAfter is the position after which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log. If there is
+	// a cursor, the feed uses it instead, unless Sole is true.
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
@@ -45,14 +46,14 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{tails: ts, workspace: r.Workspace, principal: r.Principal, wants: r.Wants}
 	f.in.most, f.in.wake = ts.mostWaiting, make(chan struct{}, 1)
 	f.at.log, f.at.sources, f.at.sole = ts.Log, map[string]*source{}, r.Sole
-	begin := func() error { return nil } // the sources of an exact log begin at its end
+	begin := func() error { return nil } // an exactMerge needs no preparation, because its sources begin at the end of the log
 	if ts.Log.TotalOrder() {
 		f.merge = &exactMerge{at: &f.at, in: &f.in}
 	} else {
 		m := &stampedMerge{at: &f.at, in: &f.in}
 		f.merge, begin = m, func() error { return m.begin(ctx, r.Workspace, &f.sent) }
 	}
-	for _, p := range r.Patterns { // before the feed takes its position, because the relay may have to subscribe first
+	for _, p := range r.Patterns { // before the feed takes its position, because the relay may first have to subscribe at a backend
 		if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, p.Key); err != nil {
 			return nil, err
 		}
@@ -131,7 +132,7 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-// renewDemand returns a renewal that keeps a backend's events wanted, or the zero renewal for other events.
+// renewDemand returns a renewal that keeps the relay subscribed to a backend's events. It returns the zero renewal for other events.
 func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
@@ -189,7 +190,8 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 const changeLag = 2 * time.Minute
 
 // PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. If the
-// event type became unordered, fanout may have used other partitions for up to changeLag before this process learned of the change.
+// event type became unordered, the position is earlier by changeLag, because fanout may have used other partitions for so long before this
+// process learned of the change.
 func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
@@ -204,7 +206,8 @@ func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [IsBackendsNotice] tells the two kinds apart.
 const TopicCatalog = "catalog"
 
-// topicPartitions returns the partitions of a topic, with the one for changes of the shared catalog if the workspace uses it.
+// topicPartitions returns the partitions of a topic. [TopicCatalog] has a second partition, for changes of the shared catalog, if the
+// workspace uses it.
 func (ts *Tails) topicPartitions(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.TopicPartition(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {

@@ -25,7 +25,7 @@ type PollRequest struct {
 	MaxAge time.Duration
 	// Wants reports whether the poll returns an event; nil returns all.
 	Wants func(*event.Event) bool
-	// Most limits the number of events, and Bytes the sum of their payloads, except that one event always fits.
+	// Most limits the number of events, and Bytes the total size of their payloads. The first event may be larger than Bytes.
 	Most, Bytes int
 }
 
@@ -48,9 +48,9 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because the cursor
-// must name each of them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard, because a returned
-// entry there may have the same key as the first entry that waits for the next poll.
+// maxOpen limits how many entries from the last few seconds ([eventlog.Window]) a poll may return, because the cursor must name each of
+// them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard. If the last returned entry of a shard has the
+// same key as the first entry that waits for the next poll, the cursor must name it, too.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once. It needs no tail and keeps no state.
@@ -108,7 +108,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	}
 	p.join()
 	if len(c.Places) > 0 && len(parts) > 1 {
-		for _, s := range p.readers { // an earlier poll stopped in some partitions before an item of a later release
+		for _, s := range p.readers { // an earlier poll may have stopped in some partitions before an item of a later release
 			start, truncated := ts.startPosition(c, s.part, r.MaxAge)
 			if start < p.start {
 				s.start, s.pos, s.apart = start, start, true
@@ -131,24 +131,24 @@ type poll struct {
 	request PollRequest
 
 	began     time.Time
-	settled   int64 // no key up to it will be committed any more; see [eventlog.Log.SettledPosition]
+	settled   int64 // entries with keys up to settled are not committed any more; see [eventlog.Log.SettledPosition]
 	start     int64
-	given     int64 // of the request's cursor; see [eventlog.Cursor.Given]
+	given     int64 // [eventlog.Cursor.Given] of the request's cursor
 	truncated bool
 	exact     bool // the keys of all partitions grow in the order of commits
 
 	readers []*pollReader
 	events  []*event.Event
 	bytes   int
-	seen    map[string]bool // the ids of the entries that belong to the page or to resume
-	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor
-	// names them by their hashes. An entry has only its hash until this poll has read it.
+	seen    map[string]bool // the ids of the entries that this poll has read and that the client gets or already has
+	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor names
+	// them by their hashes. The other fields of an entry are set when this poll reads it.
 	resume        map[uint64]sentEntry
-	sent          []sentEntry // the entries that this poll returns, unless positions are exact
+	sent          []sentEntry // the entries that this poll returns; empty if exact is true
 	open          int         // how many entries the next cursor may have to name
 	examined      int
 	examinedBytes int
-	last          int64 // the greatest key examined
+	last          int64 // the key of the last entry that was examined
 	lastTraffic   int64 // when a poll last returned events; see [eventlog.Cursor.Last]
 	more, held    bool  // held says that an entry waits because the cursor has no room for its hash
 }
@@ -156,7 +156,7 @@ type poll struct {
 type sentEntry struct {
 	hash uint64
 	key  int64
-	from *pollReader // nil if the entry was not found yet
+	from *pollReader // nil until this poll has read the entry
 }
 
 // pollReader reads one partition ahead.
@@ -165,14 +165,15 @@ type pollReader struct {
 	limit int
 	ahead []eventlog.Entry
 	start int64
-	pos   int64 // how far it has read
+	pos   int64 // the position up to which the reader has read
 	more  bool
-	later bool  // a later release wrote the next item, so the reader stays before it
-	apart bool  // it stays before such an item or an earlier poll did, so it has a separate position
-	floor int64 // where the next poll begins
+	later bool  // the reader has stopped before an item that a later release wrote
+	apart bool  // the cursor needs a separate position, because this reader or an earlier poll has stopped before such an item
+	floor int64 // the position from which the next poll reads
 }
 
-// takenUntil returns the position up to which all entries are handled, or [math.MaxInt64] for the whole partition.
+// takenUntil returns the position up to which the poll has handled all entries of the partition. It returns [math.MaxInt64] if the poll
+// has handled the whole partition.
 func (s *pollReader) takenUntil() int64 {
 	switch {
 	case len(s.ahead) > 0:
@@ -189,7 +190,7 @@ func (p *poll) join() {
 	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	// It is enough to check parts[0]. LookBack is 0 on SQLite, where the keys of all partitions grow in the order of commits. It is also 0
+	// All partitions of a pattern have the same LookBack, so it is enough to check the first one. LookBack is 0 on SQLite. It is also 0
 	// for a URI's own partition on DynamoDB, which is the only partition of its pattern.
 	p.exact = p.tails.Log.LookBack(parts[0]) == 0
 	for _, part := range parts {
@@ -197,9 +198,9 @@ func (p *poll) join() {
 	}
 }
 
-// endCursor returns a cursor that skips all entries of the log. If keys are exact, the cursor is at the last entry. Otherwise entries may
-// have keys after [eventlog.Log.Position], for example because a writer's clock was set back. The cursor is then at that position, and
-// contains the hashes of the later entries.
+// endCursor returns a cursor that skips all entries of the log. If keys are exact, the cursor is at the last entry. Otherwise the cursor
+// is at [eventlog.Log.Position]. Some entries may have later keys, for example because a writer's clock was set back, so the cursor also
+// contains their hashes.
 func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
@@ -282,7 +283,7 @@ func (p *poll) nextReader(ctx context.Context) (first *pollReader, err error) {
 func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
-		if errors.Is(err, eventlog.ErrLater) { // package eventlog has already written a log line
+		if errors.Is(err, eventlog.ErrLater) { // package eventlog has already logged it
 			s.more, s.later, s.apart = false, true, len(p.readers) > 1
 			return nil
 		}
@@ -293,8 +294,8 @@ func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take adds an entry to the page, unless the client has it already or the request does not want it. If the page is full, or if the cursor
-// cannot name another recent entry (see [maxOpen]), take returns false, and the entry stays for the next poll.
+// take adds an entry to the page, unless the client already has the entry or does not want it. take returns false if the entry must wait
+// for the next poll, because the page is full or the cursor cannot name another recent entry (see [maxOpen]).
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
@@ -364,7 +365,7 @@ func (p *poll) nextCursor() eventlog.Cursor {
 	}
 	given := p.began.UnixMicro()
 	if rest {
-		given = p.given // every entry after the position was written after the request's cursor was given
+		given = p.given // the entries after the new position were all written after the request's cursor was given
 	}
 	c.Given = p.tails.Log.GivenAt(given)
 	for _, s := range p.sent {
