@@ -77,7 +77,8 @@ type Core struct {
 	// Metrics and Tracer may be nil, which turns counting or tracing off.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
-	// Auth authenticates callers. A role without callers uses only the directory of principals ([auth.Directory]), and there it may be nil.
+	// Auth authenticates callers. Roles without callers use it only if it is a directory of principals ([auth.Directory]). It may
+	// be nil in these roles.
 	Auth auth.Authenticator
 	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share it, so that
 	// it logs each refused host only once.
@@ -191,8 +192,8 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
 // NewReview returns the review that decides whether subscriptions may continue. It checks that their event types are still
-// compatible, and that their principals may still receive the events. It checks the current rights only if [Core.Auth] is a
-// directory of principals.
+// compatible. If [Core.Auth] is a directory of principals, it also checks that the principals still have the right to the events.
+// Otherwise it uses the rights that the principals had when they subscribed.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
@@ -303,10 +304,11 @@ func endpointOptions(c *Core) mcp.Options {
 type StreamOptions struct {
 	Feeds  *stream.Tails
 	Leases streams.Leases
-	// Backends and Conversation may be nil.
+	// Backends is nil if the endpoint has no gateway, and Conversation is nil if it has no conversations.
 	Backends     mcp.Gateway
 	Conversation streams.Conversation
-	// Registrar and Deregistrar create and end subscriptions in this process, or the other two forward these requests to a function.
+	// Registrar and Deregistrar create and end subscriptions in this process. On AWS, ForwardRegistrar and ForwardDeregistrar
+	// forward these requests to the functions register and deregister instead.
 	Registrar                            events.Registrar
 	Deregistrar                          events.Deregistrar
 	ForwardRegistrar, ForwardDeregistrar http.Handler
@@ -337,7 +339,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 // NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store. The
 // parameter concurrent is the number of requests that each instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
-	const share = 80 // percent of all requests; the rest is for calls, so that they always find a free instance
+	const share = 80 // percent of all requests that may be streams; the rest is for calls, so that they always find a free instance
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
@@ -352,7 +354,8 @@ func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) 
 type GatewayOptions struct {
 	// Secrets resolves the secrets in settings; nil reads environment variables.
 	Secrets gateway.Secrets
-	// Key authenticates the state that clients carry between requests; nil if the process has no clients.
+	// Key authenticates the state that the gateway gives to clients and that they send back with a later request. It is nil if the
+	// process has no clients.
 	Key []byte
 	// HTTP is the client for requests to backends; nil is the default one.
 	HTTP *http.Client
@@ -361,8 +364,8 @@ type GatewayOptions struct {
 	// LogDelay is how long the log line of a call may wait to be written together with others. On Lambda it must be 0, because the process
 	// may be frozen after each response.
 	LogDelay time.Duration
-	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call. On Lambda it must be 0,
-	// because the backend would send its questions to a frozen process.
+	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call. On Lambda it
+	// must be 0, because a frozen process cannot read or answer the messages that the backend sends on this stream.
 	StreamLinger time.Duration
 }
 

@@ -24,8 +24,8 @@ import (
 
 // Files are the operator's files.
 type Files struct {
-	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces without one of their
-	// own. It is allowed only if All is true, because Apply could not tell otherwise which workspaces have their own catalog.
+	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces without a catalog of
+	// their own. It is allowed only if All is true, because only then does Apply know which workspaces have their own catalog.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
@@ -57,7 +57,8 @@ func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
-		// The review has no directory of principals, so Endings also counts subscriptions that will end because their principal has no key.
+		// Without a directory of principals, the review does not notice that a principal has lost its key. So Endings also counts
+		// subscriptions that would soon end for this reason anyway.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
@@ -99,7 +100,8 @@ func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// plan is the state of one call of Apply. It reads each stored document only once, so that the write replaces exactly these documents.
+// plan is the state of one call of Apply. It reads each stored document only once and keeps it, so that the write can require that
+// the document has not changed since.
 type plan struct {
 	*Target
 	Files
@@ -192,7 +194,7 @@ func (p *plan) check(ctx context.Context) error {
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, catalog.AddBackends(p.DB, p.source()))
 		return cmp.Or(err, lifecycle.EndingsError(endings))
-	case len(ends) > 0: // Endings is nil, so whether there are such subscriptions is unknown
+	case len(ends) > 0: // without Endings, Apply cannot tell whether there are such subscriptions
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))
 	}
 	return nil
@@ -211,7 +213,8 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the given configuration or else the stored one, because its sources may not fit the new catalogs.
+// checkConfig checks the new configuration, or the stored one if Apply gets only catalogs. The stored one may not fit the new
+// catalogs, for example because a source publishes events of a removed type.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {

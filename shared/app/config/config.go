@@ -44,9 +44,10 @@ type Config struct {
 	Conversation rules.Conversation
 
 	// quotas has the limits of each principal, by the name of the quota. They replace the limits from the settings. An identity
-	// without a name stands for the principals of the workspace that have no limit of their own. A rate of 0 is unlimited.
+	// with a workspace but no name stands for all principals of the workspace that have no limit of their own. A limit of 0 means
+	// unlimited.
 	quotas map[identity]map[string]float64
-	// profiles has the profile of each principal, with the same meaning of an identity without a name.
+	// profiles has the profile of each principal. As in quotas, an identity without a name stands for all others of the workspace.
 	profiles map[identity]spec.Profile
 	file     string // the name of the file, for messages
 	source   []byte
@@ -68,7 +69,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 			strictyaml.Func("keys", p.readKeys),
 			strictyaml.Func("backends", p.readBackends),
 			strictyaml.Func("sources", p.readSources),
-			strictyaml.Func("conversation", p.readConversation), // after the backends, which providers refer to
+			strictyaml.Func("conversation", p.readConversation), // after the backends, because context providers refer to backends
 			strictyaml.Func("quotas", p.readQuotas),
 			strictyaml.Func("principals", p.readPrincipals),
 		)
@@ -79,7 +80,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	return p.config, nil
 }
 
-// Locate adds the name of the file to each line of an error that a check of the configuration returned.
+// Locate returns an error about the configuration with the name of the file before each line.
 func (c *Config) Locate(err error) error {
 	if err == nil {
 		return nil
@@ -165,7 +166,7 @@ func (p *parser) readConversation(n *strictyaml.Node, what string) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Var("userMessages", &c.UserMessages, p.file.Bool),
 		strictyaml.Var("assistantResponses", &c.AssistantResponses, p.file.Bool),
-		strictyaml.Var("budget", &c.Budget, p.duration(minBudget, maxBudget)),
+		strictyaml.Var("budget", &c.Budget, p.readDuration(minBudget, maxBudget)),
 		strictyaml.Var("maxContext", &c.MaxContext, p.file.Int(minContext, maxContext)),
 		strictyaml.Func("providers", p.readProviders),
 		strictyaml.Func("events", func(n *strictyaml.Node, what string) {
@@ -243,8 +244,9 @@ type parser struct {
 	config *Config
 }
 
-// nameMembers returns a function for [strictyaml.File.Fields] that names members in error messages without a prefix, for example
-// "principal". For the mapping itself, the function returns the parameter thing, for example "a key".
+// nameMembers returns a function that tells [strictyaml.File.Fields] how error messages name a member of a mapping: only by the
+// member's name, for example "principal". In messages about the mapping itself, its name is the parameter thing, for example "a
+// key".
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
@@ -259,9 +261,9 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for an element of a list, for example a backend. The prefix contains the element's own
-// name, for example "backend github: url". The name is in *name as soon as the member "name" has been read. Before that, the text is
-// "a backend: url".
+// nameAfter does the same as [nameWithin] for an element of a list, with the element's own name in the prefix, for example "backend
+// github: url". The parameter name points to the element's name, which is empty until the member "name" has been read. Until then,
+// messages begin with "a backend".
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -324,8 +326,8 @@ func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	return time.Time{}
 }
 
-// duration returns a function that reads a duration from least to most.
-func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
+// readDuration returns a function that reads a duration between least and most.
+func (p *parser) readDuration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
 		s, ok := p.file.Text(n, what)
 		d, err := time.ParseDuration(s)

@@ -25,8 +25,8 @@ func EnvName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same
-// tags, so a flag and a function always agree on names and defaults.
+// Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the
+// same tags, so stand-alone servers and Lambda functions agree on names and defaults.
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
@@ -282,7 +282,7 @@ func checkSchedule(name string, delays []time.Duration) error {
 }
 
 type removal struct {
-	instead string // what to do instead
+	instead string // the advice to the operator, for example byQuota
 	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that existing deployments continue to work.
 	stops bool
 }

@@ -258,8 +258,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "a backend has no name")
 	}
 	p.checkCommand(n, &b, command, given, say)
-	// A configured Authorization header and oauth would authenticate the same requests: the gateway's own and, without
-	// forwardToken, also callers' requests.
+	// A request has only one Authorization header, so a configured header and a token from oauth exclude each other.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
@@ -275,7 +274,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Func("allow", func(n *strictyaml.Node, what string) {
-			// Without Allow, callers may use everything, and whoever writes an empty list may mean the opposite.
+			// An absent list allows everything. An empty list is refused, because its author may want to allow nothing.
 			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 {
 				p.file.Add(n.Line, "%s is empty; leave it out to allow everything, or set deny: [\"*\"] to allow nothing", what)
 			}
@@ -411,13 +410,13 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 		strictyaml.Var("env", &c.Env, p.readEnvironment),
 		strictyaml.Var("dir", &c.Dir, p.file.NonEmpty),
 		strictyaml.Var("memoryMiB", &c.MemoryMiB, p.file.Int(16, 1<<20)),
-		strictyaml.Var("idle", &c.Idle, p.duration(time.Second, 24*time.Hour)),
+		strictyaml.Var("idle", &c.Idle, p.readDuration(time.Second, 24*time.Hour)),
 	}
 }
 
-// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets the backend's command to
-// c. It also adds a fault for each member that such a backend cannot have, for example headers next to a command. The parameter given
-// has the names of the backend's members, and the function say returns how a message names a member.
+// checkCommand checks that a backend has either a command or a url, and sets b.Command to c if it has a command. It adds a fault
+// for each member that does not fit, for example headers next to a command. The parameter given has the names of the members that
+// the file sets, and the function say adds the backend's name to a text for a message.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

@@ -80,7 +80,7 @@ type Stored struct {
 	empty *current
 }
 
-// current is a parsed configuration with values that are derived from it. eventTypes is by workspace and backend.
+// current is a parsed configuration with the keys and event types that are derived from it.
 type current struct {
 	config     *Config
 	keys       *auth.StaticKeys
@@ -287,7 +287,8 @@ func (p *parser) readFrom(n *strictyaml.Node, what string) source.From {
 	return from
 }
 
-// readVerify reads how a source verifies its sender. All members except scheme and secrets are settings of the scheme hmac.
+// readVerify reads the section "verify" of a source, which says how the source signs its requests. Only its members scheme and
+// secrets are for all schemes. The others are settings of the scheme hmac.
 func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 	before := p.file.Count()
 	v := &s.Verify
@@ -308,7 +309,7 @@ func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 		strictyaml.Var("prefix", &v.Prefix, p.file.String),
 		strictyaml.Var("signed", &v.Signed, p.file.String),
 		strictyaml.Var("timestamp", &v.Timestamp, p.file.String),
-		strictyaml.Var("tolerance", &v.Tolerance, p.duration(verify.MinTolerance, verify.MaxTolerance)),
+		strictyaml.Var("tolerance", &v.Tolerance, p.readDuration(verify.MinTolerance, verify.MaxTolerance)),
 	)
 	if p.file.Count() > before {
 		return
@@ -324,8 +325,8 @@ func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 type mappingParser struct {
 	*parser
 	from   source.From
-	valid  bool     // whether the rest of the source is valid, so that we know its documents and can check that values exist in them
-	hidden []string // the headers that the documents lack
+	valid  bool     // whether the rest of the source has no faults; otherwise it is unknown which values its requests contain
+	hidden []string // the headers with credentials or signatures, which documents omit
 }
 
 func (p mappingParser) readMappings(n *strictyaml.Node, what string) []source.Mapping {
@@ -364,8 +365,8 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds the faults that a parser of JSON found in the value of the node n. The JSON Pointer of a fault refers to a part of
-// n, whose line becomes the line of the fault.
+// addFaults adds the faults that a JSON parser found in the value of the node n. The JSON Pointer of a fault names a part of the
+// value, and the fault gets the line of this part.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // cannot fail, because the pointer is from a parser
@@ -398,7 +399,8 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a function that reads a value. The value must not be an object, and check must accept it.
+// readText returns a function that reads a value that is not an object. It adds a fault if the function check returns an error for
+// the value.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()
@@ -415,7 +417,7 @@ func (p mappingParser) readText(check func(source.Value) error) func(n *strictya
 	}
 }
 
-// readMapped reads a JSON Pointer, a constant, or an object of them.
+// readMapped reads a JSON Pointer, a constant, or an object whose members are again pointers, constants or objects.
 func (p mappingParser) readMapped(n *strictyaml.Node, what string) source.Value {
 	text := p.file.JSON(n, what, maxMapping)
 	if text == nil {

@@ -27,7 +27,7 @@ import (
 
 // Options configure [NewHandler].
 type Options struct {
-	Mode          auth.Mode // how callers are authenticated, which the console has to know
+	Mode          auth.Mode // how callers are authenticated, which determines how the console signs people in
 	Subscriptions *subscription.Service
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
@@ -43,10 +43,9 @@ type Options struct {
 	Rest    http.Handler
 }
 
-// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on to
-// [Options.Rest]. It sends no webhooks itself: when an operator retries a delivery, for example, the roles retry and dispatch
-// carry that out. The handler is not part of a mux, because a mux would redirect requests for switches whose names contain a
-// URL.
+// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on to [Options.Rest]. It
+// sends no webhooks itself. For example, when an operator retries a delivery, the roles retry and dispatch send it. The handler is
+// not part of a mux, because a mux would redirect paths that contain "//". The name of a switch may be a URL, which contains it.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

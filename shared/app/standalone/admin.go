@@ -75,7 +75,7 @@ func (s *Server) registerMetrics() error {
 	)
 }
 
-// readFlag returns a function that reads a metric of 0 or 1.
+// readFlag returns a function that reads 1 if the condition is true, and otherwise 0.
 func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
@@ -85,7 +85,8 @@ func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, er
 	}
 }
 
-// queueReadings returns a function that reads the same figure of each queue.
+// queueReadings returns a function that reads one property of each queue, for example its length. The function figure computes the
+// property.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -165,8 +166,8 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// backendPatience is how long a backend has to respond before it counts as unreachable. It is the time limit of
-// the gateway's own requests, because clients can use a backend that responds within it.
+// backendPatience is how long a backend has to respond before it counts as unreachable. The gateway waits equally long for a
+// backend, so a backend that counts as unreachable is also useless to clients.
 const backendPatience = 10 * time.Second
 
 // addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It

@@ -74,7 +74,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(out.Name()) }() // fails if the file was renamed
+	defer func() { _ = os.Remove(out.Name()) }() // fails if the backup succeeded, because the file was then renamed
 	zipped, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func explain(ctx context.Context, err error, what string) error {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)
 	}
 	kind := engine.Kind(err)
-	if kind == fault.Internal { // an error of the file system
+	if kind == fault.Internal { // an error of the file system, such as a missing directory, and not a defect of this program
 		kind = fault.Invalid
 	}
 	return fault.Wrap(kind, err, "%s", what)

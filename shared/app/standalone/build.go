@@ -71,7 +71,8 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	return keys, nil
 }
 
-// newAuthenticator also returns the URL at which callers learn how to get a token.
+// newAuthenticator returns the authenticator for a mode. With tokens, it also returns the URL at which callers learn how to get a
+// token.
 func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch mode {
 	case auth.ModeKeys:
@@ -125,8 +126,8 @@ type roles struct {
 	mux           *http.ServeMux
 }
 
-// build creates all roles. Each step needs parts of the steps before it: publishing counts dropped events at the gateway, conversations
-// publish events, and the MCP endpoint needs all of them.
+// build creates all roles. The order matters: publishing needs the gateway, to count dropped events there. Conversations need
+// publishing, and the MCP endpoint needs all of them.
 func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {

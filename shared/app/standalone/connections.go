@@ -26,7 +26,7 @@ import (
 type connections struct {
 	net.Listener
 	most     int // concurrent connections
-	reserved int // how many of them are only for health checks and operators
+	reserved int // how many of the connections are only for health checks and operators
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
@@ -63,13 +63,13 @@ type connection struct {
 	body  bool      // true if the client is still sending the body of a request
 	since time.Time // when state or body changed last
 
-	writing atomic.Int64 // the start of the current write minus the field blocked, in nanoseconds since 1970; 0 between writes
+	writing atomic.Int64 // nanoseconds since 1970: when the current write started, minus blocked; 0 if no write is running
 	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
 	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
 	// bytes at a time would never exceed readTime.
-	blocked time.Duration // how long the writes of the current writeSize bytes have taken, not counting the time between them
-	written int           // how many of these bytes have been written
+	blocked time.Duration // how long the client has taken to read the current writeSize bytes, without the time between writes
+	written int           // how many of the current writeSize bytes have been written
 	wrote   time.Time     // when the last write ended
 }
 
@@ -105,11 +105,12 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections. It
-// closes several at a time, because each call has to look at all connections. It spares running requests that have waited for less
-// than [slowClient], with two exceptions. One is that there is no other connection to close. The other is that more than a quarter of
-// all connections wait in a running request, because a client could open new requests faster than they count as slow. The caller
-// holds l.mu.
+// makeRoom closes connections that wait for their clients. It begins with the client that has the most waiting connections, and
+// closes the oldest of them first. It closes several at a time, because each call has to look at all connections.
+//
+// makeRoom normally spares running requests that have waited for less than [slowClient]. It closes them, too, if there is no other
+// connection to close, or if more than a quarter of all connections wait in a running request. Otherwise a client could fill the
+// server with new requests before they count as slow. The caller holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -261,7 +262,8 @@ func (l *connections) closeUnused() {
 	}
 }
 
-// clientLeft closes the connection of a client that has disconnected while its request continues. It is [mcp.Options.Left].
+// clientLeft closes the connection of a client that has disconnected while its request continues. The MCP endpoint calls it through
+// [mcp.Options.Left].
 func clientLeft(r *http.Request) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		_ = k.Close()

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// minReserve and maxReserve limit the reserve, in bytes: how much the process may allocate between two garbage collections while its live
-	// heap is small. By default Go would collect garbage after every few megabytes.
+	// minReserve and maxReserve limit the reserve in bytes. The reserve is how much the process may allocate between two garbage
+	// collections while its live heap is small. By default, Go would collect garbage after every few megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
@@ -53,7 +53,7 @@ func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 			set = percent
 		}
 		allocated, last = total, time.Now()
-		cycle := new(*byte) // the next collection frees it, and the runtime then calls the function after
+		cycle := new(*byte) // the next collection frees this object, and then the runtime calls after()
 		runtime.AddCleanup(cycle, func(func()) { after() }, after)
 	}
 	after()

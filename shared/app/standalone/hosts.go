@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// These expressions match elements of lists. An element may be empty. A host may have a port. An origin has the form in which browsers
-// send it.
+// The expression hosts matches a host name or IP address, with or without a port. The expression origins matches an origin as
+// browsers send it. Both also match an empty text, because lists in settings may have empty elements.
 var (
 	hosts   = regexp.MustCompile(`^([\w-]+(\.[\w-]+)*|[0-9a-fA-F]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\])?(:\d+)?$`)
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)

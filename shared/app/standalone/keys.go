@@ -121,7 +121,8 @@ func newSecrets() (secrets, error) {
 	return s, nil
 }
 
-// checkWritable returns an error with the reason if the data directory is not writable, which SQLite does not give.
+// checkWritable returns an error if the data directory is not writable. It names the reason, for example "permission denied",
+// because SQLite's own errors do not.
 func checkWritable(data string) error {
 	probe, err := os.CreateTemp(data, "write-*")
 	if err != nil {
@@ -140,8 +141,8 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty, because
-// the server would silently start without its subscriptions and events.
+// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty. In
+// the second case, the server would otherwise silently start without its subscriptions and events.
 func checkDatabase(data, path string) error {
 	if err := checkWritable(data); err != nil {
 		return err
@@ -308,9 +309,9 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The parameter prefix
-// has the first bytes of the sealed secret. For example, 5 bytes (40 bits) become 6 complete base64 characters (36 bits). sealedText
-// leaves out the last 4 bits, because they share a character with the following byte.
+// sealedText returns the text that finds the secrets in the database that were sealed with a key. The parameter prefix has the
+// first bytes of each of these secrets, and stored items contain secrets as base64. sealedText leaves out a last base64 character
+// to which the prefix contributes only some bits. For example, 5 bytes (40 bits) give 6 complete characters (36 bits).
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

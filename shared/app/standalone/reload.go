@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// files returns the catalogs and the configuration of the options, which replace all catalogs in the store.
+// files returns the catalogs and the configuration of the options. They are all files of the server, so applying them removes
+// stored catalogs that are not among them.
 func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError
@@ -103,7 +104,7 @@ func isRefusal(err error) bool {
 
 // startRefused decides whether the server starts although its settings were refused, and returns nil if so. With
 // [Options.LastSettings], the server starts with the previous settings if the store has some that this version can read. Otherwise
-// startRefused returns the refusal, which may be nil.
+// startRefused returns an error. The parameter refused is the reason for the refusal, or nil if the settings were accepted.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused
@@ -143,7 +144,7 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 		return done, err
 	}
 	s.logBusSources(f)
-	s.backends.Any(ctx) // ends the sessions with removed backends
+	s.backends.Any(ctx) // reads the new list of backends, and so ends the sessions with removed ones
 	if err := s.commands.Sync(ctx); err != nil {
 		return done, err
 	}

@@ -129,7 +129,7 @@ type Server struct {
 	conversation *conversation.Service
 
 	refused   atomic.Bool // true if the last catalogs or configuration were refused
-	unflushed sync.Once   // logs that responses cannot be flushed
+	unflushed sync.Once   // makes the server log only once that responses cannot be flushed
 
 	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
@@ -281,7 +281,8 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	if !auth.ValidWorkspace(workspace) { // no client could subscribe to events of such a workspace
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
-	// The quota publish-rate protects the server from its callers, and this program would only lose its own events.
+	// Do not apply the quota publish-rate. It protects the server from its callers, but here the caller is the program that
+	// contains the server.
 	return s.publisher.WithoutQuota().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
@@ -361,7 +362,8 @@ func listenTCP(addr, what string) (net.Listener, error) {
 	return listener, fault.Wrap(fault.Unavailable, err, "%s", what)
 }
 
-// listen opens the main listener, or returns nil if addr is empty. It leaves file descriptors for connections to adminAddr.
+// listen opens the main listener, or returns nil if addr is empty. The listener accepts fewer connections if adminAddr is not
+// empty, so that the process has file descriptors left for connections to adminAddr.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	// attemptPatience is how long a page task waits for a first attempt while the endpoint does not respond. After that, the attempt
-	// continues in the background. If too many attempts already do so, the slow lane, which has workers of its own, repeats the attempt.
+	// attemptPatience is how long the dispatcher waits for a slow endpoint when it sends an event for the first time. After that,
+	// the attempt continues in the background. If too many attempts already do so, the slow lane, which has workers of its own,
+	// repeats it.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
 	// pageWorkers is the number of batches of page tasks that are handled concurrently. A page task sends events to a range of
@@ -38,9 +39,9 @@ const (
 
 // attemptLimits are the numbers of concurrent attempts to send a webhook.
 type attemptLimits struct {
-	first    int // first attempts for which a page task waits
-	detached int // first attempts that continue in the background
-	slow     int // attempts of the slow lane, of which a principal gets at most three quarters (see [queue.Outgoing.Owner])
+	first    int // attempts to send an event for the first time, for at most attemptPatience
+	detached int // first attempts that continue in the background after attemptPatience
+	slow     int // attempts of the slow lane; a principal gets at most three quarters of them (see [queue.Outgoing.Owner])
 }
 
 // newAttemptLimits divides the connections to endpoints among the kinds of attempts. The parameter conns is the number of

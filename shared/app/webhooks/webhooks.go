@@ -90,12 +90,13 @@ type DispatcherOptions struct {
 	Switches      *switches.Set
 	Sender        delivery.Poster
 	Opener        delivery.Opener
-	// Cursors returns the sealer of the cursors in gap notices.
+	// Cursors returns the sealer, which encrypts the cursors in gap notices. With this cursor, a client can read the events that it
+	// missed.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
 	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
 	// subscriptions.
 	Gate *delivery.Gate
-	// Options has only the fields that depend on the process.
+	// Options has only the fields that depend on the process, because NewDispatcher sets the others from the settings.
 	Options delivery.Options
 }
 
@@ -107,7 +108,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	options.EndpointRate, options.Records, options.KeepResponses = l.EndpointRate, records.Keep(l.DeliveryLog), l.KeepResponses
 	options.Profile = spec.Profile(l.Profile)
 	var now func() time.Time
-	if !c.DB.Local() { // on Lambda, which may freeze the process
+	if !c.DB.Local() { // on Lambda, where the monotonic clock of a frozen process may stand still
 		now = periodic.WallClock
 	}
 	return delivery.NewDispatcher(delivery.Config{
@@ -161,8 +162,8 @@ type JobOptions struct {
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that run every minute in both modes. On AWS, the retry function runs them, and it also
-// continues replays and reads the inbox queue. In a stand-alone server, other goroutines do that more often.
+// NewJobs returns the jobs that run every minute. On AWS, the function retry runs them, and also continues replays and reads the
+// inbox queue. A stand-alone server does these two more often, in other goroutines.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{

@@ -33,7 +33,8 @@ type Caller struct {
 	Scopes    string // separated by commas
 }
 
-// Options returns the options of a server that has the sample catalog and accepts any target. Nil callers means no authentication.
+// Options returns the options of a server that has the sample catalog and sends webhooks to any URL. If callers is nil, the server
+// does not authenticate callers.
 func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -51,7 +52,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with a key for each caller, and with the sections in more.
+// Config returns a configuration with a key for each caller. The parameter more is the YAML text of its other sections.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
@@ -87,8 +88,8 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers endpoint for the events of uris with resources/subscriptions/register, as the given principal. It returns
-// the id of the subscription. url is the server's URL.
+// Subscribe calls resources/subscriptions/register as the given principal, to receive the events of the URIs at the URL endpoint.
+// It returns the id of the subscription. The parameter url is the server's URL.
 func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
