@@ -33,9 +33,9 @@ type Options struct {
 	HTTP *http.Client
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
-	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server which revisions it
-	// knows, and uses the newest that both know. If it is set, Connect sends no request, because there is nothing to ask. If that
-	// revision has sessions, the first call starts one.
+	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is set, Connect sends no request, and the first call starts a
+	// session if this revision has sessions. If it is empty, Connect asks the server for its revisions and uses the newest one that the
+	// client knows, too.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
@@ -54,7 +54,7 @@ type Client struct {
 	server   httpcall.Server
 	url      string
 	version  spec.Version
-	session  atomic.Pointer[string] // the id of the open session, which is empty if the server has no sessions; nil if none is open
+	session  atomic.Pointer[string] // nil if no session is open; points to an empty id if the server works without sessions
 	renewing sync.Mutex
 	seq      atomic.Int64
 	memory   memory
@@ -82,7 +82,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	case ctx.Err() != nil, Retryable(err), fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return nil, err
 	}
-	// The server does not speak the stateless revision. Try the revisions with sessions, newest first.
+	// The server does not speak 2026-07-28, which has no sessions. Try the revisions with sessions, newest first.
 	var failed error
 	for _, version := range spec.Versions {
 		if version.Stateless() {
@@ -117,7 +117,7 @@ func newClient(url string, o Options) (*Client, error) {
 // for example through a transport that reaches a server over stdio.
 func firstID() int64 { return rand.Int64N(1 << 30) }
 
-// withOwnSession returns a client of the same server with a session of its own.
+// withOwnSession returns a client of the same server that starts its own session, because a session has only one stream.
 func (c *Client) withOwnSession() *Client {
 	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
 	own.seq.Store(firstID())
@@ -129,7 +129,7 @@ func (c *Client) Revision() string { return string(c.version) }
 
 func (c *Client) isStateless() bool { return c.version.Stateless() }
 
-// clientInfo returns MCP's clientInfo, from [Options.Agent].
+// clientInfo returns MCP's clientInfo. It splits [Options.Agent], for example my-app/1.2, into a name and a version.
 func (c *Client) clientInfo() map[string]string {
 	name, version, _ := strings.Cut(c.server.Agent, "/")
 	return map[string]string{"name": name, "version": version}
@@ -263,8 +263,8 @@ func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // does not answer.
 const maxTries = 5
 
-// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the
-// error of the previous try, because that error says what is wrong with the server. The last error only says that ctx has ended.
+// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If the deadline of ctx ends a try, retry returns the
+// error of the try before, which says what is wrong with the server. The error of the last try would only say that the time is over.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -378,8 +378,8 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	}
 }
 
-// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the maps belong to the
-// caller, who may share them between concurrent calls.
+// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the caller may use the
+// same map in concurrent calls.
 func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	if params == nil {
 		params = map[string]any{}
@@ -411,13 +411,13 @@ func cloneObject(value any) (map[string]any, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()                               // keeps large integers exact
-	if err = d.Decode(&object); object == nil { // null
+	if err = d.Decode(&object); object == nil { // the value encodes as null, for example a nil map
 		object = map[string]any{}
 	}
 	return object, err
 }
 
-// header returns the header of a request, which is in no session if session is empty.
+// header returns the header of a request. An empty session stands for a request outside of any session.
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
@@ -513,7 +513,7 @@ func (e *rpcError) kind(status int) fault.Kind {
 	if kind, ok := kinds[e.Code]; ok {
 		return kind
 	}
-	if e.Code >= 400 && e.Code <= 599 { // for errors without a standard code, our server uses the HTTP status
+	if e.Code >= 400 && e.Code <= 599 { // our server uses the HTTP status as the code of errors without a standard code
 		return httpcall.KindOfStatus(e.Code)
 	}
 	if status >= 300 {
@@ -522,8 +522,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because servers of the released profile (see [spec.Profile]) number
-// the errors of MCP Events differently from SEP-3415.
+// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because the draft of MCP Events that released clients implement
+// numbers the errors differently from SEP-3415 (see [spec.Profile]).
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

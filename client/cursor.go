@@ -21,7 +21,7 @@ type cursorSaver struct {
 	saved   string
 	running *saving // nil if no save is running
 	next    *saving
-	held    bool // the saved cursor must stay where it is, see hold
+	held    bool // start ignores new cursors, see hold
 	hung    bool // the store did not save a cursor in time
 }
 
@@ -54,7 +54,8 @@ func (c *cursorSaver) load(ctx context.Context) error {
 	return nil
 }
 
-// hold sets whether the saved cursor must stay where it is, for example at a gap. A save that is already running can still move it.
+// hold stops the saving of cursors, or resumes it if held is false. While it is stopped, the saved cursor stays where it is, for example
+// at a gap. A save that is already running still ends.
 func (c *cursorSaver) hold(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -41,14 +41,15 @@ type flow struct {
 
 	cursor  string // where reading continues: after the last event read, which may not be handled yet
 	started bool
-	open    bool  // a stream was opened since the last failure
+	open    bool  // the current attempt has opened a stream, so the next pause is short
 	failed  error // why the last request failed
 
 	mu    sync.Mutex
-	queue []*step // from the oldest unacknowledged event to the newest event or position
+	queue []*step // the steps from the oldest unacknowledged event to the newest event or position
 }
 
-// step is an event that the saved cursor has not passed yet, or a position without an event.
+// step is an event or, for example after a heartbeat, only a position. It stays in the queue until it and all earlier steps are done.
+// Then the saved cursor moves to it.
 type step struct {
 	cursor string
 	done   bool
@@ -62,8 +63,8 @@ const maxAhead = 1000
 // maxHandled is how many acknowledged events a subscription remembers, to recognize repetitions.
 const maxHandled = 10_000
 
-// maxName is the length, in bytes, above which handleOnce shortens an event's name (its id, URI and time) to a hash. A server
-// thus cannot fill the memory with long ids.
+// maxName limits the text under which handleOnce remembers an event (its id, URI and time), in bytes. A longer text is replaced by its
+// hash, so that a server cannot fill the memory with long ids.
 const maxName = 512
 
 // maxWebhooks limits how many webhooks are handled or wait at the same time. Further ones are refused with 503.
@@ -178,7 +179,7 @@ func (f *flow) startHandling(e Event) error {
 	if !f.spawn(func() {
 		defer func() { <-f.slots }()
 		if f.retry(func() error { return f.handleOnce(e) }, "event", e.ID) == nil {
-			f.complete(s).wait() // the slot stays occupied, which limits how many handled events a crash repeats
+			f.complete(s).wait() // wait in the slot for the save, so that a crash repeats only a few handled events
 		}
 	}) {
 		return context.Cause(f.ctx)
@@ -249,7 +250,7 @@ func (f *flow) complete(s *step) *saving {
 		f.makeRoom(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// Merge each new position into the step before it, so that heartbeats do not fill the queue.
+	// If the last two steps are done and the last one is only a position, merge them, so that heartbeats do not fill the queue.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -267,11 +268,11 @@ func (f *flow) makeRoom(s *step) {
 	}
 }
 
-// saveSafe saves a cursor that a webhook or the answer to a refresh contains. The server has finished (delivered or given up)
-// all events before it, so the cursor does not wait in the queue.
+// saveSafe saves a cursor from a webhook or from the answer to a refresh. It need not wait for the events in the queue, because the
+// server has delivered or given up all events before this cursor.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
-// grant holds the server's id of a webhook subscription and its newest secret.
+// grant holds the id that the server gave to a webhook subscription, and the newest secret.
 type grant struct{ id, secret string }
 
 // markAccepted records that the server has accepted the subscription or a refresh.

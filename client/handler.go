@@ -55,8 +55,8 @@ type Handler struct {
 
 	mu      sync.RWMutex
 	pending []*hook            // hooks whose events/subscribe is not answered; the answer may give them a new id
-	bound   map[string][]*hook // by id; two servers can choose the same id
-	uris    []*hook            // of SEP-1803, whose servers need not send an id
+	bound   map[string][]*hook // hooks by subscription id; two servers can choose the same id
+	uris    []*hook            // hooks of SEP-1803, which are not in bound because their servers need not send an id
 }
 
 // Listen serves the handler at an address of this machine, for programs without an HTTP server of their own. If URL is empty, Listen
@@ -169,10 +169,10 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the request
-// may belong to a subscription whose events/subscribe is not answered yet, or if no subscription can be the right one. The sender
-// should then try again. Subscriptions whose registration is unanswered are last, because verifying a signature for them blocks
-// until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the right one may
+// be missing, for example because its events/subscribe is not answered yet. If no candidate has the secret that signed the request, the
+// sender should then try again. Candidates whose registration (SEP-1803) is not answered come last, because verifying a signature for
+// them blocks until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -250,9 +250,10 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 	return hooks[at].receive(r, &m)
 }
 
-// message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415, "Non-event
-// webhook bodies"). A publisher cannot imitate a control envelope, because everything that publishers write is inside the member data. The
-// client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
+// message is the body of a webhook. It is a control envelope if it has a type and no eventId (SEP-3415, "Non-event webhook bodies"), and
+// otherwise an EventOccurrence. A publisher cannot imitate a control envelope, because everything that publishers write is inside the
+// member data. The client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves
+// the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
@@ -327,7 +328,7 @@ func (k *hook) handleEvent(e Event) error {
 func (k *hook) terminate(e *rpcError) {
 	select {
 	case k.ended <- newTerminated(k.sub.Name, e):
-	default: // the server has sent a reason twice, and the first one counts
+	default: // an earlier reason is still in the channel, and the first one counts
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// occurrence is an EventOccurrence (SEP-3415), or the params of a notification about the stream.
+// occurrence is an EventOccurrence (SEP-3415). The params of a stream's notifications, for example notifications/events/active, are
+// decoded into the same type.
 type occurrence struct {
 	EventID   string          `json:"eventId"`
 	Name      string          `json:"name"`
@@ -43,7 +44,8 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// Limits of the pause between two polls that the server asks for (SEP-3415, "Response" of polls: at least 1000 ms).
+// leastPoll and longestPoll limit the pause between two polls that the server asks for. SEP-3415 ("Response" of polls) requires at least
+// 1000 ms.
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour

@@ -28,12 +28,13 @@ type Publisher struct {
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client
 
-	// URI is the URI of events without one. With a URI, [Publisher.PublishFrom] reads the data of events. Without one, it reads whole
-	// events, for example {"uri": "event://orders/42/shipped", "data": {}}, CloudEvents, or arrays of these.
+	// URI becomes the URI of each event that has none. If it is set, each JSON value that [Publisher.PublishFrom] reads is the data of an
+	// event. If it is empty, the values are whole events, for example {"uri": "event://orders/42/shipped", "data": {}}, CloudEvents, or
+	// arrays of these.
 	URI string
 	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
 	ID string
-	// Time is the time of events without one. If it is zero, the server sets the time.
+	// Time becomes the time of each event that has none. If it is zero, the server sets the time.
 	Time time.Time
 	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
 	Batch int
@@ -204,7 +205,7 @@ func (b *batch) flush(ctx context.Context) error {
 		return fault.Wrap(fault.Internal, err, "encode the events")
 	}
 	accepted, err := b.send(ctx, b.url, body)
-	if err != nil && b.sent > 0 { // the server's error counts the events of its request only
+	if err != nil && b.sent > 0 { // say which events these are, because the server's error counts them from the start of this request
 		return fault.Wrap(fault.Internal, err, "events %d to %d", b.sent+1, b.sent+len(b.items))
 	}
 	if err != nil {
@@ -227,8 +228,8 @@ type decoded struct {
 	err   error
 }
 
-// decodeValues returns a channel with the JSON values in r and then an error, which is [io.EOF] at the end of r. Its goroutine ends after
-// that, or when ctx has ended and a pending read from r has returned.
+// decodeValues returns a channel with the JSON values in r. The last element has an error, which is [io.EOF] at the end of r. The
+// goroutine that fills the channel ends after that element. If ctx ends, it ends earlier, but not during a read from r.
 func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	values := make(chan decoded)
 	go func() {
@@ -314,7 +315,7 @@ func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepte
 	}
 }
 
-// withReason returns the error of ctx, which has ended, with the reason for which a request was repeated until then.
+// withReason returns the error of ctx, which has ended, and adds why the last request failed.
 func withReason(ctx context.Context, reason error) error {
 	return fmt.Errorf("%w: %v", ctx.Err(), reason)
 }

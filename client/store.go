@@ -45,9 +45,9 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] that keeps the cursor of a single subscription in this file. Like [Dir], it replaces the file as a whole. The
-// file names its subscription. For any other subscription, both methods return [ErrConflict], because two subscriptions with one
-// cursor would move it past each other's events. An empty key stands for any subscription.
+// File is a [Store] that keeps the cursor of a single subscription in this file, together with the key of the subscription. Load and Save
+// return [ErrConflict] for any other key, because two subscriptions with one cursor would move it past each other's events. An empty key
+// matches every subscription. Like [Dir], File replaces the file as a whole.
 type File string
 
 // maxCursor limits the cursor in a file, in bytes.
@@ -93,7 +93,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
 	}
 	defer func() { _ = file.Close() }()
-	const limit = 8 * maxCursor // JSON may write a byte of the cursor as six; the rest is for the key
+	const limit = 8 * maxCursor // JSON may write a byte of the cursor as six bytes; the rest is for the key
 	b, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")

@@ -55,11 +55,11 @@ type SubscribeOptions struct {
 	// webhooks, answers challenges, and saves cursors in the subscription's Store, and Event is never called.
 	Endpoint *Endpoint
 
-	// Event handles an event and acknowledges it by returning nil. After an error the client calls it again, with growing pauses.
-	// To skip an event that cannot be handled, return nil. The context ends with the subscription.
+	// Event handles an event and acknowledges it by returning nil. After an error the client calls it again, with growing pauses. To skip an
+	// event that cannot be handled, return nil. The context ends with the subscription.
 	//
-	// The sender of a webhook waits about ten seconds and then sends the event again. Event may take longer: the client does not
-	// call it a second time, and answers the repetition with its outcome.
+	// The sender of a webhook waits about ten seconds and then sends the event again. Event may take longer. The client does not call it for
+	// the repetition, but answers the repetition with the outcome of the first call.
 	Event func(context.Context, Event) error
 	// Gap is called when events were lost; nil only logs the loss. The cursor moves past the gap when Gap returns nil.
 	Gap func(context.Context, Gap) error
@@ -182,7 +182,7 @@ func (c *Client) Subscribe(ctx context.Context, o SubscribeOptions) (*Subscripti
 	case <-s.done:
 	}
 	select {
-	case <-f.accepted: // the server accepted the subscription, which has ended since then
+	case <-f.accepted: // the server accepted the subscription, so Subscribe succeeds, although the subscription has already ended
 		return s, nil
 	default:
 	}
@@ -321,9 +321,8 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether the client must try again after an error. A proxy also returns an error if it cannot reach the server.
-// Once the server has accepted the subscription, such an error is transient, because the server is probably restarting. Before that,
-// the URL is probably wrong.
+// isTransient reports whether the client must try again after an error. An error page of a proxy is transient if the server has accepted
+// the subscription before, because the server is probably restarting. Otherwise the URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

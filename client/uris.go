@@ -203,18 +203,18 @@ func (l *listener) subscribeInSession() error {
 		return nil
 	}
 	l.session, l.last = nil, ""
-	var in *string // the session of the first URI
+	var session *string // the session in which the earlier URIs are subscribed
 	for i, uri := range l.sub.URIs {
 		if _, err := c.call(l.ctx, spec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
 		now := c.session.Load()
-		if i > 0 && now != in { // the call started a new session, which is not subscribed to the earlier URIs
+		if i > 0 && now != session { // the call started a new session, which is not subscribed to the earlier URIs
 			return fault.New(fault.Unavailable, "the session has ended")
 		}
-		in = now
+		session = now
 	}
-	l.session = in
+	l.session = session
 	return nil
 }
 
@@ -267,8 +267,8 @@ func (l *listener) handleMessage(data []byte) error {
 	var err error
 	switch {
 	case method == spec.NoteAcknowledged:
-		var honored []string
-		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // if absent, none is honored
+		var honored []string // stays empty if the server does not send the member resourceSubscriptions
+		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored)
 		for _, uri := range l.sub.URIs {
 			if !slices.Contains(honored, uri) {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)

@@ -20,10 +20,10 @@ import (
 type hook struct {
 	*flow
 	client      *Client
-	at          endpoint // nil for SEP-1803
+	at          endpoint // who receives MCP Events; nil for SEP-1803, whose webhooks this program always receives
 	url         string
-	ended       chan error    // why the server has ended the subscription
-	resubscribe chan struct{} // a value asks to subscribe again from the saved cursor
+	ended       chan error    // receives the error with which the server has ended the subscription
+	resubscribe chan struct{} // receives a value when the client must subscribe again from the saved cursor
 	id          string        // empty before the server's answer; only the goroutine that subscribes and refreshes uses it
 
 	registered chan struct{} // for SEP-1803: closed when the server has sent the secret; nil for MCP Events
@@ -124,17 +124,17 @@ type endpoint interface {
 }
 
 type inside struct {
-	handler *Handler
-	rotated time.Time
-	bound   bool // the server has accepted the newest secret
+	handler   *Handler
+	rotated   time.Time
+	confirmed bool // the server has accepted the newest secret
 }
 
 // expect replaces the secret if it is older than Rotate. It keeps a secret that the server has not confirmed with an answer,
 // because the server may already use it.
 func (at *inside) expect(k *hook) error {
-	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
+	if at.rotated.IsZero() || at.confirmed && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()
-		at.rotated, at.bound = time.Now(), false
+		at.rotated, at.confirmed = time.Now(), false
 	}
 	at.handler.expect(k)
 	return nil
@@ -142,7 +142,7 @@ func (at *inside) expect(k *hook) error {
 
 func (at *inside) bind(k *hook, id string) {
 	at.handler.bind(k, id)
-	at.bound = true
+	at.confirmed = true
 }
 
 func (*inside) complete(*hook, time.Time) error { return nil }
@@ -377,7 +377,7 @@ func (c *Client) unsubscribe(k *hook) {
 	ctx, cancel := closingContext(k.ctx)
 	defer cancel()
 	switch _, err := c.call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
-	case err != nil && k.id != "" && !fault.Is(err, fault.NotFound): // without an id, there was probably no subscription
+	case err != nil && k.id != "" && !fault.Is(err, fault.NotFound): // without an id, the server probably never created it
 		k.log.Warn("subscription not ended", "subscription", k.id, "error", err)
 	case k.id != "":
 		k.log.Info("subscription ended", "subscription", k.id)

@@ -157,8 +157,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{running: running, auth: internal.Auth}, nil
 }
 
-// parse leaves the error of a malformed file in SettingsError. With LastSettings the server starts nevertheless, and a reload still applies
-// the configuration.
+// parse returns the options of package standalone. It returns no error for a malformed configuration or catalog, but sets SettingsError,
+// because with LastSettings the server starts nevertheless, and Reload applies the configuration even if a catalog is malformed.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, CatalogName: "Catalog", Auth: auth.Mode(o.Auth),
@@ -263,8 +263,8 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed returns the error err of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of
-// err.
+// markClosed returns err, the error of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of err
+// instead.
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)

@@ -126,10 +126,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
 }
 
-// stopped is a panic that ends the current step, as t.FailNow ends a test.
+// stopped is a panic that ends the current step early, as t.FailNow ends a test.
 type stopped struct{ error }
 
-// step returns the error that ended the step early.
+// step calls do, and returns the error if do ends early with a panic of type stopped.
 func step(ctx context.Context, do func(context.Context)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -239,8 +239,8 @@ func (c *checker) judgeType(t eventType, twice bool) {
 	}
 }
 
-// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type
-// that offers all modes, or else the first that offers this mode. pick returns false if no such type offers the mode.
+// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type that
+// offers all modes, or else the first that offers this mode. If the named type, or every type, lacks the mode, pick returns false.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {

@@ -64,7 +64,7 @@ func (a *answer) String() string {
 	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
 }
 
-// call fails only if there is no answer.
+// call sends a request with the key of the options. It fails only if no valid answer arrives; a refusal is a valid answer.
 func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
 	return c.callAs(ctx, c.key, method, params)
 }
@@ -162,7 +162,7 @@ type note struct {
 
 type stream struct {
 	id    int
-	notes chan note // closed at the end
+	notes chan note // closed when the stream has ended
 	close context.CancelFunc
 }
 
@@ -172,7 +172,7 @@ const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")
 
-// open returns the answer and errNoStream if the answer is not a stream.
+// open opens a stream of events. If the server's answer is not a stream, for example an error, open returns that answer and errNoStream.
 func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := time.AfterFunc(callTime, cancel)

@@ -39,7 +39,7 @@ func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	o := c.judgeEvent(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
-	if message { // only servers of the final profile send msg_; some drafts of it used the eventId, too
+	if message { // msg_ shows the final profile; an eventId shows nothing, because some drafts of that profile used it
 		c.noteProfile(spec.Final, "webhook-id")
 	}
 	return o

@@ -86,7 +86,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// Wait at most a second, so that a check with a short c.Wait can poll again.
+		// Poll again after at most a second, even if the server asks for a longer pause, because c.Wait may be short.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)

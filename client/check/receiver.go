@@ -31,7 +31,7 @@ type hook struct {
 	// status returns the HTTP status for delivery n, counted from 0; nil means 204. challenge writes the answer to a challenge; nil echoes it.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
-	location  string // for a redirect
+	location  string // the Location header of a redirect
 
 	mu      sync.Mutex
 	secrets []string
@@ -81,7 +81,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Unlock()
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.MaxReceived))
 	if h == nil || err != nil {
-		http.Error(w, "no webhooks here", http.StatusNotFound) // also for /.well-known/mcp-webhook-receiver.json
+		// This includes /.well-known/mcp-webhook-receiver.json, because the receiver echoes challenges instead.
+		http.Error(w, "no webhooks here", http.StatusNotFound)
 		return
 	}
 	h.serve(w, delivery{method: req.Method, header: req.Header, body: body})
@@ -146,7 +147,7 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// listDeliveries returns the control messages or the events that the endpoint has received.
+// listDeliveries returns the control messages that the endpoint has received or, if control is false, the events.
 func (h *hook) listDeliveries(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -108,12 +108,11 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. It marks the rules without a result as not testable. The parameter otherwise is the reason that
-// the report gives for these rules.
-func (r *results) report(server, otherwise string) *Report {
+// report returns the results of all rules. It marks the rules without a result as not testable, for the given reason.
+func (r *results) report(server, reason string) *Report {
 	profile := r.judgeProfile()
-	r.skip(otherwise, rules...)
-	out := &Report{Server: server, Text: text, Profile: profile, ShownBy: r.shownBy}
+	r.skip(reason, rules...)
+	out := &Report{Server: server, Text: specVersion, Profile: profile, ShownBy: r.shownBy}
 	for _, rule := range rules {
 		result := *r.byRule[rule]
 		out.Results = append(out.Results, result)

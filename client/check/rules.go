@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// text is the version of the specification.
-const text = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
+// specVersion is the version of the specification that the rules come from.
+const specVersion = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
 
 const (
 	must   = "MUST"
@@ -256,7 +256,7 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
-		if _, offered := c.pick(mode); i < 0 || !offered { // if no event type offers the mode, the server may not have the method
+		if _, offered := c.pick(mode); i < 0 || !offered { // if no event type offers the mode, the server may lack its method
 			continue
 		}
 		a := c.ask(ctx, method, map[string]any{"name": c.types[i].Name, "arguments": map[string]any{}})
@@ -275,7 +275,7 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// makeMisfit returns arguments that do not match a schema, or nil.
+// makeMisfit returns arguments that do not match a schema, or nil if it finds none.
 func makeMisfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`

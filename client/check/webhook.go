@@ -78,7 +78,7 @@ func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) 
 	return c.conn.call(ctx, spec.MethodEventsUnsub, c.makeParams(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// webhookCheck runs a [deliveryCheck] at the end.
+// webhookCheck tests webhook subscriptions. At the end it tests the deliveries with a [deliveryCheck].
 type webhookCheck struct{ subscriber }
 
 func (c *webhookCheck) run(ctx context.Context) {
@@ -177,7 +177,8 @@ func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[st
 	}
 }
 
-// compareKeys checks that a refresh keeps the subscription's id, and events/unsubscribe for a subscription that does not exist.
+// compareKeys checks that a refresh keeps the subscription's id, and that a subscription with another URL gets another id. It also checks
+// the answer to events/unsubscribe for a subscription that does not exist.
 func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
@@ -196,7 +197,7 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 
 // checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly.
 func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
-	if c.hasResult(ruleChallengeFail) { // it has a result only if the server sends no challenges
+	if c.hasResult(ruleChallengeFail) { // it already has a result if the server sent no challenge to the first endpoint
 		c.skip("the server sends no challenges", ruleUnreachable)
 		return
 	}

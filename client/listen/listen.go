@@ -20,11 +20,11 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// Agent is the name of this program.
+	// Agent is the name and version of the calling program, as in [client.Options].
 	URL, Key, Agent string
 	Revision        string
 
-	// Events of URIs arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
+	// URIs select events by URI. They arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
 	URIs   []string
 	Stream bool
 
@@ -64,7 +64,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// leastPoll is short because a person watches the command.
+// leastPoll is the shortest time between two polls. It is short because a person watches the output.
 const leastPoll = 100 * time.Millisecond
 
 // Run receives events until ctx ends, or until it reaches a limit: [Options.Count] or [Options.For].
@@ -177,7 +177,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 		},
 	}
 	if o.Name == "" {
-		s.URIs, s.Mode, s.Gap = o.URIs, client.ModeWebhook, nil // the client logs gaps
+		s.URIs, s.Mode, s.Gap = o.URIs, client.ModeWebhook, nil // without a function Gap, the client logs gaps
 		if o.Stream {
 			s.Mode = client.ModePush
 		}
@@ -186,7 +186,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 	s.Name, s.Arguments, s.Mode, s.TTL, s.Concurrency = o.Name, o.Arguments, o.Mode, o.TTL, o.Concurrency
 	s.Unsubscribe = o.File == "" // with a file, the next run continues the subscription
 	if o.Run != nil {
-		s.Gap = nil // the client logs gaps
+		s.Gap = nil // without a function Gap, the client logs gaps
 		s.Event = func(ctx context.Context, e client.Event) error {
 			err := o.Run.Handle(ctx, e)
 			if err == nil {
@@ -200,7 +200,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 
 type line struct {
 	client.Event
-	// Envelope is "gap" for a gap.
+	// Envelope is "gap" for a gap, and empty for an event.
 	Envelope string `json:"envelope,omitempty"`
 }
 

@@ -69,7 +69,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return ctx.Err() // the command was ended from here, which is not a failure of the command
+		return ctx.Err() // the command was killed because ctx has ended, which is not a failure of the command
 	}
 	tries, last := c.countFailure(e)
 	if !last {
@@ -145,7 +145,7 @@ func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failures == nil {
-		c.failures = map[eventKey]int{} // one for each event that is being handled
+		c.failures = map[eventKey]int{} // the failed runs of each event that is being handled
 	}
 	key := eventKey{e.ID, e.URI}
 	c.failures[key]++

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// maxKept and maxBytes limit the number and the data of the events in the inbox. The oldest events are dropped first.
+	// maxKept limits the number of events in the inbox, and maxBytes the size of their data. The oldest events are dropped first.
 	maxKept, maxBytes = 1000, 4 << 20
-	// maxText limits texts that the other server writes, in bytes.
+	// maxText limits each text from the server that sends the events, in bytes.
 	maxText = 1 << 10
 )
 
@@ -164,7 +164,7 @@ func (b *inbox) readUnread(q eventtools.Query) *eventtools.Events {
 		e := &b.entries[i]
 		switch {
 		case e.read || q.Subscription != "" && e.Subscription != q.Subscription:
-		case out.More: // out.More tells the model that there are more events, such as this one
+		case out.More: // out is full, so it only tells the model that there are more events, such as e
 			e.announced = true
 		case e.gap:
 			e.read, out.Gap = true, true

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLine is in bytes.
+// maxLine limits the length of a line from the client, in bytes.
 const maxLine = 4 << 20
 
 // lastWithBatches is the last revision of MCP in which a line may be a JSON-RPC batch.
@@ -154,7 +154,7 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
 			return m, err
 		}
-		// An exhausted limit has this code at the MCP endpoint, too.
+		// The MCP endpoint uses the same code, 429, when a limit is reached.
 		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
 		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
 			return nil, err
@@ -242,9 +242,8 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until the client has so much of our messages read that the unread bytes are at most the parameter rest. It
-// fails if the output or ctx ends first.
-func (o *output) waitUntilRead(ctx context.Context, rest int) error {
+// waitUntilRead blocks while more than limit bytes of our messages are unread. It returns an error if the output or ctx ends first.
+func (o *output) waitUntilRead(ctx context.Context, limit int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -252,7 +251,7 @@ func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	})()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.unread > rest && o.err == nil && ctx.Err() == nil {
+	for o.unread > limit && o.err == nil && ctx.Err() == nil {
 		o.changed.Wait()
 	}
 	if o.err != nil {

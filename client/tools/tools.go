@@ -47,7 +47,7 @@ type Tools struct {
 	lastID int
 }
 
-// The mutex of Tools guards the members of a subscription.
+// subscription is a subscription that the tools hold at the other server. The mutex of Tools guards its fields.
 type subscription struct {
 	id, name string
 	position *position
@@ -317,7 +317,8 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 			s.notifyProgress(ctx, time.Since(began), q.Wait)
 		case <-ctx.Done():
 			out := eventtools.NewEvents(q)
-			if ctx.Err() == context.DeadlineExceeded { // the wait is over; look once more, because events that arrived meanwhile are not pushed
+			// After the wait, read once more, because the client is not notified of events that arrive while a call waits.
+			if ctx.Err() == context.DeadlineExceeded {
 				out = s.inbox.readUnread(q)
 			}
 			out.TimedOut = out.Empty()
