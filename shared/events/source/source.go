@@ -57,7 +57,7 @@ type Source struct {
 	From            From
 	// Events are the mappings. The first one that matches a document is used.
 	Events []Mapping
-	Line   int // in the configuration file
+	Line   int // the source's line in the configuration file
 	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue,
 	// because IAM controls access to this queue.
 	Verify verify.Settings
@@ -65,7 +65,7 @@ type Source struct {
 	Secrets []secret.Value
 }
 
-// Mapping describes how a document becomes an event. Its JSON form is that of the configuration.
+// Mapping describes how a document becomes an event. In JSON it has the same form as in the configuration.
 type Mapping struct {
 	Line int `json:"-"` // in the configuration file
 	// Match selects the documents that the mapping applies to. Nil selects all.
@@ -183,7 +183,8 @@ func (u *Unfit) evaluateData(v Value, doc any, from From) json.RawMessage {
 	return jsonrpc.Encode(found)
 }
 
-// milliseconds is the limit from which a number is read as milliseconds since 1970 (1973), not as seconds (year 5138).
+// milliseconds is the limit between two meanings of a number: from it on, a number is a time in milliseconds since 1970, which is in 1973
+// or later. Below it, a number is a time in seconds, which is before the year 5138.
 const milliseconds = 100_000_000_000
 
 // parseTime parses a time in any of the formats that providers use.

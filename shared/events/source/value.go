@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// jsonPath matches the beginning of a JSONPath (RFC 9535), which would otherwise be a constant.
+// jsonPath matches the beginning of a JSONPath (RFC 9535). ParseValue refuses a JSONPath, because the value would otherwise be a constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
 
 // Value describes a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of
@@ -161,7 +161,7 @@ var buses = map[From]string{
 	S3:          "a document of S3 is one record, with /eventName, /eventTime and /s3",
 }
 
-// textIn lists the parts whose members are always strings. Error messages call such a member by the given noun.
+// textIn lists the parts of a document whose members are always strings, with the noun that error messages use for such a member.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
 // hides reports whether a header is left out of documents because it is in neverMapped or in secret.
@@ -213,9 +213,9 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// checkPattern checks text, a part of a pattern that stands at place and applies to the path at in the document. It follows only
-// the first two levels, because deeper ones depend on the provider. The alternatives of an $or apply at the same path as the $or
-// itself.
+// checkPattern checks a part of a pattern (text). The pointer at says which part of the document the text applies to, and place says where
+// the text is in the pattern, for faults. checkPattern follows only the first two levels, because deeper ones depend on the provider. The
+// alternatives of an $or apply at the same path as the $or itself.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))

@@ -146,7 +146,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// withPath returns a copy of the request for logging, whose path omits a secret key or token.
+// withPath returns a copy of the request for logging. Its URL has only the given path, from which the caller has removed a secret key or
+// token.
 func withPath(r *http.Request, path string) *http.Request {
 	logged := r.WithContext(r.Context())
 	logged.URL, logged.Pattern = &url.URL{Path: path}, ""
@@ -186,7 +187,7 @@ func (in *incoming) handle(w http.ResponseWriter, r *http.Request) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if held == nil && len(body) > smallBody { // the body was small, and had no slot, before it was unpacked
+	if held == nil && len(body) > smallBody { // a small body needs no slot, but this one became large when it was unpacked
 		if held, err = in.large.reserve(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
 			return nil, err
 		}
@@ -286,7 +287,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
-		// An attacker may have made up the id of a replay. So remember only the hash of the signed text, unless it is already known.
+		// The request may be a replay for which an attacker has made up the id. So remember only the hash of the signed text, unless it is
+		// already known.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
@@ -304,7 +306,7 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	return accepted, nil
 }
 
-// remember records the keys of a published event or dead letter. If this fails, it may be repeated but is not lost.
+// remember records the keys of a published event or dead letter. If this fails, the event or dead letter may be repeated but is not lost.
 func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := d.Seen.Add(ctx, now, keys, accepted); err != nil {
 		d.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)

@@ -36,7 +36,8 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the fields body and signed of the [identity], so that duplicates from the provider are still recognized.
+	// Hash and Signed are the fields body and signed of the request's [identity]. With them, the server still recognizes when the provider
+	// sends the request again.
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
 	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
@@ -223,7 +224,7 @@ func (s Seen) findAccepted(ctx context.Context, now time.Time, keys []store.Key)
 
 // Add records an accepted event under the keys.
 func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted publish.Accepted) error {
-	value, _ := json.Marshal(accepted) // two strings always encode
+	value, _ := json.Marshal(accepted) // cannot fail for strings
 	expires := now.Add(seenFor)
 	ops := make([]store.Op, len(keys))
 	for i, key := range keys {

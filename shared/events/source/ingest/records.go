@@ -121,7 +121,7 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	if !ok {
 		return
 	}
-	value, _ := json.Marshal(Record{ // strings and a time always encode
+	value, _ := json.Marshal(Record{ // cannot fail for strings and times
 		V: recordVersion, Time: o.Time.UTC(), Kind: o.Kind, Reason: fault.Clip(o.Reason, maxReason), Name: fault.Clip(o.Name, maxID),
 		URI: fault.Clip(o.URI, maxURI), ID: fault.Clip(o.ID, maxID), Omitted: omitted,
 	})
@@ -253,7 +253,7 @@ const (
 	Verified    Kind = "verified"    // the provider checked that we own the URL, and got its challenge back
 	Unverified  Kind = "unverified"  // the signature is missing, wrong or too old
 	Invalid     Kind = "invalid"     // not a valid document
-	Unfit       Kind = "unfit"       // a mapping matches but no valid event results; dead-lettered
+	Unfit       Kind = "unfit"       // a mapping matches, but the event would not be valid; dead-lettered
 	Limited     Kind = "limited"     // over the quota
 	Unavailable Kind = "unavailable" // an error on our side
 )
@@ -278,7 +278,7 @@ type Recorder interface {
 
 func kindOf(err error) Kind {
 	kind := fault.KindOf(err)
-	if kind == fault.TooLarge && faultsOf(err) != nil { // the event is too large, and not the request
+	if kind == fault.TooLarge && faultsOf(err) != nil { // the event is too large, not the request
 		kind = fault.Unprocessable
 	}
 	switch kind {

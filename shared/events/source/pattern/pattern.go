@@ -62,11 +62,12 @@ type field struct {
 	node *node
 }
 
-// leaf is a path in the document. Unless absent is true, a value there must pass one of the tests.
+// leaf is a path in the document, with the values that are allowed there. If absent is true, the document must have no value there.
+// Otherwise the value must pass one of the tests.
 type leaf struct {
 	path    []string
-	pointer string // in the pattern, for faults
-	absent  bool   // no value may be there
+	pointer string // the leaf's place in the pattern, for faults
+	absent  bool   // true if the document must have no value at the path
 	values  []test
 }
 
@@ -124,7 +125,7 @@ func contains(value any, ok test) bool {
 	return ok(value)
 }
 
-const maxFaults = 20 // in one error
+const maxFaults = 20 // the maximum number of faults in one error
 
 // Parse parses a pattern. If the pattern has mistakes, the error is a fault of kind Invalid, whose data is a
 // []jsonpointer.Fault with up to [maxFaults] of them.

@@ -60,7 +60,7 @@ func readProvider(name string) Provider {
 	d := yaml.NewDecoder(bytes.NewReader(read(name, "provider.yaml")))
 	d.KnownFields(true)
 	if err := d.Decode(&p); err != nil {
-		panic(name + ": " + err.Error()) // an embedded file, which a test reads
+		panic(name + ": " + err.Error()) // cannot happen, because a test reads all embedded files
 	}
 	return p
 }
@@ -122,7 +122,7 @@ func Config(providers ...Provider) []byte {
 func listBody(name, file, first string) []byte {
 	rest, ok := bytes.CutPrefix(read(name, file), []byte(first))
 	if !ok {
-		panic(name + "/" + file + " does not begin with " + first) // an embedded file, which a test reads
+		panic(name + "/" + file + " does not begin with " + first) // cannot happen, because a test reads all embedded files
 	}
 	return rest
 }
@@ -135,7 +135,7 @@ func read(name, file string) []byte {
 	return text
 }
 
-const width = 120 // of a comment line
+const width = 120 // the maximum length of a comment line
 
 func writeComment(b *bytes.Buffer, text string) {
 	const margin = "  #"

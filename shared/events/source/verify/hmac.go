@@ -169,7 +169,7 @@ func singleHeader(h http.Header, name, missing string) (string, *refusal) {
 
 // parseTime parses a time in RFC 3339, or as digits: seconds or milliseconds since 1970.
 func parseTime(text string) (time.Time, *refusal) {
-	const lastSecond = 99_999_999_999 // in the year 5138; as milliseconds it is in 1973
+	const lastSecond = 99_999_999_999 // the last number that is read as seconds, in the year 5138; as milliseconds, it is in 1973
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err == nil && n > lastSecond {
 		return time.UnixMilli(int64(n)), nil

@@ -448,9 +448,9 @@ func (s Settings) Headers() []string {
 
 // Limits for secrets.
 const (
-	MaxSecrets = 5  // of a source
+	MaxSecrets = 5  // the maximum number of secrets of a source
 	minSecret  = 16 // bytes
-	// minPathSecret is longer because proxies log URLs, and because 24 hexadecimal digits have only 96 bits.
+	// minPathSecret is larger than minSecret because proxies log URLs. 24 bytes are enough for 96 bits in hexadecimal.
 	minPathSecret = 24
 	maxSecret     = 1024
 
