@@ -30,17 +30,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// errMaybeEnded says that an attempt was not started, because its subscription may have ended since it was read.
+// errMaybeEnded says that an attempt was not started, because the subscription may have ended since the caller read it.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// mayStart reports whether an attempt may start for a subscription that was read at the time given as read. In one process, the [Gate]
-// stops attempts as soon as the subscription is deregistered. On AWS there is no gate. There an attempt may start only within a second
-// after the subscription was read, so no attempt starts more than a second after deregister has answered.
-func (d *Dispatcher) mayStart(id string, read time.Time) bool {
+// mayStart reports whether an attempt may start for a subscription that the caller read at the time readAt. A [Gate], if there is one,
+// stops attempts as soon as the subscription is deregistered. On AWS there is no gate, so an attempt may start only within a second after
+// the read. So no attempt starts more than a second after deregister has answered.
+func (d *Dispatcher) mayStart(id string, readAt time.Time) bool {
 	if d.Gate == nil {
-		return time.Since(read) <= time.Second
+		return time.Since(readAt) <= time.Second
 	}
-	return d.Gate.allows(id, read)
+	return d.Gate.allows(id, readAt)
 }
 
 // firstAttempt is a first attempt whose POST has begun.
@@ -69,16 +69,16 @@ type firstAttempt struct {
 // If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers
 // usually take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
-// attemptFirst reports [errMaybeEnded] if the subscription may have ended since it was read, at the time given as read. If late is true,
-// the event is late on purpose, for example because it is replayed.
-func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, read time.Time, report func([]store.Op, error)) {
+// attemptFirst reports [errMaybeEnded] if the subscription may have ended since readAt, the time at which the caller read it. If late is
+// true, the event is late on purpose, for example because it is replayed.
+func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, readAt time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
 	case !s.Start(ctx, sub.Target.URL):
 		s.Done(lane.Unused)
 		report(nil, d.moveToSlowLane(ctx, sub, e, late))
 		return
-	case !d.mayStart(sub.ID, read):
+	case !d.mayStart(sub.ID, readAt):
 		s.Done(lane.Unused)
 		report(nil, errMaybeEnded)
 		return
@@ -106,7 +106,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 	report(f.record(ctx, out))
 }
 
-// reportPanic turns a panic of a first attempt into an error of its subscriber. Otherwise the panic would end the process.
+// reportPanic reports a panic of a first attempt as an error that concerns only its subscriber. Otherwise the panic would end the process.
 func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	if p := recover(); p != nil {
 		s.Done(lane.Unused)
@@ -114,8 +114,8 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	}
 }
 
-// handleSlow handles an attempt that takes longer than [lane.FastSlot.Usual] or, if that is 0, than [lane.FastSlot.Wait]. It
-// returns the records or the error for [Dispatcher.attemptFirst] to report, and releases the slot.
+// handleSlow handles an attempt that takes longer than [lane.FastSlot.Usual] or, if Usual is 0, than [lane.FastSlot.Wait]. It returns the
+// records or the error for [Dispatcher.attemptFirst] to report, and releases the slot.
 func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
@@ -223,8 +223,8 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	}
 }
 
-// moveToSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until
-// the endpoint may get attempts, because the slow lane would otherwise have to return the message.
+// moveToSlowLane stores a delivery whose first attempt the slow lane will make. It delays the delivery's queue message until the endpoint
+// may get attempts, because the slow lane would have to return an earlier message to the queue.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -241,8 +241,8 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is the minimum time for which a [Gate] remembers an ended subscription. It is much longer than a worker needs for a
-// page, so no worker then still has a page whose subscribers it read before the subscription ended.
+// gateFor is the minimum time for which a [Gate] remembers an ended subscription. A worker handles a page in much less time. So after
+// gateFor, no worker can still have a page whose subscribers it read before the subscription ended.
 const gateFor = 15 * time.Minute
 
 // Close closes the gate for a subscription, so that no attempt to it starts any more.
@@ -270,13 +270,13 @@ func (g *Gate) Open(id string) {
 	delete(g.ended, id)
 }
 
-// allows reports whether an attempt may start for a subscription that was read at the time given as read. A subscription that was read
-// after it ended must have been created again, so its attempts may start.
-func (g *Gate) allows(id string, read time.Time) bool {
+// allows reports whether an attempt may start for a subscription that the caller read at the time readAt. If the caller read the
+// subscription after it had ended, a client must have created it again, so its attempts may start.
+func (g *Gate) allows(id string, readAt time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	at, ended := g.ended[id]
-	return !ended || read.After(at)
+	return !ended || readAt.After(at)
 }
 
 // sender signs and posts deliveries. For each attempt, it records a trace span and metrics, and writes a log line.
@@ -284,7 +284,7 @@ type sender struct {
 	poster  Poster
 	opener  Opener
 	catalog catalog.Source
-	gaps    *lifecycle.Gaps // has the sealer that makes the webhook-ids
+	gaps    *lifecycle.Gaps // for its sealer, which makes the webhook-ids
 	options *Options
 	now     func() time.Time
 	log     *slog.Logger
@@ -324,7 +324,8 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	if out.Internal() {
 		return out
 	}
-	lag := s.now().Sub(cmp.Or(del.Published, del.First)) // a notice has no time of publication, so its lag begins with its retry schedule
+	// A control message has no time of publication, so its lag counts from the beginning of its retry schedule.
+	lag := s.now().Sub(cmp.Or(del.Published, del.First))
 	s.metrics.Attempt(string(out.Category), n == 1 && !del.Late && !del.Again, out.Took, lag)
 	if s.options.LogDeliveries {
 		level := slog.LevelInfo
@@ -339,13 +340,13 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	return out
 }
 
-// recordTime is the time that must be left before the end of ctx when an attempt ends, so that its outcome can be recorded.
+// recordTime is the time that an attempt leaves before the deadline of ctx, so that its outcome can be recorded.
 const recordTime = time.Second
 
-// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function
-// that runs for a minute. Otherwise the attempt would count as aborted instead of timed out, and an endpoint that hangs would hold
-// up the function again and again. If ctx leaves less than half of the timeout, the attempt began late, which is not the endpoint's
-// fault.
+// fitInto returns the timeout of an attempt, shortened if the attempt could outlast ctx. For example, an attempt with a timeout of a minute
+// gets 59 seconds in a Lambda function that runs for a minute. Otherwise the attempt would count as aborted instead of timed out, and an
+// endpoint that hangs would hold up the function again and again. If ctx leaves less than half of the timeout, fitInto does not shorten it,
+// because then the attempt began late, which is not the endpoint's fault.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {

@@ -79,13 +79,13 @@ type Options struct {
 	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
 	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay (0) of a delivery's queue message if the delivery moves to the slow lane without a first
-	// attempt. If it is at least [state.EarlyMessage], the page waits for a shorter time, because message and delivery are written
-	// concurrently.
+	// SlowLaneDelay is the minimum delay (0) of the queue message of a delivery that moves to the slow lane without a first attempt. With a
+	// delay of at least [state.EarlyMessage], the page waits for a shorter time, because it can send the message while it still writes the
+	// delivery.
 	SlowLaneDelay time.Duration
 	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. If an attempt
 	// may not continue, it is canceled, and the slow lane repeats it. In a process that is frozen after its batch, such as a Lambda
-	// function, an attempt can continue only if another batch follows soon. So there, Detached must be 0 unless MinWait is set.
+	// function, an attempt can continue only if another batch follows soon. For such a process, Detached must be 0 unless MinWait is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
@@ -110,10 +110,10 @@ type Config struct {
 	Catalog       catalog.Source // has the event types, from which the "type" in webhooks comes
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its Review checks that before each delivery. The Terminator must be
-	// set.
+	// Terminator ends subscriptions that may not continue. Its field Review checks before each delivery whether the subscription may
+	// continue. The Terminator must be set.
 	Terminator *lifecycle.Terminator
-	// Gaps has the event log and the sealer from which gap notices are made, i.e. messages that tell a client that it missed events. For
+	// Gaps has the event log and the sealer, which are needed for gap notices, i.e. messages that tell a client that it missed events. For
 	// subscriptions with the profile [spec.Final], the sealer also makes the webhook-id of each event. Gaps must be set.
 	Gaps *lifecycle.Gaps
 	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
@@ -197,7 +197,8 @@ func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 // CountFailing returns how many endpoints are slow, and how many get no attempts for now, as far as this process knows.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
-// Wait blocks until all running first attempts have ended, or until ctx is done. Such an attempt may still run after its page has ended.
+// Wait blocks until all running first attempts have ended, or until ctx is done. A first attempt can still run after
+// [Dispatcher.HandlePages] has returned.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	_ = periodic.Wait(ctx, &d.attempts) // an error means that ctx has ended
 }

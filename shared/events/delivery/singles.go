@@ -53,9 +53,10 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 			continue
 		}
 		if _, other := d.underWay.LoadOrStore(t.ID(), true); other {
-			continue // another message for this attempt is being handled, and stays in the queue if the attempt is not made
+			// Drop this message: another message for the same attempt is being handled, and stays in the queue if the attempt is not made.
+			continue
 		}
-		defer d.underWay.Delete(t.ID()) // only after the outcomes are written, because it is deferred
+		defer d.underWay.Delete(t.ID()) // when HandleSingles returns, i.e. after the outcomes are written
 		wg.Go(func() {
 			began := d.now()
 			ops, err := []store.Op(nil), errReceives
@@ -145,8 +146,8 @@ func (u *unrecorded) remove(done map[string]taskOutcome) {
 	}
 }
 
-// writeUnrecorded writes the outcomes that could not be written before. It skips a delivery if another worker has continued it since, or if
-// its event was requested again since the attempt began.
+// writeUnrecorded writes the outcomes that could not be written before. It skips an outcome if another worker has continued the delivery
+// since, or if the event was requested again after the attempt began.
 func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	left := d.unrecorded.all()
 	if len(left) == 0 {
@@ -182,13 +183,14 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is the number of receives after which a delivery waits in the due table instead of the queue if its endpoint has
-	// no free slot or this program fails, because SQS allows only 120,000 messages in flight per queue. All waits before the fifth
-	// receive together are shorter than [state.Backup], after which the delivery's due entry would send a second message.
+	// laterReceives is the number of receives after which a message no longer waits in the queue if its endpoint has no free slot or this
+	// program fails. The delivery then waits in the due table, because SQS allows only 120,000 messages in flight per queue. The message's
+	// waits before its fifth receive take less time together than [state.Backup], after which the delivery's due entry would send a second
+	// message.
 	laterReceives = 5
-	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. That happens
-	// only if the store fails for about an hour, or if each attempt ends the process, which would otherwise stop the server at every
-	// start.
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message is
+	// received so often only if the store fails for about an hour, or if each attempt ends the process. Without the limit, such an attempt
+	// would end the server again after each start.
 	mostReceives = 20
 	// tokenReceives is the number of receives after which a message no longer waits in the queue for the endpoint's rate limit. Instead,
 	// [Dispatcher.waitForRate] schedules the delivery for a second in which the limit has capacity left.
@@ -198,9 +200,9 @@ const (
 	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not
 	// wait for a hundred messages to one endpoint that hangs.
 	maxWaitWrites = 4
-	// manyWaits is how often an overdue delivery must have waited in the due table before it is given up.
+	// manyWaits is the number of waits in the due table after which a delivery that is older than its retry schedule is given up.
 	manyWaits = 6
-	// maxJudged limits how often attemptSingle judges a delivery again because its subscription may have ended.
+	// maxJudged limits how often attemptSingle decides about a delivery again because its subscription may have ended.
 	maxJudged = 3
 )
 
@@ -215,8 +217,8 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for, or acts on what forbids the attempt, for example by ending a subscription. If the
-// message has to wait in the queue for its endpoint, the error is errNoSlot.
+// attemptSingle makes the attempt that a task asks for. If the attempt is not allowed, attemptSingle acts on the reason, for example by
+// ending the subscription. If the message has to wait in the queue for its endpoint, the error is errNoSlot.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -242,7 +244,7 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 			if _, err := d.Terminator.Terminate(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
 				return nil, err
 			}
-			continue // judge again: the subscription has ended, or this process had an old catalog
+			continue // judge again: Terminate has ended the subscription, or found that this process had an old catalog
 		case how.action != attempt:
 			return d.carryOut(ctx, how, s.del, s.e)
 		}
@@ -308,8 +310,8 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 	return d.judge(ctx, right, &s.sub, s.e)
 }
 
-// judgeWithoutRecord decides about a delivery whose subscription has ended or is disabled. The owner may resume a disabled
-// subscription, so its deliveries are kept as dead letters.
+// judgeWithoutRecord decides about a delivery for which Lookup found no subscription, because the subscription has ended or is disabled.
+// The owner may resume a disabled subscription, so its delivery becomes a dead letter and is not deleted.
 func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 	found, err := s.d.Subscriptions.Find(ctx, s.del.Workspace, s.del.Subscription)
 	if err == nil && found != nil && found.Principal == s.del.Principal && found.State == subscription.Disabled {
@@ -331,7 +333,8 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// If the client has subscribed again, it would take the notice to be about the new subscription.
+	// Send the message only if the subscription has ended. If the client has subscribed again, it would think that the message is about the
+	// new subscription. For a gap notice, PrepareGap decides.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {
 		send, later, err = d.manager.PrepareGap(ctx, del, record)
@@ -352,8 +355,8 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 // slot for some time, or because this program failed repeatedly. The older a delivery is, the longer it waits. So an endpoint
 // that is down costs each delivery only a few messages, and a young delivery arrives soon after the endpoint is back.
 //
-// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if
-// its schedule has more. Then failure, if not nil, is recorded as the last attempt.
+// A delivery that has waited many times and is older than its schedule becomes a dead letter, even if its schedule has further attempts. In
+// this case, the result failure, if not nil, is recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")
@@ -379,8 +382,8 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	return err
 }
 
-// waitForRate schedules a delivery for a second in which the endpoint's rate limit has capacity left. The wait does not count
-// towards the delivery's age, so a delivery is never given up because others went first.
+// waitForRate schedules a delivery for a second in which the endpoint's rate limit has capacity left. The wait does not count towards the
+// delivery's age, so a delivery is never given up because other deliveries used up the limit.
 func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
 	del, _, err := d.deliveries.LoadCurrent(ctx, t)
 	if err != nil || del == nil {

@@ -27,7 +27,7 @@ type visit struct {
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
 	right review.Right
-	call  lane.Call // the parameters for lane.Lanes.Reserve; judge adds the size of each event
+	call  lane.Call // the parameters of lane.Lanes.Reserve; visit.judge sets Bytes for each event
 	wait  lane.PageWait
 	sent  bool // whether the visit has started an attempt
 
@@ -43,8 +43,8 @@ type visit struct {
 	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
 
-// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the
-// hundred events of a batch would occupy one of few Lambda invocations for over a second.
+// maxHandOvers is the maximum number of deliveries to one subscriber that a page hands over to the slow lane concurrently. If the page
+// handed over a hundred events one after another, it would occupy one of few Lambda invocations for over a second.
 const maxHandOvers = 8
 
 // action tells a lane how to handle an event for a subscriber.
@@ -61,7 +61,7 @@ const (
 	slowLane         // only in the fast lane: hand it over to the slow lane
 	leave            // only in the fast lane: leave it and the events after it to another page
 	announce         // only in the fast lane: notify the subscriber of a gap, i.e. of lost events
-	terminate        // only in the slow lane: end the subscription, and decide again if it continues
+	terminate        // only in the slow lane: end the subscription or, if it may continue after all, decide again
 	stop             // there is nothing left to do: the subscription has ended, or the task is stale
 )
 
@@ -132,7 +132,7 @@ func (v *visit) wants(i int) (wants bool, err error) {
 type result struct {
 	handling handling
 	notes    []store.Op // writes that the page makes after the visit
-	err      error      // the error of this program that prevents this event and all later ones
+	err      error      // a failure of this program, because of which this event and all later ones fail
 }
 
 // handling says how far a visit has handled an event.
@@ -144,8 +144,8 @@ const (
 	ended                   // the subscription has ended, so the event and all events after it are not sent
 )
 
-// sendEvents starts the attempts and returns when they have ended. An error, and the results left and ended, also apply to all later
-// events, so sendEvents records the same result for these.
+// sendEvents starts the attempts and returns when they have ended. After an error, or an event whose handling is left or ended, it does not
+// try the later events, but records the same result for them.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -162,8 +162,8 @@ func (v *visit) sendEvents(ctx context.Context) {
 	}
 }
 
-// begin checks whether the subscriber may still receive events. It and [visit.send] turn a panic into an error of this subscriber.
-// Otherwise the panic would end the process, and then each process that receives the message again.
+// begin checks whether the subscriber may still receive events. Like [visit.send], it turns a panic into an error of this subscriber.
+// Otherwise the panic would end this process, and then each other process to which the queue redelivers the message.
 func (v *visit) begin(ctx context.Context) (r result) {
 	defer fault.Recovered(&r.err)
 	right, err := v.d.Terminator.Review.CheckSubscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub)
@@ -202,7 +202,7 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 
 // startAttempt makes the first attempt for an event in another goroutine, which records the result.
 func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
-	sub, e, read := v.sub, &v.task.Events[i], v.read // v.judgeAgain may replace v.sub for another event
+	sub, e, read := v.sub, &v.task.Events[i], v.read // variables, because v.judgeAgain may replace v.sub and v.read for a later event
 	v.attempts.Add(1)
 	report := func(notes []store.Op, err error) {
 		defer v.attempts.Done()
@@ -231,7 +231,7 @@ func (v *visit) startHandOver(ctx context.Context, i int) result {
 		v.handOvers = make(chan struct{}, maxHandOvers)
 	}
 	v.handOvers <- struct{}{}
-	sub := v.sub // v.judgeAgain may replace v.sub for another event
+	sub := v.sub // a variable, because v.judgeAgain may replace v.sub for a later event
 	v.attempts.Go(func() {
 		var r result
 		defer func() {
@@ -288,7 +288,7 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	case granted != lane.Granted:
 		return verdict{action: slowLane}, nil
 	}
-	defer func() { // also after a panic
+	defer func() { // in a defer, so that the slot is also released after a panic
 		if how.slot == nil {
 			slot.Done(lane.Unused)
 		}
@@ -307,8 +307,8 @@ const (
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain judges an event again right before its attempt if the last read of the subscriber is too long ago, or if the attempt
-// waited for its slot (waited).
+// judgeAgain decides again, right before an attempt, whether to send the event. It does so if the last read of the subscriber is too long
+// ago, or if the attempt had to wait for its slot (waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {
@@ -334,9 +334,9 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 	return v.d.judge(ctx, v.right, v.sub, e)
 }
 
-// terminate ends the subscription if err says that this process's catalog no longer permits it ([subscription.Terminated]). It returns any
-// other err as the result. If the catalog turns out to be old, the subscription stays, and a later page task, whose process has the new
-// catalog, delivers the events.
+// terminate ends the subscription if err is a [subscription.Terminated], which says that this process's catalog no longer permits the
+// subscription. It returns any other err as the result. If it turns out that the catalog in this process is old, the subscription stays,
+// and a later page task delivers the events in a process with the new catalog.
 func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}

@@ -63,7 +63,8 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// encodeLetterID encodes where a letter is stored: the subscription's id, and the letter's sort key in the subscription's list of letters.
+// encodeLetterID returns the id of a letter, which encodes where the letter is stored: the subscription's id, and the letter's sort key in
+// the subscription's list of letters.
 func encodeLetterID(place string) string { return opaque.Encode([]byte(place)) }
 
 func parseLetterID(id string) (sub, sort string, ok bool) {
@@ -99,7 +100,7 @@ type Operations struct {
 	tests      *quota.Buckets[string] // limits test events, by endpoint
 }
 
-const maxTested = 20_000 // endpoints in Operations.tests
+const maxTested = 20_000 // the maximum number of endpoints in Operations.tests
 
 // NewOperations returns Operations for the store o.DB.
 func NewOperations(o Options) *Operations {
@@ -146,13 +147,15 @@ func readLetter(it *store.Item) (Letter, error) {
 	return letterOf(del, at), nil
 }
 
-// DecodeLetter returns the delivery of a dead letter, and when it was given up. A letter of a queue is not a delivery.
+// DecodeLetter returns the delivery of a dead letter, and when the delivery was given up. The letter must not be a queue's, because that
+// has a message instead of a delivery.
 func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	del, err := state.Decode(it)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // only the stored delivery has these, not its copy
+	// These fields describe the stored delivery, and the letter has only a copy of the delivery.
+	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{}
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -232,7 +235,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 			}
 			return false, newSkippedError(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
-		del.Base = len(del.Attempts) // the stored delivery already has the letter's attempts
+		del.Base = len(del.Attempts) // so that TakePlaceOf does not add the letter's attempts, which the stored delivery already has
 		del.TakePlaceOf(current)
 	}
 	keys := del.LetterKeys(at)
@@ -247,9 +250,9 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	return o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 }
 
-// SendTest delivers a test event to a subscription and returns the event's id. Each process sends an endpoint one test event per second,
-// because anybody who may subscribe could otherwise flood it. For further test events, the error is of kind Exhausted with
-// [quota.RetryAfter].
+// SendTest delivers a test event to a subscription and returns the event's id. Each process sends an endpoint at most one test event per
+// second, because anybody who may subscribe could otherwise flood the endpoint. For further test events, the error is of kind Exhausted
+// with [quota.RetryAfter].
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {
@@ -259,7 +262,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),
 	}
-	if sub.Origin == subscription.MCPEvents { // endpoints of MCP Events expect the event name of the subscription
+	if sub.Origin == subscription.MCPEvents { // an MCP Events endpoint expects the event name to which the client subscribed
 		e.Name = sub.Name
 	}
 	return e.ID, o.deliver(ctx, sub, &e, true)
@@ -408,7 +411,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(numbers) == 0 {
 		return nil
 	}
-	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // their deliveries were deleted, so the messages would lead to no attempts
+	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // the subscriptions' deliveries were deleted, so their messages are useless
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}
@@ -416,7 +419,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	now := o.Deliveries.Now()
 	var ops []store.Op
 	for part := range slices.Chunk(numbers, maxErased*erasedID) {
-		value, _ := json.Marshal(erased{Workspace: workspace, At: now.Unix(), IDs: part}) // strings and numbers always encode
+		value, _ := json.Marshal(erased{Workspace: workspace, At: now.Unix(), IDs: part}) // cannot fail for strings and numbers
 		key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())}
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value}))
 	}

@@ -83,7 +83,7 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	if err := o.Deliveries.DB.Write(ctx, ops...); err != nil {
 		return err
 	}
-	if moved { // other dead letters were counted by the code that sent them to the queue
+	if moved { // SQS moved the message; other dead letters were counted by the code that sent them to the queue
 		o.metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil

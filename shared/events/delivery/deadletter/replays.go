@@ -107,9 +107,9 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end.
-	// Otherwise, if filters reject nearly all events, a step could take longer than its caller waits. countTime limits
-	// [Replays.CountSelected].
+	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Without
+	// the limit, a step could take longer than its caller waits if filters reject nearly all events. countTime limits
+	// [Replays.CountSelected] in the same way.
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step before another one continues the replay.
@@ -169,7 +169,7 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 //
 // A replay of events needs sub, the selected subscription. For a replay of dead letters, sub is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
-	text, _ := json.Marshal(s) // strings and times always encode
+	text, _ := json.Marshal(s) // cannot fail for strings and times
 	hash := sha256.Sum256(text)
 	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
 	for {
@@ -210,7 +210,7 @@ func (r *Replay) selection() ReplaySelect {
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
-	value, _ := json.Marshal(r) // strings, numbers and times always encode
+	value, _ := json.Marshal(r) // cannot fail for strings, numbers and times
 	it := store.Item{Key: replayKey(r.Workspace, r.ID), Value: value, Version: r.version}
 	if !r.Finished.IsZero() {
 		it.Expires = r.Finished.Add(replayKept)
@@ -271,7 +271,7 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 			n, err = rs.run(ctx, r, time.Time{})
 			taken += n
 		default:
-			// If the replay has been started again meanwhile, its entry has another version.
+			// If the replay was started again meanwhile, its entry has another version and stays.
 			err = rs.Operations.Deliveries.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
 			if errors.Is(err, store.ErrConflict) {
 				err = nil
@@ -353,9 +353,9 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	if err != nil {
 		return 0, err
 	}
-	// Remember the counts from before this step, because two workers may make the same step. Only one of them can retry each letter, and the
-	// first one to finish saves the replay. The other one then adds its own counts, without the earlier ones, to the saved replay. If a worker
-	// dies before that, the letters that it retried are not counted.
+	// Remember the counts from before this step, because two workers may make the same step. Only one of them can retry each letter, and
+	// the first one to finish saves the replay. The second one then adds only the counts of its own step to the saved replay. If a worker
+	// dies before it has saved its counts, the letters that it retried are not counted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -381,7 +381,7 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 			return nil
 		})
 	}
-	if err := work.Wait(); err != nil { // the next step begins again, and finds only the other letters
+	if err := work.Wait(); err != nil { // the next step begins at the same position, and finds the letters that were not retried
 		return n, errors.Join(err, rs.countMore(ctx, r, n, nil))
 	}
 	if next == "" {

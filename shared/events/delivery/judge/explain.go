@@ -78,7 +78,7 @@ type Event struct {
 	*event.Event
 	// Lost is true if the event is only known from the delivery log, so that its payload and publication time are unknown.
 	Lost bool
-	// Test is true for a test event, which is sent to one subscription even if that asks for other events.
+	// Test is true for a test event, which is sent to one subscription even if the subscription asks for other events.
 	Test bool
 }
 
@@ -91,8 +91,8 @@ type subject struct {
 }
 
 const (
-	// settling is the time after which a change of a switch or a suspension has taken effect in all processes, and after which an event
-	// normally had its first attempt.
+	// settling is the time after which all processes know a change of a switch or a suspension. By then, an event normally had its first
+	// attempt, too.
 	settling = 5 * time.Minute
 	// An explanation reads at most recordPages pages, each with up to maxRecords records, from the delivery log.
 	maxRecords  = 200
@@ -129,7 +129,7 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 			return nil, "", err
 		}
 		if sub != nil && sub.Covers(e.URI) && !e.Test {
-			continue // in the first part of the list
+			continue // the first part of the list has the outcome for this subscription
 		}
 		if len(list) == limit {
 			return list, endedAfter + ended, nil
@@ -239,7 +239,7 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	if err := x.explainJudged(ctx, s, &o); err != nil || o.Kind != "" {
 		return o, err
 	}
-	if x.Kept != records.None && !s.Lost { // the delivery log's list for the event may lack records that the subscription's list has
+	if x.Kept != records.None && !s.Lost { // the subscription's list may have records that the event's list lacks
 		tries, err := records.OfEvent(ctx, x.DB, s.Workspace, id, s.ID, s.Published)
 		if err != nil {
 			return o, err
@@ -253,8 +253,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether tries has a successful attempt after the stored delivery del was given up, for example because a
-// client resumed from an older cursor. A first attempt that succeeds does not change stored deliveries.
+// arrivedSince reports whether tries has a successful attempt that was made after the stored delivery del was given up. For example, a
+// client may have resumed from an older cursor. If the first attempt then succeeds, the stored delivery does not change.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false
@@ -299,7 +299,8 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	}
 	if !s.Lost && !del.Test {
-		// A delivery that a person requested or that is stored is attempted even if the subscription does not ask for the event.
+		// Do not check whether the subscription asks for the event, because a stored delivery is attempted even if the subscription does
+		// not ask for it. For example, a person may have requested the delivery.
 		ruling, err := x.judgeEvent(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err
@@ -343,7 +344,7 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 	if err != nil {
 		return err
 	}
-	if sw == nil { // a person has resumed the switch, and its messages return within minutes
+	if sw == nil { // a person has resumed the switch, and the delivery's message returns to its queue within minutes
 		o.Kind, o.Why = kindWaiting, "a pause has ended, and the delivery continues within minutes"
 		return nil
 	}
@@ -370,8 +371,8 @@ func describePause(sw *switches.Switch) string {
 	return "all deliveries are paused by " + sw.By
 }
 
-// explainRecords explains a delivery from its attempts in the delivery log (tries), newest first. There is no stored delivery, or the event
-// arrived after the stored one was given up.
+// explainRecords explains a delivery from its attempts in the delivery log (tries), newest first. It is called if no delivery is stored, or
+// if an attempt succeeded after the stored delivery was given up.
 func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, tries []records.Record) error {
 	last := tries[0]
 	if i := slices.IndexFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered }); i >= 0 {

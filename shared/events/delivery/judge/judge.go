@@ -46,8 +46,8 @@ type Ruling struct {
 	Switch switches.Name
 }
 
-// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights. If set is nil, no
-// delivery is [Paused].
+// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights, and set has the
+// switches that pause deliveries. If set is nil, no delivery is [Paused].
 func Decide(ctx context.Context, set *switches.Set, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
 	may, err := right.MayReceive(ctx, e)
 	switch {

@@ -29,7 +29,7 @@ type endpointState struct {
 
 	fast      int           // the number of attempts under way in the fast lane
 	fastBytes int64         // the size of the bodies of the attempts in the fast lane
-	flows     []*flow       // the attempts that wait for a slot of the fast lane
+	flows     []*flow       // the attempts that wait for a slot of the fast lane, by principal
 	slow      int           // the number of attempts under way in the slow lane
 	slowBytes int64         // the memory that the attempts in the slow lane need
 	queued    []*slowWaiter // attempts that wait for a slot of the slow lane, the oldest first
@@ -37,11 +37,11 @@ type endpointState struct {
 
 	proven    bool          // the endpoint has answered an attempt with success
 	silent    bool          // an attempt since the last success was not answered in time
-	hold      time.Duration // how long first attempts take the slow lane after the last attempt that hung
+	hold      time.Duration // how long the last hanging attempt made first attempts take the slow lane
 	took      time.Duration // the duration of the last attempt
 	answers   times         // averages of the durations of successful attempts
 	failures  int           // failed attempts since the last success
-	pauses    int           // consecutive pauses: no success and no other kind of failure in between
+	pauses    int           // consecutive pauses; a success or another kind of failure sets it to 0
 	slowUntil time.Time     // until then, first attempts take the slow lane
 	openUntil time.Time     // the endpoint is paused: no attempts until then; afterwards one at a time, until one succeeds
 	limit     int           // limit of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
@@ -50,7 +50,7 @@ type endpointState struct {
 // originState is the health of an origin, e.g. https://example.com, which all its endpoints share.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
-	connect   int                 // attempts that failed to connect, since the last success
+	connect   int                 // attempts that failed to connect since the last success
 	slowUntil time.Time           // until then, first attempts to all endpoints of the origin take the slow lane
 	hanging   shares              // detached attempts; see [FastSlot.Detach]
 	doubtful  shares              // attempts of the slow lane to endpoints that may hang
@@ -62,9 +62,9 @@ type shares struct {
 	by    map[string]int64
 }
 
-// fits reports whether n more for a principal are within the limit. A principal that already uses some may use only three quarters of the
-// limit, so that other principals can have attempts, too. If nothing is used at all, any number fits, so that even a body larger than the
-// limit can be sent.
+// fits reports whether a principal may use n more slots or bytes within the limit. A principal that already uses some may use only three
+// quarters of the limit, so that other principals can have attempts, too. If the whole resource is unused, any n fits, so that even a body
+// larger than the limit can be sent.
 func (s *shares) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -94,12 +94,14 @@ const (
 	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits only
 	// if the endpoint's last answer took less time than that.
 	slotWait = 500 * time.Millisecond
-	// probeTime is how long other first attempts take the slow lane while one probes whether the endpoint still is slow.
+	// probeTime is how long other first attempts take the slow lane while one attempt, the probe, finds out whether the endpoint is still
+	// slow.
 	probeTime = 4 * time.Second
 
 	hangPause    = 10 * time.Second // how long an endpoint gets no attempts after a timeout; doubled by each further timeout
 	maxHangPause = time.Minute
-	busyPause    = 5 * time.Second // how long an endpoint gets no attempts after 429, 502, 503 or 504 without Retry-After; doubled likewise
+	// busyPause is how long an endpoint gets no attempts after 429, 502, 503 or 504 without Retry-After. Each further such answer doubles it.
+	busyPause    = 5 * time.Second
 	maxBusyPause = 5 * time.Minute
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
@@ -290,8 +292,8 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 }
 
 // noteHang records that the endpoint hangs, and sends first attempts to the slow lane for a time. The parameter again says that the
-// previous attempt hung, too. Then the time is twice as long as the previous one, because every process makes its own probes, and on AWS a
-// hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
+// previous attempt hung, too. Then the time is twice as long as the previous one, so that probes get rarer: every process makes its own
+// probes, and on AWS a hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -331,9 +333,9 @@ func (l *Lanes) CountFailing() (n Failing) {
 // So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
 // read every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark. The item's version is the time until which processes need not probe, in
-// seconds since 1970. The item stays for [maxHold] longer, but then only keeps pages from waiting for attempts that take longer
-// than usual.
+// hangKey returns the key of a hanging endpoint's mark. The version of the mark's item is the time, in seconds since 1970, until which
+// processes need not probe the endpoint. The item stays for [maxHold] longer. In this additional time, it only keeps pages from waiting for
+// attempts that take longer than usual.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }

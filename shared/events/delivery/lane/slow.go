@@ -44,9 +44,8 @@ type slowWaiter struct {
 	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers
-// quickly, even with failures, it waits up to [slotWait], because a delivery that goes back to the queue loses more time with each
-// return.
+// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers quickly,
+// even with failures, ReserveSlow waits up to [slotWait] for a slot, because a delivery that goes back to the queue waits longer.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)

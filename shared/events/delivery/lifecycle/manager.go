@@ -71,7 +71,7 @@ func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 // SuspendDelivery puts a delivery into the backlog. If the subscription has become active meanwhile, it reactivates the delivery. e is the
 // event of a new delivery, and nil for a delivery that is stored already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
-	if del.State != state.Suspended { // otherwise the worker that suspended the delivery failed before it read the subscription
+	if del.State != state.Suspended { // if it is suspended already, an earlier worker failed right after it suspended the delivery
 		written, err := m.Deliveries.Suspend(ctx, del, e)
 		if err != nil || !written {
 			return err // another worker continues the delivery, or the delivery has ended
@@ -85,7 +85,7 @@ func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *e
 }
 
 func (m *Manager) reactivate(ctx context.Context, del *state.Delivery) error {
-	_, err := m.Deliveries.Schedule(ctx, del, nil, m.Deliveries.Now()) // false if another worker has reactivated the delivery
+	_, err := m.Deliveries.Schedule(ctx, del, nil, m.Deliveries.Now()) // the result is false if another worker has reactivated the delivery
 	return err
 }
 
@@ -151,7 +151,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	if entry, _, ok := cat.Match(DisabledURI); !ok || entry.Access == nil || len(entry.Access.Scopes)+len(entry.Access.Claims) == 0 {
 		return nil
 	}
-	data, _ := json.Marshal(struct { // strings and a time always encode
+	data, _ := json.Marshal(struct { // cannot fail for strings and times
 		Subscription string    `json:"subscription"`
 		Principal    string    `json:"principal"`
 		Origin       string    `json:"origin"`
@@ -233,9 +233,9 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	notice.Control.Gap, notice.Control.Body = state.GapAbandoned, body
 	due := now
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
-		due = periodic.Earlier(next, now.Add(gapEvery)) // the last notice is in the future if the clock was set back
+		due = periodic.Earlier(next, now.Add(gapEvery)) // not later, because the last notice lies in the future if the clock was set back
 	}
-	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
+	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // cannot fail
 	done, err = m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, state.UnchangedSince(version)))
@@ -246,9 +246,9 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 }
 
 // lastGap returns the last gap notice of a subscription, and the version of its item. covers reports whether that notice also tells the
-// client about the lost event of the delivery del, so that a second notice is not needed. It does if a client that gets the notice and
-// immediately resumes from the notice's cursor finds the event in the log. So the cursor must not be after the event. Also, the event must
-// have been in the log when the notice was written, or the notice must still be waiting to be sent.
+// client about the lost event of the delivery del, so that a second notice is not needed. covers is true if a client finds the event in the
+// log when it resumes from the notice's cursor immediately after the notice. So the cursor must not be after the event. Also, the event
+// must have been in the log when the notice was written, or the notice must still be waiting to be sent.
 //
 // If an event was published before the notice was written, it was not necessarily in the log by then, because it may have waited in the
 // events queue. But if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout
@@ -263,7 +263,7 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	if json.Unmarshal(it.Value, &last) != nil || last.From > positionBefore(del.Published) {
 		return last, version, false, nil
 	}
-	// After the clock was set back, a new event can seem to be older than the notice. The log's end is then in the clock's future.
+	// If the clock was set back, a new event can seem to be older than the notice. The end of the log is then ahead of the clock.
 	setBack := m.Gaps.Log.TotalOrder() && m.Gaps.Log.Position() > m.Deliveries.Now().Add(2*eventlog.MaxSkew).UnixMicro()
 	if !setBack && !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
@@ -300,7 +300,7 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 }
 
 func encodeGap(cursor string) json.RawMessage {
-	body, _ := json.Marshal(struct { // strings always encode
+	body, _ := json.Marshal(struct { // cannot fail for strings
 		Type   string `json:"type"`
 		Cursor string `json:"cursor"`
 	}{"gap", cursor})

@@ -43,7 +43,7 @@ type Terminator struct {
 	Log   *slog.Logger
 
 	rechecking  sync.Mutex
-	rechecked   map[string]string // the fingerprint of the catalog for which a workspace needs no further recheck, by workspace
+	rechecked   map[string]string // the fingerprint of the catalog for which both rechecks are done, by workspace
 	interrupted string            // the workspace at which the last recheck ran out of time
 }
 
@@ -304,8 +304,9 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
-	// Step identifies this recheck: the catalog, and whether this is the first or the second recheck of it. If the stored position has the
-	// same Step, this recheck was interrupted there, and continues there. Otherwise it begins with the first scope.
+	// Step identifies a recheck: by the catalog, and by whether it is the first or the second recheck for this catalog. If the stored
+	// position has the Step of this recheck, the recheck was interrupted at that position, and continues from there. Otherwise it begins
+	// with the first scope.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -326,8 +327,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns, sorted, the scopes of the event types that are missing in after or have another hash there (see
-// [catalog.Catalog.HashTerms]). It adds the scope of parents, because their subscriptions may get events of such a type, too.
+// affectedScopes returns, sorted, the scopes of the event types that after lacks, or for which after has another hash (see
+// [catalog.Catalog.HashTerms]). It adds the scope of parents, because subscriptions to a parent may get events of such a type, too.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -341,8 +342,8 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope terminates the subscriptions of the scope at.Scope after the position at.After that may not continue. After each page of the
-// list, it stores the new position, so that an interrupted recheck continues there.
+// recheckScope terminates the subscriptions of the scope at.Scope that may not continue. It begins at the position at.After in the scope's
+// list. After each page of the list, it stores the new position, so that an interrupted recheck continues from there.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

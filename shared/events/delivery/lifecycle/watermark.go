@@ -133,11 +133,11 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages returns the position given as at or, if necessary, an earlier one, so that the result is before all late or paused pages that
-// a partition lists. It returns 0 if it cannot decode the position of the earliest page.
+// beforePages returns the earlier of two positions: the parameter at, and the position of the earliest late or paused page that a partition
+// lists. So the result is before all these pages. It is 0 if beforePages cannot decode the page's position.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
-	for { // a page of the query may have only expired items
+	for { // one query may return only expired items
 		late, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, fault.Wrap(fault.Unavailable, err, "read which pages are late")

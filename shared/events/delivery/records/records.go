@@ -109,7 +109,7 @@ func (r *Record) encode() []byte {
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
-	failuresFree bool          // Limit applies only to successful attempts
+	failuresFree bool          // if true, Limit applies only to successful attempts
 	Omitted      *atomic.Int64 // the number of records left out of the shared lists since the last record that was copied there
 }
 
@@ -325,7 +325,7 @@ func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, a
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-const minStep = 4 // entries that [MergeLists] asks for in one query, at least
+const minStep = 4 // the minimum number of entries that [MergeLists] asks for in one query
 
 // MergeLists returns the newest entries of several subscriptions' lists as one page. list reads from one of these lists, and keyOf returns
 // an entry's sort key. Entries with the same key are on the same page.

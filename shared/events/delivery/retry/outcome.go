@@ -60,8 +60,8 @@ type consequence int
 
 const (
 	delivered consequence = iota
-	retried               // another attempt follows, as the schedule says
-	refused               // the delivery becomes a dead letter, without a gap notice because the endpoint knows the event
+	retried               // the schedule has another attempt
+	refused               // the endpoint has refused the event, so the delivery becomes a dead letter without a gap notice
 	exhausted             // the schedule is over, so the delivery becomes a dead letter, and the client gets a gap notice
 )
 
@@ -152,7 +152,7 @@ func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 	if sub.Origin == subscription.MCPEvents && next != refused {
 		notes = append(notes, o.rates.count(workspace, sub.ID, true, true, made.At)...)
-		if err := o.suspendFailing(ctx, workspace, sub, e.Name, made.At); err != nil { // the next failure tries again
+		if err := o.suspendFailing(ctx, workspace, sub, e.Name, made.At); err != nil { // only logged, because the next failure tries again
 			o.Log.WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
 		}
 	}
@@ -205,7 +205,7 @@ type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
 	mu     sync.Mutex
-	minute int64 // the minute in which spent counts, since 1970
+	minute int64 // the current minute since 1970, in which spent counts
 	spent  int   // the once-a-minute writes that were made in this minute, up to statusBudget
 }
 
@@ -309,11 +309,11 @@ const (
 // tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with attempts that are not written yet, and the current minute; oldest first
-	began   time.Time     // the time since when the field written counts; that field restarts from 0 after rateWindow
+	began   time.Time     // when the field written began to count; it restarts from 0 after rateWindow
 	written int           // successes that were written to the store
 	dirty   int           // successes that are not written yet
 	asked   time.Time     // when this process last added up the attempts of all processes
-	since   int           // attempts since the time in the field asked
+	since   int           // attempts of this process since the time in the field asked
 }
 
 // minuteTally counts a process's attempts for one subscription in one minute. It is stored as one item.
@@ -376,7 +376,7 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 		return nil
 	}
 	for _, m := range t.minutes {
-		value, _ := json.Marshal(m) // numbers always encode
+		value, _ := json.Marshal(m) // cannot fail for numbers
 		due = append(due, store.Put(store.Item{
 			Key: rateKey(workspace, id, m.Minute, r.self), Value: value,
 			Expires: time.Unix(m.Minute*60, 0).Add(rateWindow + 2*time.Minute),
@@ -401,7 +401,7 @@ func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string
 	first := max(now.Add(-rateWindow).Unix(), int64(resumed))/60 + 1
 	own := map[string]bool{}
 	ok, failed := 0, 0
-	for _, m := range t.minutes { // the stored items of these minutes may lack the latest attempts
+	for _, m := range t.minutes { // count these minutes from memory, because their stored items may lack the latest attempts
 		if own[rateKey(workspace, id, m.Minute, r.self).Sort] = true; m.Minute >= first {
 			ok, failed = ok+m.OK, failed+m.Failed
 		}

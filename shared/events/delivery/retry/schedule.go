@@ -40,14 +40,14 @@ type Job struct {
 // readUntilKey is the key of the item with the job's position: the minute up to which it has read the due table.
 var readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
 
-// The names of all partitions of the due table sort between FirstDuePartition and AfterDue, because a shard number follows after "due#". In
-// other names that begin with "due#", a letter follows.
+// The partitions of the due table are the ones whose names sort between FirstDuePartition and AfterDue, because in these names a shard
+// number follows after "due#". In other names, for example due#watermark, a letter follows.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// maxDelay is the longest time by which a due entry is written ahead of the time at which it is due.
+// maxDelay is the longest time from the writing of a due entry until the entry is due.
 const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
@@ -55,13 +55,13 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 // Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry after it has sent the
 // entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
-	now := r.now().Round(0)                    // without the monotonic clock, which does not show that the clock was set back
-	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show it
+	now := r.now().Round(0)                    // Round removes the monotonic clock, which would hide that the clock was set back
+	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show that the clock was set back
 		r.beginSearch(now, r.latest)
 	}
 	r.latest = now
 	due := minutes.Position{
-		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // the store keeps due entries no longer than that
+		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // older due entries have expired in the store
 		Ahead: func(_ context.Context, was time.Time) error { r.beginSearch(now, was); return nil },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
@@ -143,11 +143,10 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 // are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
 // for an hour. So after such a change, Run searches once through all minutes that may have such entries.
 
-// beginSearch lets [Job.continueSearch] search the due table, because the clock was set back. The parameter was is the time that the clock had
-// before.
-func (r *Job) beginSearch(now, was time.Time) {
+// beginSearch makes [Job.continueSearch] search the due table, because the clock was set back from the time old to the time now.
+func (r *Job) beginSearch(now, old time.Time) {
 	r.search = now.Truncate(time.Minute).Add(time.Minute)
-	r.searchUntil = periodic.Later(r.searchUntil, was.Add(maxDelay)) // the clock may be set back twice
+	r.searchUntil = periodic.Later(r.searchUntil, old.Add(maxDelay)) // an earlier search may not have ended yet
 }
 
 // continueSearch continues a search for the entries that were written while the clock was ahead.

@@ -52,17 +52,17 @@ type Delivery struct {
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
 	State        string              `json:"st"`           // one of the state constants
-	First        time.Time           `json:"t1"`           // when the retry schedule begins; later if a switch or rate limit delays it
+	First        time.Time           `json:"t1"`           // when the retry schedule begins; a switch or rate limit moves it
 	Published    time.Time           `json:"pub,omitzero"` // of the event; the subscription's cursor stays before it until the delivery ends
-	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
-	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
+	// Due is the time of the next attempt, and DueAt the time of the due entry. If the queue can delay the attempt's message until Due, the
+	// due entry is only a backup for the message, so DueAt is later than Due.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // the size of the event's data in bytes
 	Waits    int       `json:"w,omitempty"` // how often the delivery waited in the due table without an attempt
-	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
-	// after them.
+	// Base is the number of attempts that were made before the event was given up and requested again. They are the first ones in Attempts,
+	// and do not count towards the schedule.
 	Base int `json:"base,omitempty"`
 	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so
 	// that each renewal changes the key.
@@ -90,10 +90,10 @@ type Delivery struct {
 
 	Version int64  `json:"-"` // the version of the stored item, 0 before the item is written
 	Stored  string `json:"-"` // the state of the stored item; [Paused] for a paused delivery
-	// recorded is the number of attempts that the stored item has. Attempts may have more.
+	// recorded is the number of attempts in the stored item. The field Attempts may also have newer ones.
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // the key of the due entry or, while a switch pauses the delivery, of the waiting message; otherwise zero
-	// replaced has the keys of a dead letter, if this delivery replaces the dead letter's delivery. The next write deletes these items.
+	// replaced has the keys of a dead letter's items if this delivery replaces the dead letter. The next write deletes these items.
 	replaced []store.Key
 }
 
@@ -251,7 +251,7 @@ func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 
 // Item returns the item of the delivery, with its next version.
 func (del *Delivery) Item() store.Item {
-	value, _ := json.Marshal(del) // times, strings and numbers always encode
+	value, _ := json.Marshal(del) // cannot fail for times, strings and numbers
 	expires := del.First.Add(RetriedFor)
 	if !del.PausedAt.IsZero() {
 		expires = del.PausedAt.Add(switches.Kept + RetriedFor)
@@ -328,11 +328,11 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 	}
 }
 
-const maxForgets = 16 // deliveries that WriteNotes deletes concurrently
+const maxForgets = 16 // the maximum number of deliveries that WriteNotes deletes concurrently
 
-// WriteNotes writes the store operations that attempts leave to be written together: their records, and the deletions that
-// [Delivery.DeletionNotes] returns. It does not delete a delivery that another worker has continued, or whose event was requested again
-// ([Deliveries.renew]), since the delivery was read.
+// WriteNotes writes store operations that several attempts have collected: the records of the attempts, and the deletions that
+// [Delivery.DeletionNotes] returns. It does not delete a delivery if, after the attempt's worker read it, another worker has continued it
+// or its event was requested again ([Deliveries.renew]).
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	if !slices.ContainsFunc(notes, isConditional) { // the usual case, which needs no copies
 		return db.WriteAll(ctx, notes...)
@@ -344,7 +344,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 		if !isConditional(notes[0]) {
 			plain = append(plain, notes[0])
 		} else {
-			n = 2 // the deletion of the delivery, and of its due entry or waiting message; see Delivery.DeletionNotes
+			n = 2 // two operations: delete the delivery, and delete its due entry or waiting message; see Delivery.DeletionNotes
 			forgets = append(forgets, notes[:n])
 		}
 		notes = notes[n:]
@@ -377,8 +377,8 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the given version, with which the caller read it. Version 0 means that there
-// was no item.
+// UnchangedSince returns the condition that an item still has the version had, which the caller has read. Version 0 means that the item did
+// not exist.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -567,8 +567,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 			body.release(false, nil)
 			return nil, fault.Wrap(fault.Internal, err, "encode the event")
 		}
-		// The version is the expiry. If two processes write the item at the same time, one gets a conflict. It writes again only if
-		// the stored expiry is too early for it by more than expiryTolerance.
+		// The version is the time of expiry. If two processes write the item at the same time, one gets a conflict. That process writes
+		// again only if the stored item expires too early for its delivery by more than expiryTolerance.
 		body.item = store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
 		return body, nil
 	}

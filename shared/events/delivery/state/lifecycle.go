@@ -33,8 +33,8 @@ const (
 // is then deleted, so that an event never has two letters for one subscription. But if the first attempt of a page succeeds, the dead
 // letter stays, because the page does not read stored deliveries.
 
-// IsUnderWay reports whether a stored delivery in this state still has to be sent. Only a dead delivery does not have to be sent. A new
-// delivery of the same event replaces the dead one and keeps its attempts.
+// IsUnderWay reports whether a stored delivery in this state still has to be sent. A dead delivery does not, but a new delivery of the same
+// event can replace it.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
 // Schedule sets the time of a delivery's next attempt, in one transaction with further writes (also). If the queue can delay a message that
@@ -47,7 +47,7 @@ func IsUnderWay(state string) bool { return state == Pending || state == Paused 
 // Schedule and the methods for the other steps return false if another worker continues the delivery, or if it has ended.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (bool, error) {
 	if del.Version != 0 {
-		e = nil // stored already
+		e = nil // the event is stored already
 	}
 	now := ds.Now()
 	del.Due, del.DueAt, del.Made = due, due, now
@@ -81,8 +81,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || !written || !direct {
 		return written, err
 	}
-	// Send a message now if the early one may have arrived before the write, or asks for another attempt than the delivery as it was written.
-	// The write may have given the delivery another key, or the attempts of a dead delivery that it replaces.
+	// Send a message now if there was no early one, or if the early one may have arrived before the write. Also send one if the early one
+	// no longer fits, because the write has given the delivery another key, or the attempts of a dead delivery that it replaces.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
@@ -119,7 +119,7 @@ func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event
 // delivery, e may be nil.
 func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	if del.Version != 0 {
-		e = nil // stored already
+		e = nil // the event is stored already
 	}
 	now := ds.Now()
 	del.Due, del.Died = time.Time{}, now
@@ -147,8 +147,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 	}
 }
 
-// change is one step of a delivery, with the writes that belong to the step. [Deliveries.write] calls entry and also again for each try,
-// because the delivery may have changed: if it replaces a dead delivery, it also has that delivery's attempts.
+// change is one step of a delivery, with the writes that belong to the step. [Deliveries.write] may try several times, and calls the
+// functions entry and also for each try. If the delivery replaces a dead one, it gets the dead one's attempts between two tries.
 type change struct {
 	to   string // the state after the step
 	what string // names the operation in error messages
@@ -159,14 +159,14 @@ type change struct {
 	also  func() []store.Op // further writes of the transaction
 }
 
-const maxContests = 5 // writes of a delivery that other workers keep changing
+const maxContests = 5 // how often to try to write a delivery that other workers keep changing
 
 // write stores the state of a delivery after a step, in one transaction with the other writes of the change c. It returns
 // false if another worker continues the delivery, or if it has ended.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (written bool, err error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
-		if del.Stored == Suspended && c.to != Pending { // a suspended delivery is scheduled before it is attempted
+		if del.Stored == Suspended && c.to != Pending { // a defect in the caller, which must schedule the delivery first
 			return false, fault.New(fault.Internal, "%s: a suspended delivery can only be scheduled", c.what)
 		}
 		var body *newBody
@@ -191,7 +191,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (writt
 			continue // another process may have stored the event, which is also a conflict
 		}
 		again, err := ds.resolveConflict(ctx, del, c.to, fresh)
-		if err != nil || !again || conditional { // a condition of c.also may have failed, and would fail again
+		if err != nil || !again || conditional { // conditional: a condition of c.also may have failed, and would fail again
 			return false, err
 		}
 	}
@@ -243,9 +243,9 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *ne
 	return conditional, nil
 }
 
-// resolveConflict finds out why a delivery could not be written with the state given as to, and whether the worker may try again. If not,
-// another worker continues the delivery, or it has ended. fresh says that the worker created the delivery and did not read it from the
-// store.
+// resolveConflict finds out why the step of a delivery to the state to could not be written, and reports whether the worker may try again.
+// If not, another worker continues the delivery, or it has ended. fresh says that the worker created the delivery and did not read it from
+// the store.
 func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to string, fresh bool) (again bool, err error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
@@ -279,21 +279,22 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to str
 	return true, nil
 }
 
-// sameAttempt reports whether the stored delivery still has the attempts that the worker knew. The worker then makes its step even if the
-// delivery has changed otherwise, because its message may have been the delivery's only one. A control message may have other
-// content by now, so the result is false.
+// sameAttempt reports whether current, the stored delivery, still has the attempts that the worker has read. If so, the worker makes its
+// step even if the delivery has changed otherwise, because the worker's message may be the delivery's only one. For a control message, the
+// result is false, because its content may have changed.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
 // renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an older
-// cursor. The stored delivery then also serves as the new one, whose state would have been the one given as to. But a worker may be about
-// to delete it, because an attempt has succeeded or the subscription was missing a moment ago. So renew changes the item's version, and a
-// worker that read the item before can no longer delete it or give it up. That worker's message may have been the only trace of the delivery, because the due table and
-// switches delete their entries when they send a message. So renew also writes a due entry, which delivers the event once more. If the
-// delivery already has a due entry with a later time, the new entry gets the same time, so that frequent requests do not postpone the
-// delivery.
+// cursor. The stored delivery then also serves as the new one. The parameter to is the state that the new one would have had.
+//
+// A worker may be about to delete the stored delivery, because an attempt has succeeded, or because the subscription was missing a moment
+// ago. So renew changes the item's version. A worker that read the item before can then no longer delete the delivery or give it up. But
+// that worker's message may have been the only trace of the delivery, because the due table and switches delete their entries when they
+// send a message. So renew also writes a due entry, which delivers the event once more. If the delivery already has a due entry with a
+// later time, the new entry gets the same time, so that frequent requests do not postpone the delivery.
 //
 // The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
 // different key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same
@@ -328,7 +329,7 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (
 		switch {
 		case current.Stored == Paused:
 			current.DueAt = now
-		case waiting == nil: // a message is under way, so the entry is due after it
+		case waiting == nil: // the entry's message was sent already, so the new entry is due after it
 			current.DueAt = periodic.Later(current.DueAt, now).Add(Backup)
 		default:
 			current.DueAt = periodic.Later(current.DueAt, now)

@@ -146,7 +146,7 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 // DecodePage decodes a page task of the deliveries queue.
 func DecodePage(m queue.Message) (Page, error) {
 	if t, ok := m.Value.(Page); ok {
-		t.Endpoint, t.Delay = "", 0 // a decoded message body lacks these fields, too
+		t.Endpoint, t.Delay = "", 0 // a message body lacks these fields, so Decode would not set them either
 		return t, nil
 	}
 	return Decode(m.Body, func(t Page) int { return t.V })
@@ -179,7 +179,8 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	return true
 }
 
-// Dispatch splits page tasks with many subscribers, and their parts again, like a tree.
+// The limits for splitting page tasks. Dispatch splits a task with many subscribers into smaller tasks, and splits these again if
+// necessary.
 const (
 	// PageTarget is the average number of subscribers in a task, if the pattern's subscribers need more than one task.
 	PageTarget = 20
