@@ -148,6 +148,8 @@ func TestEventsSubscribe(t *testing.T) {
 		}{
 			"EVX-16_other_mode":           {webhook(`"mode":"push","url":"https://a.example/"`), unsupported, `{"feature":"deliveryMode","value":"push"}`},
 			"EVX-16_endpoint":             {webhook(`"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"`), badEndpoint, `{"reason":"challenge_failed"}`},
+			"EVX-08_no_mode":              {webhook(`"url":"https://a.example/","secret":"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`), invalid, ``},
+			"EVX-08_mode_null":            {webhook(`"mode":null,"url":"https://a.example/","secret":"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`), invalid, ``},
 			"EVX-08_no_delivery":          {`"name":"ci.build"`, invalid, ``},
 			"EVX-08_http":                 {webhook(`"mode":"webhook","url":"http://a.example/","secret":"whsec_x"`), invalid, ``},
 			"EVX-08_no_url":               {webhook(`"mode":"webhook","secret":"whsec_x"`), invalid, ``},

@@ -90,7 +90,10 @@ func readDelivery(c *method.Call) (url, secret string, err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return "", "", method.InvalidParams("delivery must be an object")
 	}
-	text := map[string]string{"mode": spec.ModeWebhook}
+	text := map[string]string{}
+	if c.Msg.Method == spec.MethodEventsUnsub {
+		text["mode"] = spec.ModeWebhook // optional there, because only webhook subscriptions can be ended by a request
+	}
 	for _, name := range []string{"url", "secret", "mode"} {
 		if v := jsonrpc.Member(raw, name); v != nil {
 			var ok bool
@@ -102,6 +105,8 @@ func readDelivery(c *method.Call) (url, secret string, err error) {
 	switch {
 	case text["url"] == "":
 		return "", "", method.InvalidParams("delivery.url is missing")
+	case text["mode"] == "":
+		return "", "", method.InvalidParams(`delivery.mode is missing; it must be "%s"`, spec.ModeWebhook)
 	case text["mode"] != spec.ModeWebhook:
 		return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
 			With(map[string]any{"feature": "deliveryMode", "value": method.Clip(text["mode"])})
