@@ -13,10 +13,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Timing has the times after which an answer becomes a stream, a stream needs a heartbeat, and a write fails.
+// Timing has the durations after which a waiting answer becomes an event stream, a quiet stream sends a heartbeat, and a write fails.
 type Timing struct {
 	Heartbeat    time.Duration // the longest time without a message on a stream
-	AnswerAfter  time.Duration // after which a waiting answer becomes a stream
+	AnswerAfter  time.Duration // how long an answer may wait before it becomes a stream
 	WriteTimeout time.Duration
 }
 
@@ -35,7 +35,7 @@ type answer struct {
 	timer *time.Timer // until the next heartbeat; nil while the answer does not wait
 	out   *sse.Writer // nil while the answer may still become JSON
 	err   error       // the error of the first failed write, which later writes return
-	over  bool        // the response was written, or is left to the handler
+	over  bool        // the response was written, or the handler will write it
 }
 
 func (t Timing) answer(w http.ResponseWriter, c *Call) *answer {
@@ -63,7 +63,7 @@ func (a *answer) sendHeartbeat() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.over {
-		_ = a.write(Comment) // the answer keeps the error
+		_ = a.write(Comment) // a.err keeps the error
 	}
 }
 
@@ -132,7 +132,7 @@ func (a *answer) Progress(c *Call, waited time.Duration, total int, message stri
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.streams && !a.over {
-		_ = a.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, spec.NoteProgress, params)})) // the answer keeps the error
+		_ = a.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, spec.NoteProgress, params)})) // a.err keeps the error
 	}
 }
 
@@ -155,8 +155,9 @@ func (t Timing) NewRelayed(w http.ResponseWriter, c *Call, f Faults) *relayed {
 	return &relayed{answer: t.answer(w, c), faults: f, call: c}
 }
 
-// Begin starts the heartbeats and returns the context for the call to the backend. The caller calls end after the call. At a
-// shutdown, the client immediately gets an error, although notifying the backend may take longer.
+// Begin starts the heartbeats and returns the context for the call to the backend. The caller must call end when the call has returned.
+// If the server shuts down during the call, Begin's context ends and the client immediately gets an error, although it may take longer
+// to notify the backend.
 func (r *relayed) Begin() (ctx context.Context, end func()) {
 	ctx, release := r.call.backendContext(r.answerShutdown)
 	r.streamAfter(r.timing.Heartbeat)
@@ -202,7 +203,7 @@ func (r *relayed) send(message json.RawMessage, response bool) error {
 	case response:
 		r.close()
 	case !r.streams:
-		return nil // the client accepts only the response
+		return nil // drop the message, because the client does not accept a stream
 	}
 	if response && r.out == nil && (Accepts(h, "application/json") || !r.streams) {
 		status := http.StatusOK
@@ -216,7 +217,7 @@ func (r *relayed) send(message json.RawMessage, response bool) error {
 	if err := r.write(sse.Append(nil, sse.Event{Data: message})); err != nil && r.call.Version.Stateless() {
 		return errors.Join(ErrWriting, err)
 	}
-	return nil // the call of a session continues without its client
+	return nil // in a session, the call continues even if the client is gone
 }
 
 // Flush sends a response that is still in a buffer. Otherwise the client would get it only at the end of the handler.
@@ -224,7 +225,7 @@ func (r *relayed) Flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.buffered {
-		_ = http.NewResponseController(r.W).Flush() // the end of the handler sends it too
+		_ = http.NewResponseController(r.W).Flush() // if this fails, the buffer is sent when the handler returns
 	}
 }
 
@@ -277,8 +278,8 @@ const (
 type life struct {
 	cutOff   context.Context // ends when the server cuts off calls
 	detached bool
-	client   context.Context // ends when the client of a detached call disconnects; nil for a part of a batch
-	deadline time.Time       // when the platform ends the invocation; zero for a server
+	client   context.Context // ends when the client of a detached call disconnects; nil for a message of a batch
+	deadline time.Time       // when Lambda ends the invocation; zero in a stand-alone server
 }
 
 // NewCall returns the call of a request. cutOff ends when the server must cut off its calls.
@@ -318,8 +319,8 @@ func (c *Call) Detach(limit time.Duration) (stop func()) {
 // batch, and [Call.OnDisconnect] has no effect on them.
 func (c *Call) JoinBatch() { c.life.client = nil }
 
-// ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. For a part of a batch, the
-// context continues until the time limit of the batch.
+// ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. For a message of a batch,
+// the context does not end before the time limit of the batch.
 func (c *Call) ConnectionContext() context.Context {
 	if c.life.client != nil {
 		return c.life.client
@@ -336,7 +337,8 @@ func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	return context.AfterFunc(c.life.client, f)
 }
 
-// backendContext returns the context of a call to a backend. If the server cuts the call off, cutOff runs before the context ends.
+// backendContext returns the context of a call to a backend. If the server has to end the call early, for example at a shutdown, it
+// calls the function cutOff and then ends the context. The caller must call end after the call.
 func (c *Call) backendContext(cutOff func()) (ctx context.Context, end func()) {
 	ctx, deadline := c.Request.Context(), c.life.deadline
 	if c.Version.Stateless() {

@@ -53,7 +53,7 @@ const (
 // meaning has the JSON-RPC error codes for a kind of fault, in the session-based and in the stateless revisions.
 type meaning struct {
 	sessionBased, stateless int
-	events                  string // the name in the MCP Events extension, or empty if that has no name for it
+	events                  string // the name in the MCP Events extension; empty if the extension has no name for this kind
 }
 
 var meanings = map[fault.Kind]meaning{
@@ -126,8 +126,8 @@ func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	return out
 }
 
-// ErrorObject returns the error that a webhook reports when a subscription of the profile ends (SEP-3415, Subscription
-// Termination). A stream reports the same code and text.
+// ErrorObject returns the JSON-RPC error that tells a webhook why its subscription has ended (SEP-3415, Subscription Termination). The
+// profile determines the error code. A stream reports the same code and text.
 func ErrorObject(profile spec.Profile, reason error) json.RawMessage {
 	return jsonrpc.AppendErrorObject(nil, errorOf(reason, spec.V20260728, profile))
 }
@@ -167,8 +167,9 @@ func UnknownMethod(name string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + Clip(name)}
 }
 
-// neededScopes returns all scopes that an operation needs: the method's scope and the scopes of every event type in the params. With all
-// names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
+// neededScopes returns all scopes that an operation needs: the method's scope and the scopes of every event type in the params. The
+// response to the client names all of them, so that the client has to ask its user only once (MCP 2026-07-28, Scope Challenge
+// Handling).
 func (r *Replies) neededScopes(c *Call, m Row) []string {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {
@@ -191,7 +192,7 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 		}
 	}
 	uris := stringsOf(c.Param("uris"))
-	all := len(uris) > 0 // a webhook for a parent needs the scopes of all event types below it
+	all := len(uris) > 0 // a webhook (uris) needs the scopes of all event types below a parent, a stream or read needs one
 	if uri, ok := jsonrpc.String(c.Param("uri")); ok {
 		uris = append(uris, uri)
 	}
@@ -204,8 +205,9 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes of the event types at a URI or below it. Unless all is true, one event type is enough, so scopesOf
-// returns only the scopes of the first one that the principal may already receive, if there is one.
+// scopesOf returns the scopes that a principal needs for the event types at a URI or below it. If all is true, it needs access to all
+// of them, and otherwise to only one. So in that case, if the principal already has the scopes of one event type, scopesOf returns only
+// these.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {

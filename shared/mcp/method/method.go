@@ -135,10 +135,10 @@ func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 // Call is an HTTP request to the endpoint, or one message of its batch.
 type Call struct {
 	Request   *http.Request
-	Body      []byte // of the whole HTTP request
+	Body      []byte // the body of the HTTP request or, in a batch, the message
 	Principal auth.Principal
 	Version   spec.Version
-	Profile   spec.Profile     // set for methods of the MCP Events extension; otherwise empty
+	Profile   spec.Profile     // the version of the MCP Events extension; empty for other methods
 	Session   *session.Session // nil in the stateless revisions
 	Dialect   bool             // the call uses the named-event dialect
 	Msg       jsonrpc.Message
@@ -212,7 +212,7 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
-// WithToken returns ctx with the caller's token. Code that reads events needs it for event types of backends that act for their callers.
+// WithToken returns ctx with the caller's token. Code that reads events needs the token to call backends that act for their callers.
 func (c *Call) WithToken(ctx context.Context) context.Context {
 	return auth.WithToken(ctx, auth.Token{Header: c.Request.Header.Get("Authorization"), Expires: c.Principal.Expires})
 }
@@ -226,11 +226,12 @@ func (c *Call) Arguments() (json.RawMessage, error) {
 	return raw, nil
 }
 
-// maxMilliseconds is about 285 years. A [time.Duration] can hold at most 292 years.
+// maxMilliseconds, about 285 years, is the longest duration that [Call.Milliseconds] returns. A [time.Duration] can hold at most 292
+// years.
 const maxMilliseconds = 9e12
 
-// Milliseconds returns an optional member of the params that is a duration in milliseconds, an integer that is not negative. It
-// shortens a duration that is too long for a [time.Duration] to maxMilliseconds.
+// Milliseconds returns an optional member of the params that is a duration: an integer number of milliseconds that is not negative. It
+// returns maxMilliseconds for a longer duration.
 func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {

@@ -20,8 +20,8 @@ import (
 type Replies struct {
 	faults   Faults
 	catalogs Catalogs
-	metadata string // URL of the protected resource metadata
-	server   []byte // encoded member of _meta for the results of the stateless revisions
+	metadata string // URL of the protected resource metadata (RFC 9728), or empty
+	server   []byte // the JSON member that names the server in _meta of the results of the stateless revisions
 	memory   *quota.Share
 }
 
@@ -35,13 +35,13 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	answerBytes = 128 << 20 // bytes of all answers that clients have not read yet
-	// Answers of up to smallAnswer bytes do not count toward answerBytes and get no write deadline of their own.
+	answerBytes = 128 << 20 // the limit of memory, in bytes, for all answers that clients have not read yet
+	// Answers of up to smallAnswer bytes do not count toward answerBytes, and may take longer than answerTime.
 	smallAnswer = 16 << 10
 	answerTime  = time.Minute // how long a client may take to read an answer larger than smallAnswer
 )
 
-// hold is [Replies.HoldBytes] for a result and its encoded form.
+// hold calls [Replies.HoldBytes] with twice the size of a result, because the result and its encoded form are in memory together.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -111,7 +111,7 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	if auth.LacksScope(err) {
 		needed = r.neededScopes(c, m)
 		if all := c.Principal.Require(needed...); all != nil {
-			err = all // it names all missing scopes
+			err = all // all names every missing scope, and err may name only some of them
 		}
 	}
 	rpc := r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile)
@@ -159,7 +159,7 @@ func Send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	h.Set("Content-Length", strconv.Itoa(len(*buf)))
 	w.WriteHeader(status)
 	if len(*buf) > smallAnswer {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // not all connections have deadlines
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // fails if the connection has no deadlines
 	}
 	_, _ = w.Write(*buf) // a disconnected client is not an error
 	if cap(*buf) <= 1<<20 {

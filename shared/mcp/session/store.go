@@ -29,8 +29,8 @@ import (
 //
 //	"-"       the session itself
 //	"#"       the number of its URIs
-//	"stream"  the newest of its GET streams; the version is 0 once any of its streams has begun
-//	"quiet"   the cursor at which a stream has ended that sent no event id; see [Store.RecordQuietEnd]
+//	"stream"  the newest of its GET streams; the item has version 0 once a stream has begun
+//	"quiet"   the cursor at which a stream ended without having sent an event id; see [Store.RecordQuietEnd]
 //	"open"    in the named-event dialect: the newest stream is open
 //	"u#HASH"  one of the URIs that the session is subscribed to
 //	"i#HASH"  in the named-event dialect: a used request id
@@ -51,7 +51,7 @@ type Store struct {
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
 	decoded bounded.Map[string, *Session]  // decoded sessions by key, because each request needs its session
-	used    bounded.Map[string, time.Time] // by session key, when [Store.recordUse] last wrote
+	used    bounded.Map[string, time.Time] // when [Store.recordUse] last recorded a use, by session key
 }
 
 // Session is the state of a session.
@@ -65,7 +65,8 @@ type Session struct {
 	// Capabilities and Client are the capabilities and the clientInfo that the client declared, which backends receive.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is true for a session of the named-event dialect. Such a session cannot be used at /mcp, and other sessions only there.
+	// Dialect is true for a session of the named-event dialect. Such a session can be used only at /mcp/{workspace}, and other sessions
+	// only at /mcp.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants none.
 	Level string `json:"lv,omitempty"`
@@ -109,7 +110,8 @@ const (
 	countURIs   = "n"
 )
 
-// Key returns the key of a session in the store and in the topic of its stream.
+// Key returns the key of the session with the given id: a hash that names the session in the store, and in the event log's topic for
+// its stream.
 func Key(id string) string { return hash("session\x00" + id) }
 
 func hash(text string) string {
@@ -121,7 +123,7 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// ListKey returns the partition that lists the sessions of a principal by their keys.
+// ListKey returns the partition with the list of a principal's sessions. The sort key of an entry is the session's key.
 func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }
@@ -137,8 +139,8 @@ func (s *Session) listEntry() store.Item {
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.NeedsUntil()}
 }
 
-// NeedsUntil returns when the items with the session's URIs may expire, and records that other packages keep for the session,
-// e.g. its subscriptions at backends. They outlive the session by [TTL]; see [Store].
+// NeedsUntil returns when the other records of the session may expire: the items with its URIs, and records that other packages keep
+// for it, e.g. its subscriptions at backends. They outlive the session by [TTL]; see [Store].
 func (s *Session) NeedsUntil() time.Time { return s.expires.Add(TTL) }
 
 // Create creates a session. It expires after firstTTL unless [Store.Load] prolongs it. A session of the named-event dialect lives
@@ -172,7 +174,7 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 	now := time.Now()
 	err := store.Each(ctx, s.DB, key, "list the sessions of a principal", func(it *store.Item) error {
 		if expired := it.Expires.Add(-TTL); expired.Before(now) {
-			return nil // only the session's other items still exist
+			return nil // the session has expired, and only its entry in the list still exists
 		}
 		if n++; n == 1 || it.Version < oldest.Version {
 			oldest = *it
@@ -231,7 +233,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	}
 	for _, it := range uris {
 		if !it.Expires.Before(prolonged.expires) {
-			continue // the item outlives the prolonged session, so the next touch can prolong it
+			continue // the item outlives the prolonged session, so leave it until the session is prolonged again
 		}
 		it.Expires = prolonged.NeedsUntil()
 		// The condition Exists keeps this write from restoring a URI that another request has just unsubscribed.
@@ -249,7 +251,8 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			}
 		}
 	}
-	// This write extends the life of the item with the count, and corrects the count if it differs from the number of stored URIs.
+	// Write the item with the number of URIs again, so that it does not expire. This also corrects a number that differs from the
+	// stored URIs.
 	err = s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.NeedsUntil(),
 	}))
@@ -373,7 +376,8 @@ type EarlierStreams struct {
 	QuietEnd string
 }
 
-// TakeOver makes a stream the newest of its session. connection identifies the stream.
+// TakeOver makes a stream the newest one of its session, and reports on the earlier streams. The parameter connection is an id of the
+// new stream.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (EarlierStreams, error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.NeedsUntil()}
@@ -414,8 +418,8 @@ func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// RecordQuietEnd records the cursor at which a stream has ended that has sent no event id. Its client has no id from which to resume, so
-// the session's next stream begins at this cursor (see [Store.TakeOver]).
+// RecordQuietEnd records the cursor at which a stream ended without having sent an event id. Its client has no id from which to resume,
+// so the session's next stream begins at this cursor (see [Store.TakeOver]).
 func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, cursor string) error {
 	err := s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.NeedsUntil(),
@@ -423,8 +427,8 @@ func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, c
 	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
 
-// pendingVersion returns the version of the session's "stream" item until the stream has begun. After that the version is 0,
-// which pendingVersion never returns. The pending version differs from connection to connection, so that
+// pendingVersion returns the version of the session's "stream" item from the time when a connection opens the stream until the stream
+// has begun. Then the version becomes 0. Each connection has a different pending version, which is never 0, so that
 // [Store.RecordStreamBegun] notices when a newer stream has taken over.
 func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
@@ -524,7 +528,7 @@ func LimitReached(name string, most int) error {
 // instance. It forgets an id after [TTL], which limits the number of stored ids of a session that lives long.
 func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
-	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms
+	if value, ok := jsonrpc.String(id); ok { // use the decoded value, because a string can be encoded in several ways
 		text = "s" + value
 	}
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(sess.Key, sortUsed+hash(text)), Expires: time.Now().Add(TTL)}, store.Absent()))

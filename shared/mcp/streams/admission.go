@@ -17,9 +17,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the number of open streams: of each principal, and of all principals and instances together. Take returns an error if no
-// further stream can be opened now. If a newer stream later takes the place of this one, Leases call superseded. The caller calls release
-// when the stream has ended. Package shared/events/stream/lease implements Leases.
+// Leases limit the number of open streams: of each principal, and of all principals and instances together. Take reserves a lease for a
+// stream. It returns an error if no further stream can be opened now. If a newer stream later gets this lease, Leases call the function
+// superseded, which ends the stream. The caller calls release when the stream has ended. Package shared/events/stream/lease implements
+// Leases.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
@@ -34,7 +35,7 @@ type Admission struct {
 	leases               Leases
 	faults               method.Faults
 
-	mu      sync.Mutex // guards end, so that streams.Add does not race with streams.Wait
+	mu      sync.Mutex // guards end, so that no stream is added to streams while Close waits for them
 	ending  context.Context
 	end     context.CancelCauseFunc
 	streams sync.WaitGroup

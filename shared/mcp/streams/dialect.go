@@ -37,7 +37,7 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 
 // recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it.
 func (s *dialectStream) recordOpen(ctx context.Context) error {
-	until, ok := ctx.Deadline() // the stream ends by then, because the deadline is at most the maximum age away
+	until, ok := ctx.Deadline() // the deadline, if there is one, comes before the maximum age of the stream
 	if !ok {
 		until = time.Now().Add(s.stream.Streams.Admission.maxAge)
 	}
@@ -114,7 +114,7 @@ func (s *dialectStream) End(_ *method.Call, why error) {
 
 func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor string) error {
 	text, err := OpenResponse(s.session.sess.ID, n.Response)
-	if err != nil { // skip only this answer
+	if err != nil { // report the error, and continue without this answer
 		s.stream.Streams.Faults.LogError(ctx, "sealed answer not opened", err)
 		return nil
 	}
@@ -122,7 +122,7 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 		if last {
 			return s.session.position.next(cursor)
 		}
-		return s.session.position.next(s.stream.completedCursor) // a client that is cut off within the batch gets the batch again
+		return s.session.position.next(s.stream.completedCursor) // a client that is cut off before the last response gets all of them again
 	}))
 }
 
@@ -136,7 +136,7 @@ func responseCipher(session string) cipher.AEAD {
 	key := sha256.Sum256([]byte("response\x00" + session))
 	block, err := aes.NewCipher(key[:])
 	if err != nil {
-		panic(err) // the key has the right size
+		panic(err) // cannot happen, because the key has the right size
 	}
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
@@ -161,8 +161,8 @@ const (
 	eventLifecycle    = "lifecycle"
 )
 
-// AppendResponses appends an SSE event for the response in body, or for each response if body is a batch. If the function id
-// is not nil, it returns the id of each event. Its argument last is true for the last event.
+// AppendResponses appends an SSE event for the response in body, or for each response if body is a batch. The function id, which may be
+// nil, returns the id of an event. Its argument is true for the last event.
 func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
 	responses := [][]byte{body}
 	if len(body) > 0 && body[0] == '[' {

@@ -21,11 +21,11 @@ var (
 	errTaken      = errors.New("mcp: the session ended or has a newer stream")
 )
 
-// ending describes why a stream ended: its cause err, the reason for operators (in the log and the metrics), and the reason
-// closing for clients of the named-event dialect (in streamClosed).
+// ending describes why a stream ended.
 type ending struct {
-	err             error
-	reason, closing string
+	err     error  // the cause
+	reason  string // the reason in the log and the metrics
+	closing string // the reason that clients of the named-event dialect receive in streamClosed
 }
 
 var endings = []ending{
@@ -49,7 +49,7 @@ const (
 	reasonError        = "error"
 )
 
-// endingOf returns the ending with the given cause, or nil for any other error.
+// endingOf returns the element of endings whose err is the cause why, or nil if the cause is another error.
 func endingOf(why error) *ending {
 	for i, x := range endings {
 		if errors.Is(why, x.err) {
@@ -75,7 +75,7 @@ func endReason(r *http.Request, why error) string {
 
 func (s *Stream) finish(c *method.Call, why error) {
 	s.logEnd(c.Request, why)
-	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // otherwise the client has closed the stream
+	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // otherwise the client is gone
 		s.Framing.End(c, why)
 	}
 }

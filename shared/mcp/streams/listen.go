@@ -144,8 +144,8 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
 	s.interests.contexts = asked.ConversationContext && s.Streams.Conversation != nil && s.Streams.Conversation.Offers(ctx, s.Caller.Principal).Any()
-	// Set these two interests even if no backend has tools or prompts now, so that the client is notified when such a backend is added.
-	// Only the acknowledgment leaves them out.
+	// Remember these two interests even if no backend has tools or prompts now, so that the client is notified when such a backend is
+	// added. The acknowledgment to the client names them only if there are tools or prompts now.
 	s.interests.tools = asked.ToolsListChanged && s.Streams.Methods.Has(spec.MethodToolsList)
 	s.interests.prompts = asked.PromptsListChanged && s.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities

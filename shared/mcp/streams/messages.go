@@ -32,7 +32,7 @@ func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 		if err := s.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
 			return err
 		}
-		if err := s.flush(); err != nil { // resolving may wait for backends
+		if err := s.flush(); err != nil { // send the gathered messages first, because resolveAgain may wait for backends
 			return err
 		}
 		return s.resolveAgain(ctx)
@@ -139,7 +139,7 @@ func (s *Stream) sendState(d stream.Delivery) error {
 		var notice struct {
 			State string `json:"state"`
 		}
-		_ = json.Unmarshal(d.Notice, &notice) // written by this program; without a state, the client reads the resource
+		_ = json.Unmarshal(d.Notice, &notice) // the notice was written by this program; without a state, the client has to read the resource
 		return s.Send(spec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
@@ -154,7 +154,7 @@ func (s *Stream) sendState(d stream.Delivery) error {
 
 const metaTruncated = `"` + spec.MetaTruncated + `":true`
 
-// text returns a function that appends s, for [Stream.Send], or nil if s is empty.
+// text returns a function that appends the text s to a message, in the form that [Stream.Send] needs. It returns nil if s is empty.
 func text[T string | []byte](s T) func([]byte) []byte {
 	if len(s) == 0 {
 		return nil
@@ -203,8 +203,8 @@ func (s *Stream) Send(name string, members, meta func([]byte) []byte, cursor str
 	return s.write(*wire)
 }
 
-// appendIDs appends the id of the subscription and the cursor as members of _meta. For an events/stream the cursor is empty,
-// because its messages have it in params.
+// appendIDs appends the id of the subscription and the cursor as members of _meta. It leaves out an empty cursor, for example for an
+// events/stream, which sends the cursor in params.
 func (s *Stream) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
 	b = append(b, s.subscriptionID...)
@@ -262,9 +262,9 @@ func (s *Stream) subscribedAt(topic, uri string) bool {
 	return false
 }
 
-// backendMeta returns the members of a backend's _meta that may reach a client, without braces. It drops members with our
-// prefix or the protocol's, because only the gateway sets them. For example, the protocol defines members of a notification
-// for the id of the client's listen (2026-07-28) and the id of a task (2025-11-25).
+// backendMeta returns the members of a backend's _meta that may reach a client, without braces. It drops members whose names have our
+// prefix or one that MCP reserves, because only the gateway sets them. For example, MCP reserves the names of the members with the id
+// of the client's listen (2026-07-28) and the id of a task (2025-11-25).
 func backendMeta(meta json.RawMessage) (members []byte) {
 	for name, value := range jsonrpc.Members(meta) {
 		if !reservedMeta(string(name)) {
@@ -316,8 +316,8 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes to the stream's targets at their backends. The parameter holder identifies the stream. The
-// subscriptions expire at the given time, and the function end ends them earlier.
+// subscribeBackends subscribes to the targets that backends serve, at these backends. The parameter holder is an id for the stream. The
+// subscriptions expire at the time until, and the function end ends them earlier.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
@@ -349,7 +349,7 @@ type Conversation interface {
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
 	Forward(ctx context.Context, c api.Client, m *conversation.Message) (*conversation.Context, error)
-	// Seal and Open encrypt a context, so that readers of the store do not see it.
+	// Seal encrypts a context before it is written to the event log, and Open decrypts it, so that readers of the store do not see it.
 	Seal(p auth.Principal, text []byte) []byte
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
 }
@@ -375,10 +375,10 @@ var topicConversations = stream.TopicConversation("")
 func (s *Stream) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n ContextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || s.Streams.Conversation == nil {
-		return nil // a notice of another version
+		return nil // the notice has the form of another version of this program
 	}
 	members, err := s.Streams.Conversation.Open(s.Caller.Principal, n.Context)
-	if err != nil { // skip only this context
+	if err != nil { // report the error, and continue without this context
 		s.Streams.Faults.LogError(ctx, "sealed context not opened", err)
 		return nil
 	}

@@ -75,7 +75,7 @@ type sessionStream struct {
 	sess       *session.Session
 	position   Position
 	connection string
-	begun      bool      // the store has recorded that a stream of the session has begun
+	begun      bool      // the store already knows that a stream of the session has begun
 	known      time.Time // when the subscriptions were read last
 	taken      bool      // the session has ended or has a newer stream
 }
@@ -87,8 +87,8 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.stream, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session. A session, unlike a subscriptions/listen, cannot choose the lists of whose
-// changes it is notified, so the stream reports all.
+// newSessionStream returns the stream of a session. The client of a session cannot choose the lists of whose changes it is notified,
+// unlike the client of a subscriptions/listen. So the stream reports the changes of all lists.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	s := &sessionStream{position: last}
@@ -269,7 +269,7 @@ func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 // resume even if no other event follows.
 func (s *sessionStream) Begin(ctx context.Context) error {
 	at := s.stream.ResumeAt()
-	first := method.Comment // sends the headers
+	first := method.Comment // an SSE comment, which sends the headers of the response
 	if s.sess.Version >= spec.V20251125 {
 		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
 	}
@@ -288,7 +288,7 @@ func (s *sessionStream) recordBegun(ctx context.Context) {
 		return
 	}
 	if err := s.stream.Streams.Sessions.RecordStreamBegun(ctx, s.sess, s.connection); err != nil {
-		s.stream.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the session's next stream repeats this stream's events
+		s.stream.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the session's next stream will repeat the events of this one
 	}
 }
 
@@ -335,7 +335,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return err
 	}
 	for uri, t := range fresh {
-		s.drop(s.stream.targets[uri]) // the target at the previous backend, or the empty target if the URI is new
+		s.drop(s.stream.targets[uri]) // remove the target that the URI had at another backend, if any
 		if err := s.add(ctx, t); err != nil {
 			return err
 		}
@@ -351,9 +351,9 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 	return nil
 }
 
-// isSubscribed reports whether the stream is subscribed to an event that it has read. If the delivery is not in order, the
-// stream may read an event before it reads the notice that the client has unsubscribed from it. isSubscribed then reads the
-// session's subscriptions from the store, once for all deliveries that were read together.
+// isSubscribed reports whether the stream is still subscribed to an event that it has read. Unless [stream.Delivery.InOrder] is set, an
+// event may arrive before an earlier notice that the client has unsubscribed from its URI. For such an event, isSubscribed reads the
+// session's subscriptions from the store, once for all events that were read together.
 func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bool, error) {
 	if d.InOrder {
 		return true, nil

@@ -32,7 +32,7 @@ type Stream struct {
 	out             *sse.Writer
 	began           time.Time
 	wrote           time.Time // the time of the latest write
-	beaten          time.Time // the time of the latest heartbeat or, before the first one, of the beginning
+	beaten          time.Time // the time of the latest heartbeat; before the first one, when the stream began
 	completedCursor string    // the cursor after the last completed delivery
 	incomplete      bool      // the feed's latest delivery was not completed
 	// gathered has messages that [Stream.sendPending] has not written yet. It is nil between two calls, so that a quiet stream keeps
@@ -48,7 +48,7 @@ type Stream struct {
 
 // Options are the settings in which the kinds of streams differ.
 type Options struct {
-	Kind    string // the attribute kind of log lines
+	Kind    string // the value of the attribute "kind" in log lines
 	Framing Framing
 	// MaxBeat is the longest time between two heartbeats, even while messages are sent. If it is 0, a heartbeat is due only
 	// when no message was sent for [method.Timing.Heartbeat].
@@ -74,7 +74,8 @@ type Framing interface {
 	End(c *method.Call, why error)
 }
 
-// basicFraming is embedded in framings that do not notify clients of cursors, and whose streams end at an error of the feed.
+// basicFraming implements two methods of [Framing] for framings that embed it: SendCursor sends no cursor to the client, and Recover
+// lets an error of the feed end the stream.
 type basicFraming struct{}
 
 func (basicFraming) SendCursor() error                          { return nil }
@@ -88,9 +89,9 @@ func (st *Streams) New(c *method.Call, o Options) *Stream {
 // interests are the changes and messages, other than events, of which a stream notifies its client.
 type interests struct {
 	resources, events, tools, prompts bool   // changes of lists
-	roots                             bool   // changes of roots that a backend reports, see package relay
+	roots                             bool   // roots/list_changed notifications of backends
 	contexts                          bool   // contexts of conversation messages that were sent outside of sessions
-	payloads                          bool   // repeat payloads in _meta
+	payloads                          bool   // whether _meta repeats the payloads of events
 	level                             string // the lowest severity of log messages that the client asked for, or empty
 }
 
@@ -140,7 +141,7 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the size in bytes of gathered messages from which the stream writes them immediately.
+// maxGathered is the size in bytes above which gathered messages are written without waiting for further ones.
 const maxGathered = 16 << 10
 
 // sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
@@ -233,7 +234,7 @@ func (s *Stream) verify(ctx context.Context, d stream.Delivery) error {
 	if d.Topic != stream.TopicCatalog && !s.CheckDue() {
 		return nil
 	}
-	if err := s.flush(); err != nil { // the check may take long
+	if err := s.flush(); err != nil { // send the gathered messages first, because the check may take long
 		return err
 	}
 	return s.CheckCredentials(ctx)
@@ -349,7 +350,7 @@ func (s *Stream) sendComment(ctx context.Context) error {
 	return s.write(method.Comment)
 }
 
-// The kinds of streams. Log lines have them as the attribute kind.
+// The kinds of streams, as they appear in the attribute "kind" of log lines.
 const (
 	kindSession = "session" // the GET stream of a session
 	kindListen  = "subscriptions/listen"

@@ -42,7 +42,7 @@ type Streams struct {
 	Replies       *method.Replies
 	Faults        method.Faults
 	Timing        method.Timing
-	// MaxURIs limits the URIs of a stream, and MaxPatterns limits how many of them are parents and wildcards.
+	// MaxURIs limits the URIs of a stream. MaxPatterns limits how many of them have wildcards or are parents of other URIs.
 	MaxURIs, MaxPatterns int
 }
 
