@@ -86,9 +86,9 @@ func newView(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent records that the principal consents to the named provider or, if give is false, that it revokes its consent. The parameter by
-// is the id of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist, or the
-// principal may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be revoked.
+// Consent records that the principal gives consent to the named provider or, if give is false, revokes it. The parameter by is the id
+// of the caller, who may be an operator. The change is in effect when Consent returns. If the provider does not exist, or the principal
+// may not use it, the error is of kind fault.NotFound. But even then, an existing consent can be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -267,8 +267,8 @@ func EachMark(ctx context.Context, db store.DB, workspace, operator string, do f
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname replaces the operator's id in the consent that the mark stands for with the given name. It does nothing if a
-// later decision has replaced that consent.
+// Unname replaces the operator's id with the given name in the consent that the operator has recorded and that mark identifies (see
+// [EachMark]). It does nothing if a later decision has replaced that consent.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
@@ -277,18 +277,18 @@ func Unname(ctx context.Context, db store.DB, workspace, operator string, mark s
 		return err
 	}
 	item.By = name
-	it.Value, _ = json.Marshal(item) // it was decoded from JSON
+	it.Value, _ = json.Marshal(item) // cannot fail, because item was decoded from JSON
 	err = db.Write(ctx, store.Put(*it, store.VersionIs(it.Version)))
-	if errors.Is(err, store.ErrConflict) { // a later decision
+	if errors.Is(err, store.ErrConflict) { // a later decision has replaced the consent
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "take a name off a consent")
 }
 
-// hashStrings returns a hash of its arguments. For a provider's address, consents contain only the hash, because the
-// query of a URL may contain a secret.
+// hashStrings returns a hash of its arguments. For example, a consent contains only the hash of the provider's URL, because the query
+// of a URL may contain a secret.
 func hashStrings(parts ...string) string {
-	b, _ := json.Marshal(parts) // strings always encode
+	b, _ := json.Marshal(parts) // cannot fail for strings
 	return encodeHash(b)
 }
 

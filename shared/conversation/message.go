@@ -102,7 +102,8 @@ func parseText(object json.RawMessage, name string, most int) (string, error) {
 	return s, nil
 }
 
-// findOnce finds a member. It refuses duplicates, because a provider might read the other one.
+// findOnce returns a member of an object. It returns an error if several members have the name, because a provider might read another
+// one of them than this server.
 func findOnce(object json.RawMessage, name string) (found json.RawMessage, err error) {
 	n := 0
 	for key, value := range jsonrpc.Members(object) {
@@ -262,7 +263,7 @@ const maxMemories = 100
 type Context struct {
 	Text     string   // each provider's text under a heading; see [merge]
 	Memories []Memory // sorted by relevance
-	Cut      bool     // a part was too large and left out
+	Cut      bool     // whether a part was left out or shortened because it was too large
 }
 
 // Memory is a piece of information that a provider has stored, for example a fact about the user.
@@ -384,11 +385,11 @@ type part struct {
 	answer
 }
 
-// merge combines the providers' contexts, of which the most important is first, into one context of at most the given
-// size in bytes. A text that does not fit is cut at the end. A memory that does not fit is left out.
+// merge combines the providers' contexts into one context of at most the given size in bytes. It expects the most important provider
+// first. A text that does not fit is cut at the end. A memory that does not fit is left out.
 //
-// Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". The headings do not,
-// so a provider cannot imitate another one.
+// Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". A heading does not
+// begin with "> ", so a provider cannot imitate the heading of another one.
 func merge(parts []part, most int) *Context {
 	c := &Context{}
 	var text strings.Builder

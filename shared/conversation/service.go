@@ -78,10 +78,10 @@ type Options struct {
 type Service struct {
 	options Options
 	broken  *metric.Undecodable
-	names   []byte      // the key for pseudonyms of principals
-	aead    cipher.AEAD // for contexts
+	names   []byte      // the key from which the pseudonyms of principals are derived
+	aead    cipher.AEAD // encrypts contexts
 	running sync.WaitGroup
-	ending  context.Context // the context of work that continues after the response; it ends with Close
+	ending  context.Context // for work that continues after the response; Close ends it
 	end     context.CancelFunc
 	missing metric.Tally
 
@@ -274,8 +274,8 @@ func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing
 
 const (
 	prepareTime  = 20 * time.Second // limits the start of one session
-	maxPreparing = 64               // sessions that start at the same time
-	maxOwn       = 16               // sessions of one principal among them
+	maxPreparing = 64               // how many sessions may start at the same time
+	maxOwn       = 16               // how many of these sessions may be of one principal
 )
 
 // preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
@@ -337,14 +337,14 @@ func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf returns why a request to a provider failed. The parameter asked is the context of the request, which ends when the time
-// budget is used up. The parameter asker is the caller's context.
-func reasonOf(asked, asker context.Context, err error) reason {
+// reasonOf returns why a request to a provider failed with err. The parameter asked is the context of this request, which ends when the
+// time budget is used up. The parameter caller is the context of the caller, who waits for the providers.
+func reasonOf(asked, caller context.Context, err error) reason {
 	f, known := errors.AsType[failure](err)
 	switch {
 	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
 		return resting
-	case asker.Err() != nil:
+	case caller.Err() != nil:
 		return abandoned
 	case asked.Err() != nil:
 		return late
@@ -382,8 +382,9 @@ const (
 )
 
 // newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts and failed
-// connections. Other errors do not trip it, because they may concern one caller's message only. Messages whose session with a backend
-// still starts do not trip it either, because other callers may have sessions. Their preparations count instead if they time out.
+// connections. It does not count other errors, because they may concern only one caller's message. It also ignores messages that fail
+// because the caller's session with the backend has not started yet, because other callers may have sessions. But it counts a session
+// that does not start within prepareTime.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: restFor,
@@ -405,7 +406,7 @@ func (s *Service) newBreaker(p *provider) *breaker {
 
 type set struct {
 	rules.Conversation
-	made      *rules.Conversation // the configuration that it was made from
+	made      *rules.Conversation // the configuration from which newSet made the providers
 	providers []*provider         // the most important one first
 }
 
@@ -486,7 +487,7 @@ func (s *Service) askBackend(p *provider, name string) asker {
 		_, _ = p.breaker.Execute(func() (json.RawMessage, error) { return nil, failure{reason: late} })
 	}
 	return func(ctx context.Context, c api.Client, m *Message, principal string) (json.RawMessage, error) {
-		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
+		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // cannot fail for strings
 		raw, err := s.options.Backends.Converse(ctx, c, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
 		switch {
 		case err == nil:
@@ -514,9 +515,9 @@ const metaPrincipal = "io.github.mcp-events/principal"
 // the same for this provider, but different for every other one.
 func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	if p.plain {
-		return url.PathEscape(caller.ID) // a header does not allow other characters
+		return url.PathEscape(caller.ID) // without the characters that are not allowed in an HTTP header
 	}
-	text, _ := json.Marshal([]string{p.to, caller.Workspace, caller.ID}) // strings always encode
+	text, _ := json.Marshal([]string{p.to, caller.Workspace, caller.ID}) // cannot fail for strings
 	mac := hmac.New(sha256.New, s.names)
 	mac.Write(text)
 	return opaque.Encode(mac.Sum(nil))
@@ -534,6 +535,6 @@ func (s *Service) Open(p auth.Principal, sealed []byte) ([]byte, error) {
 }
 
 func encodeOwner(p auth.Principal) []byte {
-	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // strings always encode
+	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // cannot fail for strings
 	return b
 }

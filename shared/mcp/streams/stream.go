@@ -141,7 +141,7 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the size in bytes above which gathered messages are written without waiting for further ones.
+// maxGathered is the size in bytes at which gathered messages are written without waiting for further ones.
 const maxGathered = 16 << 10
 
 // sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.

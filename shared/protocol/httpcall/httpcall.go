@@ -47,7 +47,7 @@ type Server struct {
 	Key string
 	// Agent is the program as NAME/VERSION, for User-Agent and for the clientInfo of MCP.
 	Agent string
-	HTTP  *http.Client // nil means [http.DefaultClient]; its Timeout does not apply to streams
+	HTTP  *http.Client // nil means [http.DefaultClient]; for streams, its Timeout is ignored
 }
 
 // Endpoint returns the URL of an endpoint. It appends the path, e.g. /mcp, unless the server's URL already has a path. It fails
@@ -73,10 +73,11 @@ func (s Server) Endpoint(path string) (string, error) {
 	return u.String(), nil
 }
 
-// secretPath matches a URL whose path contains the caller's key (RCH-05), which no log or error may show.
+// secretPath matches a URL whose path contains the caller's key, for clients that cannot send headers (requirement RCH-05). No log or
+// error may show the key.
 var secretPath = regexp.MustCompile(`/mcp/u/[^/?#]+`)
 
-// Redact replaces a password, and a key in the path, so that the URL can be shown in logs and errors.
+// Redact replaces a password, and a key in the path, with "xxxxx", so that the URL can be shown in logs and errors.
 func Redact(text string) string {
 	if u, err := url.Parse(text); err == nil {
 		text = u.Redacted()
@@ -282,8 +283,8 @@ const (
 	MaxPause   = 30 * time.Second
 )
 
-// Sleep waits before repetition n, counted from 0. It waits for the time that the server asked for if that is longer, but at
-// most for 10 times [MaxPause].
+// Sleep waits before repetition n, counted from 0. If the server asked for a longer pause than [Backoff] returns, Sleep waits for that
+// time, but at most for 10 times [MaxPause].
 func Sleep(ctx context.Context, n int, asked time.Duration) error {
 	return periodic.Sleep(ctx, max(Backoff(n), min(asked, 10*MaxPause)))
 }

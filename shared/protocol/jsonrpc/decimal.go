@@ -25,7 +25,7 @@ func ParseDecimal(n json.Number) Decimal {
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	digits := strings.TrimLeft(whole+fraction, "0")
-	// Stay far within the range of int, so that the sum cannot overflow.
+	// This limit is far within the range of int, so that the sum below cannot overflow.
 	const most = 1 << 40
 	exponent = min(max(exponent, -most), most) + len(digits) - len(fraction)
 	digits = strings.TrimRight(digits, "0")

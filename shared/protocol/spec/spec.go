@@ -87,7 +87,7 @@ const (
 	NoteTaskStatus      = "notifications/tasks/status"        // only 2025-11-25
 	NoteTasks           = "notifications/tasks"               // SEP-2663
 	NoteEventsChange    = "notifications/events/list_changed" // SEP-3415
-	NoteContext         = "conversation/context"              // to a client that sent a message as a notification
+	NoteContext         = "conversation/context"              // sent to a client that sent a conversation message as a notification
 )
 
 // The notifications of an events/stream (SEP-3415).
@@ -218,7 +218,8 @@ const (
 	HeaderParameter = "Mcp-Param-"
 )
 
-// Mirrored maps a method to the member of params whose value [HeaderName] repeats (2026-07-28, Standard Request Headers).
+// Mirrored maps a method to the name of the member of params that a client repeats in [HeaderName] (2026-07-28, Standard Request
+// Headers).
 var Mirrored = map[string]string{
 	MethodToolsCall:  "name",
 	MethodPromptsGet: "name",

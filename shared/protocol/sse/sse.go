@@ -125,8 +125,8 @@ func (w *Writer) Write(events []byte) error {
 // Hurry shortens the timeout, also for a running write. A longer timeout has no effect. Any goroutine may call it.
 func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // if this fails, the next write returns the error
 
-// limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the timeout, it replaces the
-// timeout, also for later writes. If it is 0, the timeout stays.
+// limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the timeout, it becomes the
+// timeout of this and all later writes. If it is 0, the timeout stays.
 func (w *Writer) limit(shorter time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
