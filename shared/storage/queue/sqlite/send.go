@@ -159,7 +159,7 @@ func digestOf(id string) digest {
 type dedup struct {
 	table   string
 	insert  string
-	lastRow int64 // no row has a larger id; used by the engine's writer only
+	lastRow int64 // at least the largest id of a row; only the engine's writer uses it
 
 	mu          sync.Mutex
 	generations []generation // oldest first

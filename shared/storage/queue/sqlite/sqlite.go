@@ -85,7 +85,7 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	return q, nil
 }
 
-// setup creates the tables and reads the state that the last process left.
+// setup is an [engine.Job] that creates the tables and reads the state that the last process left.
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {

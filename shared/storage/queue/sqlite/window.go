@@ -40,7 +40,7 @@ type window struct {
 	messages, bytes int // messages for which [place.inWindow] returns true, and the total size of their bodies
 
 	loaded, newest int64
-	early          map[int64]string // the early rows after loaded: their ids, with their groups
+	early          map[int64]string // the early rows with ids greater than loaded, and their groups
 	spills         map[string]*spill
 }
 
@@ -51,7 +51,8 @@ type spill struct {
 	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early ones.
 	from  int64
 	early map[int64]bool
-	// late has the ids of spilled rows before from. These rows were delayed when the rows around them were read.
+	// late has the ids of spilled rows before from. Their messages were delayed, and became due after the rows around them had
+	// been read.
 	late []int64
 }
 
@@ -110,7 +111,7 @@ func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
 
-// complete reports whether the window has moved past all rows of the file. Then only spilled and delayed rows are not in memory.
+// complete reports whether all rows of the file, except spilled and delayed ones, are or were in memory.
 func (w *window) complete() bool { return w.loaded == w.newest }
 
 func (w *window) add(m *message) {
@@ -118,7 +119,7 @@ func (w *window) add(m *message) {
 	w.ready.add(m)
 }
 
-// append adds the message of a new row if the window has come to all earlier rows and has room.
+// append adds a new message if all earlier rows are or were in memory and memory has room.
 func (w *window) append(m *message) {
 	room := w.complete() && w.fits(1, 1)
 	w.newest = max(w.newest, m.id)
@@ -133,7 +134,7 @@ func (w *window) append(m *message) {
 	}
 }
 
-// addDue makes a delayed message ready when it is due. The window may or may not have moved past its row.
+// addDue makes a delayed message ready when it is due. Its id may be less or greater than [window.loaded].
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
 		w.spill(m, w.loaded+1) // fetches must leave out the rows up to loaded, which may be in memory
@@ -143,8 +144,8 @@ func (w *window) addDue(m *message) {
 	w.pass(m)
 }
 
-// addEarly makes a message ready that was forwarded, or whose delay has ended. If the window has not come to the message's row yet,
-// addEarly records the id, so that the window later skips the row.
+// addEarly makes a message ready that was forwarded, or whose delay has ended. If its id is greater than [window.loaded],
+// addEarly records the id, so that a later fetch skips the row.
 func (w *window) addEarly(m *message) {
 	if m.id > w.loaded {
 		w.early[m.id] = m.group
@@ -152,7 +153,7 @@ func (w *window) addEarly(m *message) {
 	w.add(m)
 }
 
-// pass moves the window past the row of a message that is in memory, if the window has come to all earlier rows.
+// pass sets [window.loaded] to the id of a message that is in memory, if all earlier rows are or were in memory too.
 func (w *window) pass(m *message) {
 	if w.complete() {
 		w.newest = max(w.newest, m.id)
@@ -249,10 +250,10 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages from the rows of s until their bodies have at least as many bytes as most says.
-func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
+// readMessages reads messages from the rows of s until the total size of their bodies is at least limit.
+func readMessages(s *engine.Stmt, limit int) (msgs []*message, err error) {
 	defer s.Reset()
-	for size := 0; size < most; {
+	for size := 0; size < limit; {
 		row, err := s.Step()
 		if err != nil || !row {
 			return msgs, err
@@ -592,7 +593,7 @@ func (r *ready) release(m *message) {
 	g.owner.busy--
 	r.busy--
 	if r.fifo {
-		return // the group stays locked
+		return // the group gets no turn before [ready.unlock]
 	}
 	for g.limit.bounded.len() > 0 { // wake all of them, because the first may then wait long for its turn
 		r.enqueue(g.limit.bounded.pop())
