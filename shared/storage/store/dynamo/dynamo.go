@@ -174,9 +174,9 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if r.empty {
 		return store.Page{}, nil
 	}
-	limit := q.Limit + r.countExcluded() // for the items at the bounds, which are left out
+	limit := q.Limit + r.countExcluded() // the request may also return the items at the excluded bounds
 	e := &expression{}
-	filter := e.alive(db.now()) // so that expired items that TTL has not deleted yet are not sent
+	filter := e.alive(db.now()) // leaves out expired items that TTL has not deleted yet
 	out, err := db.client.Query(ctx, &dynamodb.QueryInput{
 		TableName:                 aws.String(db.names[q.Table]),
 		KeyConditionExpression:    aws.String(r.condition(e, q.Partition)),
@@ -230,7 +230,7 @@ type sortRange struct {
 func rangeOf(q store.Query) sortRange {
 	var r sortRange
 	switch {
-	case len(q.After) == maxSort: // DynamoDB would refuse the next key, because it is too long
+	case len(q.After) == maxSort: // After with a zero byte at its end would be too long for DynamoDB
 		r.low, r.above = q.After, true
 	case q.After != "":
 		r.low = q.After + "\x00"
@@ -295,7 +295,7 @@ const (
 // errBusy is returned when DynamoDB still refuses a part of a call after ten retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
-// pause waits between retries for a random time, whose bound doubles with each retry.
+// pause is the time between two retries. It is random, and its bound doubles with each retry.
 type pause struct {
 	count int
 	bound time.Duration
@@ -303,7 +303,7 @@ type pause struct {
 
 func newPause() *pause { return &pause{bound: firstPause} }
 
-// reset makes the next pause as short as the first one, because DynamoDB has processed a part of a batch.
+// reset starts again with the first, short pause. Callers reset when DynamoDB has processed a part of a batch.
 func (p *pause) reset() { *p = *newPause() }
 
 // wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.

@@ -216,13 +216,13 @@ const unit = 1 << 10
 var deflaters = sync.Pool{New: func() any {
 	w, err := flate.NewWriter(io.Discard, flate.DefaultCompression)
 	if err != nil {
-		panic(err) // the level is valid
+		panic(err) // cannot happen, because the level is valid
 	}
 	return w
 }}
 
-// deflate compresses a value. It returns nil if that does not save a billing unit. The event log's values do shrink, and their bytes are
-// most of the cost of an event.
+// deflate compresses a value. It returns nil if that does not save a billing unit. The event log has values that shrink enough, and their
+// bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil

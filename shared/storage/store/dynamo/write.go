@@ -84,7 +84,8 @@ func newMark() []byte {
 	return mark
 }
 
-// checkRefusal reports whether a condition failed, and returns the stored item, which is empty if it does not exist.
+// checkRefusal reports whether err says that a condition failed. It also returns the stored item, which is empty if it does not
+// exist.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -98,7 +99,7 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-// put writes an item. Only a conditional write needs a mark.
+// put writes an item. It calls markOf only if op has a condition, because the repetition of an unconditional put cannot fail.
 func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
@@ -285,7 +286,7 @@ const conditionFailed = "ConditionalCheckFailed"
 // transact applies ops with TransactWriteItems. A lost answer is harmless, because the SDK sends the same ClientRequestToken
 // with its retries.
 func (db *DB) transact(ctx context.Context, ops []store.Op) error {
-	expired := make([]bool, len(ops)) // by operation: its counts replace an expired item
+	expired := make([]bool, len(ops)) // expired[i] says that ops[i] must replace an expired item
 	pause := newPause()
 	for {
 		items := make([]types.TransactWriteItem, len(ops))
