@@ -101,7 +101,7 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	defer s.Reset()
 	if _, err := s.Step(); isBusy(err) {
-		return 0, 0, nil // the log is being recovered
+		return 0, 0, nil // another connection is recovering the log
 	} else if err != nil {
 		return 0, 0, err
 	}
@@ -111,7 +111,7 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends what the last user of the connection left open, for example after a panic.
+// reset ends the statements and the transaction that the last user of the connection left open, for example after a panic.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()
@@ -122,7 +122,7 @@ func (c *Conn) reset() {
 }
 
 func (c *Conn) close() {
-	_ = c.db.Close() // finalizes the statements; an unused connection closes
+	_ = c.db.Close() // finalizes the statements, and does not fail when the connection is unused
 }
 
 // Stmt is a prepared statement of one connection. Bind all its parameters, numbered from 1, then either call [Stmt.Exec], or

@@ -54,9 +54,9 @@ type Engine struct {
 	lock   *Conn
 	writer *Conn
 	tx     Tx
-	pool   chan *Conn // readers; in memory, the writer
+	pool   chan *Conn // connections for reads; in memory, it has only the writer
 
-	gate   sync.RWMutex // held for reading while a job is submitted
+	gate   sync.RWMutex // held for reading while a job is submitted, so that Close can wait for that
 	closed bool
 	queue  chan *entry
 	// entries recycles entries. It is not a variable of the package, because an entry has a channel, and a channel that was made
@@ -68,10 +68,10 @@ type Engine struct {
 	lazy     []*entry
 	lazyBy   time.Time   // when the first lazy job must be committed; zero if no lazy job waits
 	lazySeq  int64       // the number of lazy and batch jobs so far
-	batch    batch       // jobs that share a commit with many of their kind
+	batch    batch       // the jobs of [Engine.Batch] that still wait
 	alarm    *time.Timer // wakes the writer at lazyBy, or when the batch is due
 
-	dirty        atomic.Bool // written since the last checkpoint
+	dirty        atomic.Bool // a job has written since the last checkpoint
 	health       health
 	files        presence
 	disk         disk
@@ -315,9 +315,9 @@ type ioMethods struct {
 var vfs struct {
 	register sync.Once
 	open     func(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintptr) int32
-	engine   uintptr // the name of the URI parameter, in C memory
+	engine   uintptr // the text "engine" in C memory, which is the name of a URI parameter
 	last     atomic.Int64
-	disks    sync.Map // by id
+	disks    sync.Map // the disks by their ids
 }
 
 // count returns a URI for opening the file at path through d. Close d after the connections.

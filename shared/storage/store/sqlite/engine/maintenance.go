@@ -23,7 +23,8 @@ const (
 	// maxFrames is how many pages the write-ahead log may have before the engine makes SQLite overwrite the log from the
 	// beginning. SQLite does so by itself only at a moment without readers, and until then the log grows.
 	maxFrames = 16384
-	// fewFrames is how many uncopied pages of the log are few enough for [startOver], which copies them while the readers pause.
+	// fewFrames limits the uncopied pages of the log with which the engine begins [startOver], because the readers pause while
+	// startOver copies them.
 	fewFrames = 512
 )
 
@@ -173,7 +174,7 @@ type health struct {
 	log *slog.Logger
 
 	mu         sync.Mutex
-	damaged    error // until the engine is closed
+	damaged    error // stays set until the engine is closed
 	write      error
 	checkpoint error
 }
@@ -210,8 +211,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome err of a write or a checkpoint in the field h.write or h.checkpoint, to which the parameter to points.
-// note logs when failures begin and end, and ignores errors that are not about the file.
+// note records err, the outcome of a write or a checkpoint, in *to, which is h.write or h.checkpoint. It logs when failures begin
+// and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -282,7 +283,7 @@ type presence struct {
 
 	mu        sync.Mutex
 	main, wal os.FileInfo
-	removed   bool // the last check found this
+	removed   bool // the last check found a removed or replaced file
 }
 
 func (p *presence) open(path string) error {
@@ -317,8 +318,9 @@ func (p *presence) check() error {
 	return nil
 }
 
-// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An inconclusive
-// error, such as a missing permission, counts as the same file.
+// isMissing reports whether the file at path was removed or replaced since an earlier call stored it in *known. If *known is nil,
+// isMissing stores the file there. If the file cannot be examined, for example because a permission is missing, it counts as the
+// same file.
 func isMissing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {

@@ -80,7 +80,7 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	case <-en.done:
 	case <-ctx.Done():
 		if en.state.CompareAndSwap(waiting, abandoned) {
-			return ctx.Err() // the writer still has the entry
+			return ctx.Err() // the writer still has en, so do not reuse it
 		}
 		<-en.done
 	}
@@ -139,7 +139,7 @@ type BatchJob interface {
 type batch struct {
 	entries []*entry
 	weight  int
-	by      time.Time // when they must be committed; zero if there are none
+	by      time.Time // when the entries must be committed; zero if there are no entries
 }
 
 // Batch submits a job for which no caller waits, and holds it back to commit it together with other batch jobs: until their weights add up
@@ -161,15 +161,15 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 	return nil
 }
 
-// takeLazy puts the lazy jobs, and the batch jobs that need not wait longer, before the other jobs of the next commit. So a caller that
-// submits a lazy job and then another one gets the outcome of the lazy job first. If end is set, because the engine closes, takeLazy takes
-// all batch jobs.
+// takeLazy puts the waiting lazy jobs in front of the group, which are the other jobs of the next commit, so that a caller that
+// submits a lazy job and then another one gets the outcome of the lazy job first. It does the same with the batch jobs if they
+// need not wait longer. If end is true, because the engine closes, takeLazy takes all batch jobs.
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
 	e.lazyDone = end
 	b := &e.batch
-	soon := time.Until(b.by) < lazyDelay/4 // by sharing this commit, the batch saves a commit of its own
+	soon := time.Until(b.by) < lazyDelay/4 // the batch saves a commit of its own if it shares this one
 	if end || soon || b.weight >= fullBatch || b.precedes(e.lazy) || b.precedes(group) {
 		e.lazy = append(e.lazy, b.entries...)
 		slices.SortFunc(e.lazy, func(x, y *entry) int { return cmp.Compare(x.seq, y.seq) })
@@ -215,7 +215,7 @@ func (e *Engine) write() {
 	defer pace.timer.Stop()
 	for open := true; open; {
 		group = group[:0]
-		late := 0 // jobs that would have missed the commit without waiting, and jobs that arrived during it
+		late := 0 // number of jobs that joined the group during the wait or arrived during its commit
 		select {
 		case first, ok := <-e.queue:
 			if open = ok; ok {
