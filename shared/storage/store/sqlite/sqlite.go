@@ -184,7 +184,7 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 	items := make([]*store.Item, len(keys))
 	read := db.engine.Snapshot
 	if len(keys) == 1 {
-		read = db.engine.Read // a statement alone is its own transaction
+		read = db.engine.Read // one statement sees a single commit anyway
 	}
 	err := read(ctx, func(c *engine.Conn) error {
 		now := db.engine.Now().Unix()
@@ -340,7 +340,8 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 // is not used if a commit has changed the item during or after the read.
 type memo struct {
 	subscriptions commits
-	// sessions has 256 counters, selected by the hash of a partition, so that a write does not make all cached values stale.
+	// sessions has 256 counters, selected by the hash of a partition, so that a write to one session does not make the cached
+	// values of all sessions stale.
 	sessions [256]commits
 	seed     maphash.Seed
 	items    *bounded.Map[store.Key, keptItem]
@@ -406,12 +407,13 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys, whose shared counter is of. The result is false unless all are cached and current.
-func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
-	if of == nil {
+// get returns the cached items of keys and true if all of them are cached and current. The counter is the one that the keys
+// share, or nil.
+func (m *memo) get(counter *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
+	if counter == nil {
 		return nil, false
 	}
-	at := of.Load()
+	at := counter.Load()
 	items := make([]*store.Item, len(keys))
 	for i, key := range keys {
 		kept, ok := m.items.Get(key)

@@ -48,7 +48,7 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, wait bool) error {
 	if err := store.CheckWriteAll(ops); err != nil {
 		return err
 	}
-	if err := checkStamps(ops, false); err != nil { // it may take several commits
+	if err := checkStamps(ops, false); err != nil { // WriteAll may take several commits
 		return err
 	}
 	for len(ops) > 0 {
@@ -90,7 +90,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, wait bool) error {
 	w.db, w.ops, w.tables = db, ops, tablesOf(ops)
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		// The writer may still have the job of a caller that gave up, so the job is not reused.
+		// If the caller gave up, the writer may still have w, so do not reuse w.
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	*w = write{}
@@ -129,7 +129,7 @@ func (w *write) Apply(tx *engine.Tx) error {
 		if w.found == nil {
 			w.found = make([]state, len(w.ops))
 		}
-		if op.Item.Sort != store.AtCommit { // such a key is always new
+		if op.Item.Sort != store.AtCommit { // a put at AtCommit always creates an item
 			found, err := readState(tx.Conn, op.Item.Key, now, counting)
 			if err != nil {
 				return err
@@ -293,7 +293,7 @@ func decodeCounts(text string) map[string]int64 {
 		name, digits, _ := strings.Cut(pair, "=")
 		n, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil {
-			continue // [encodeCounts] did not write this
+			continue // ignore text that [encodeCounts] cannot have written
 		}
 		counts[name] = n
 	}
@@ -321,8 +321,8 @@ func checkStamps(ops []store.Op, oneCommit bool) error {
 	return nil
 }
 
-// canShare reports whether op can use the stamp of an earlier operation, which must be in another partition, because otherwise both items
-// would have the same key.
+// canShare reports whether op can use the stamp of an earlier operation. All earlier operations with a stamp must be in other
+// partitions, because otherwise two items would have the same key.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
@@ -343,7 +343,7 @@ func canShare(earlier []store.Op, op *store.Op) bool {
 type stamps struct {
 	last    int64
 	limit   int64 // the committed limit
-	written int64 // the limit that transaction number attempt has written
+	written int64 // the limit that the transaction with number attempt has written
 	attempt int64
 
 	end atomic.Int64 // the last committed stamp
