@@ -111,7 +111,7 @@ func (b *bench) checkSame(got, want store.Item) {
 	}
 }
 
-// isSame compares two items, their expiries in whole seconds. Nil and empty values are equal.
+// isSame reports whether two items are equal. It compares expiries in whole seconds, and treats nil and empty values as equal.
 func isSame(got, want store.Item) bool {
 	return got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version && maps.Equal(got.Counts, want.Counts) &&
 		got.Expires.IsZero() == want.Expires.IsZero() && (want.Expires.IsZero() || got.Expires.Unix() == want.Expires.Unix())

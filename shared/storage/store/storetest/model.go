@@ -90,7 +90,7 @@ type modelRun struct {
 var (
 	modelSorts = []string{"a", "a#", "b", "É"}
 	countNames = []string{"n", "m"}
-	// modelTables has a table whose items a store may cache.
+	// modelTables has one table that the store in SQLite caches, and one that it does not cache.
 	modelTables = []store.Table{store.Subscriptions, store.Deliveries}
 )
 

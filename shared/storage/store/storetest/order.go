@@ -201,7 +201,7 @@ var watchCases = []testCase{
 		first, _, stopFirst := watcher.Watch(b.prefix + "p")
 		second, _, stopSecond := watcher.Watch(b.prefix + "p")
 		defer stopSecond()
-		for i := range 20 { // the writer does not wait for the watchers
+		for i := range 20 { // these writes must not wait for the watchers, which do not receive yet
 			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
 		}
 		for _, ch := range []<-chan struct{}{first, second} {
@@ -295,7 +295,7 @@ var queryCases = []testCase{
 					items, _ := b.pages(q)
 					expect.List(b, fmt.Sprintf("after %q until %q before %q", after, until, before), sorts(items), want)
 					if before != "" && before != "g" {
-						continue // in reverse a few suffice
+						continue // in reverse order, the queries without Before and with Before "g" suffice
 					}
 					q.Reverse, q.Limit = true, 2
 					items, _ = b.pages(q)

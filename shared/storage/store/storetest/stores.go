@@ -47,7 +47,8 @@ func (h Hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return h.DB.WriteAll(ctx, ops...)
 }
 
-// Faulty is a store that disturbs its call number At, counted from 1. A loop raises At until Calls is less than At.
+// Faulty is a store that disturbs one of its calls: number At, counted from 1. To disturb each call of an operation, a test
+// repeats the operation with a greater At each time, until it makes fewer calls than At.
 type Faulty struct {
 	store.DB
 	At, Calls int

@@ -56,7 +56,8 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// ifStamps returns cases that run only on stores whose [store.DB.Local] returns stamps.
+// ifStamps returns cases that run only on stores whose [store.DB.Local] is equal to stamps, because only a local store has
+// stamps.
 func ifStamps(stamps bool, cases []testCase) []testCase {
 	var out []testCase
 	for _, c := range cases {
