@@ -16,7 +16,7 @@ func WriteFile(path string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(temp.Name()) }() // the file exists only if WriteFile fails
+	defer func() { _ = os.Remove(temp.Name()) }() // after a success this removes nothing, because the file was renamed
 	_, err = temp.Write(content)
 	err = errors.Join(err, keepOwner(temp, path), temp.Sync(), temp.Close())
 	if err == nil {
