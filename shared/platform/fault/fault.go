@@ -139,8 +139,8 @@ type Limit struct {
 // LimitName returns the limit's name. [LimitOf] calls it on a Limit, or on data that embeds a Limit.
 func (l Limit) LimitName() string { return l.Limit }
 
-// AtLimit returns a copy of e whose data is the reached limit: its name, and its value most.
-func (e *Error) AtLimit(name string, most float64) *Error { return e.With(Limit{name, most}) }
+// AtLimit returns a copy of e whose data is the reached limit, with its name and value.
+func (e *Error) AtLimit(name string, value float64) *Error { return e.With(Limit{name, value}) }
 
 // LimitOf returns the name of the limit that caused err, or "" if no limit did.
 func LimitOf(err error) string {
@@ -173,13 +173,13 @@ func Public(err error) string {
 	return msg
 }
 
-// Clip shortens a text that a caller chose to at most most bytes and appends "…", so that an error or a record can repeat it. It does not
-// split a character.
-func Clip(s string, most int) string {
-	if len(s) <= most {
+// Clip shortens a text that a caller chose to at most limit bytes and appends "…", so that an error or a record can repeat it. It
+// does not split a character.
+func Clip(s string, limit int) string {
+	if len(s) <= limit {
 		return s
 	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
+	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
 // Recovered stores a panic as an error in *err. Goroutines defer it, because a panic that is not recovered would end the
