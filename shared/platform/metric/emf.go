@@ -88,7 +88,7 @@ func (e *EMF) write(ctx context.Context) {
 	if e.Export != nil {
 		e.Export(ctx, &all)
 	}
-	lines := map[string]*emfLine{} // by attribute and value
+	lines := map[string]*emfLine{} // keyed by the names and values of attributes
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
 			d := definition(m.Name)
@@ -168,7 +168,8 @@ func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine holds the unwritten metrics with the same attributes. The attributes' names (by) and values are separated by commas.
+// emfLine holds the unwritten metrics with the same attributes. The field by has the attributes' names, and value has their
+// values, each separated by commas.
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64
