@@ -74,7 +74,7 @@ type Value[T any] struct {
 	mu      sync.Mutex
 	value   T
 	loaded  time.Time // start of the load that returned value; zero without a value
-	expired bool      // Expire was called after that load began
+	expired bool      // Expire was called after the load of value began
 	running *run[T]   // nil while no load runs
 	failed  failure   // the last load, if it failed
 }
@@ -159,8 +159,8 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 		}
 		switch {
 		case r.began.Before(called):
-			// This load began before the call, so its result may be too old. It may also have failed only because the
-			// process was frozen. So check the value again.
+			// Ignore the result of this load, because it began before the call. Its value may be too old, or it failed only
+			// because the process was frozen. So check the current value again.
 		case r.err == nil:
 			return r.value, nil
 		default:
@@ -171,10 +171,12 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load r that the caller must wait for, or the value or error if r is nil. The parameter called is the time
-// of the call to Get or Within. The parameter waited is true if the caller has already waited for a load that began before that time.
-// The first of these callers starts a new load. If it fails, the others get its error or the old value, instead of starting a load
-// each.
+// joinOrStart returns the load r that the caller must wait for. If r is nil, joinOrStart returns the value or error for the
+// caller. The parameter called is the time of the call to Get or Within. The parameter waited is true if the caller has already
+// waited for a load that began before that time.
+//
+// If several callers have waited for such a load, the first of them starts a new load. If that fails too, the others get its
+// error or the old value, instead of starting a load each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
