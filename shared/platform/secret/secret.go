@@ -37,7 +37,8 @@ func (v Value) String() string {
 	return "(a plain value)"
 }
 
-// Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so it must be hashed.
+// Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so callers must store only a
+// hash of it.
 func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.env, v.ssm) }
 
 // IsReference reports whether the value is a reference and not plain text.
