@@ -34,7 +34,8 @@ const (
 	PathMetrics = "/v1/metrics"
 )
 
-// MetricNotSent counts batches of spans that could not be sent, and MetricMetricsNotSent counts such batches of metrics.
+// MetricNotSent counts batches of spans that could not be sent. MetricMetricsNotSent counts batches of metrics that could not be
+// sent.
 const (
 	MetricNotSent        = "SpansNotSent"
 	MetricMetricsNotSent = "MetricsNotSent"
@@ -126,7 +127,7 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := c.options.HTTP.Do(r)
 	if err != nil {
-		return errUnreachable // err may contain a secret in the URL, and would give each failure a count of its own
+		return errUnreachable // err may contain a secret of the URL, and failures with different texts would be counted separately
 	}
 	defer func() { _ = resp.Body.Close() }()
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
