@@ -101,8 +101,9 @@ func checkToken(meta json.RawMessage) error {
 type bridge interface {
 	// sendCall sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	sendCall(ctx context.Context) error
-	// respond handles the response, which already has the id of the client's request. It sends it to the client, translated to the client's
-	// revision, unless the backend demands input, with which sendCall can repeat the call.
+	// respond handles the backend's response, which already has the id of the client's request. It translates the response to the client's
+	// revision and sends it to the client. But if the backend demands input, respond may keep that demand, so that sendCall repeats the
+	// call with the input.
 	respond(m upstream.Message) error
 }
 
@@ -136,11 +137,11 @@ type exchange struct {
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry  // the tool, prompt or resource
-	task    json.RawMessage // the id of the task at the backend, if the call is about one
+	task    json.RawMessage // the backend's id of the task, if the call is about a task
 	info    *backends.ServerInfo
 	client  *upstream.Client
 
-	// These fields describe the request as the backend gets it. inSession, withoutSession and roundsBridge set them.
+	// These fields describe the request that the backend gets. inSession, withoutSession and roundsBridge set them.
 	with  backendSession // if the backend is stateless, only the field Version is set
 	id    json.RawMessage
 	token json.RawMessage // the progress token that the backend gets, if it differs from the client's
@@ -153,7 +154,7 @@ type exchange struct {
 	// The state of the call after the messages that the backend has sent so far.
 	answered  bool    // the backend has responded
 	responded bool    // the client has its response
-	outcome   string  // the outcome according to the backend's response, or empty
+	outcome   string  // the outcome that the backend's response reports; empty before the response
 	progress  float64 // the greatest progress that the client has been sent
 	floor     float64 // the greatest progress that the client got in earlier rounds (repetitions of the call); lower values are dropped
 
@@ -254,7 +255,7 @@ func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, h
 }
 
 const (
-	maxFruitless = 10          // times in a row that a call is resumed without receiving an event
+	maxFruitless = 10          // how many times in a row the gateway resumes a call without receiving an event
 	resumePause  = time.Second // the pause before resuming a call if the backend sent no retry field
 )
 
@@ -389,7 +390,7 @@ type sessionBridge struct {
 // unique for the client.
 type question struct {
 	theirs, ours json.RawMessage
-	stray        bool // the backend may wait for the answer when the call has ended, see strays.go
+	stray        bool // the backend may wait for the answer even after the end of the call, see strays.go
 }
 
 func (b *sessionBridge) sendCall(ctx context.Context) error {
@@ -436,7 +437,8 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message, stray bo
 	}
 	x.questions.add(q.key())
 	if token != nil {
-		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id as the token.
+		// Two backends may use the same progress token, and the client's progress notification names only the token. So the client gets the
+		// question's id, which is unique, as the token.
 		meta = jsonrpc.Replace(meta, "progressToken", q.ours)
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "_meta", meta))
 	}

@@ -24,7 +24,7 @@ import (
 // Limits on how often, and with how many questions, a backend may ask for input in one call.
 const (
 	maxRounds = 50
-	maxInputs = 50 // requests in one round
+	maxInputs = 50 // questions in one round
 )
 
 // The interval between two looks for answers in the store grows from firstLook to lastLook.
@@ -114,7 +114,8 @@ type input struct {
 	answer      json.RawMessage
 }
 
-// askClient sends the questions to the client, waits for all answers, and returns the inputResponses; nil if there are no questions.
+// askClient sends the questions in requests to the client, waits for all answers, and returns the inputResponses; nil if there are no
+// questions.
 func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.ListMissing(b.x.call.Capabilities, b.input); len(lacks) > 0 {
 		e := translate.NewMissingError(b.x.entry.Backend, lacks)

@@ -51,8 +51,9 @@ func outcomeOf(m upstream.Message) string {
 
 // write counts a call that has ended, and writes its log line.
 //
-// The principal and the tool are only in the log line. As attributes of the metric, they would make a time series for each combination,
-// and a backend could make any number of them with new names. The backends come from the configuration, and the outcomes are fixed.
+// The principal and the tool are only in the log line. As attributes of the metric, they would make a time series for each combination, and
+// a backend could make any number of time series with new names of tools. The metric has only the backends, which come from the
+// configuration, and the outcomes, which are fixed.
 func (g *Gateway) write(ctx context.Context, r record, err error) {
 	c := r.call
 	switch {

@@ -67,7 +67,7 @@ type roundsBridge struct {
 	stop    context.CancelFunc // ends the exchange with the backend
 	rounds  rounds             // elicitations and answers of earlier rounds
 	pending []upstream.Message // elicitations for the next round
-	gather  *time.Timer        // calls the function stop when no further elicitations are awaited; nil before the first elicitation
+	gather  *time.Timer        // ends the exchange when no further elicitations are awaited; nil before the first one
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
@@ -193,8 +193,9 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
-// withdraw removes a pending elicitation that the backend has cancelled. If it was the only one, the call continues. But if the
-// gateway has already cancelled the call to ask the client, withdraw keeps the last elicitation, because the answer repeats the call.
+// withdraw removes a pending elicitation that the backend has cancelled. If it was the only one, the call continues. But if the gateway has
+// already cancelled the call to ask the client, withdraw keeps the last elicitation, because only the client's answer to it lets the
+// gateway repeat the call.
 func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) (found bool, err error) {
 	i := findQuestion(b.pending, func(m upstream.Message) json.RawMessage { return m.ID }, id)
 	if i < 0 {

@@ -43,7 +43,7 @@ func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 func (x *exchange) takeStray(ctx context.Context, m upstream.Message) bool {
 	m = m.WithoutOwn()
 	params := jsonrpc.Member(m.Raw, "params")
-	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // they name their question or call
+	named := m.Method == spec.NoteCancelled || m.Method == spec.NoteProgress // such a notification names its question or call
 	switch {
 	case !named && x.call.ResponseOnly:
 		return false

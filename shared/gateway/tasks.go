@@ -51,7 +51,7 @@ func (g *Gateway) findEntry(ctx context.Context, c api.Call) (backends.Entry, js
 	return backends.Entry{Entry: api.Entry{Name: c.Name, Backend: v.Backend().Name, Own: name}, View: v}, own, nil
 }
 
-// findTask returns the client's view of the backend that has the task with our id, and the backend's id of the task.
+// findTask returns the client's view of the backend that has a task, and the backend's id of the task, given the id that the client uses.
 func (g *Gateway) findTask(ctx context.Context, c api.Client, id string) (*backends.View, json.RawMessage) {
 	server, own, ok := g.tasks.Open(c.Principal, id)
 	if !ok {
@@ -68,7 +68,7 @@ func checkTaskID(own json.RawMessage) error {
 	return nil
 }
 
-// adaptTask replaces the backend's id of a task in a response by our id. It refuses a task that the client cannot use.
+// adaptTask replaces the backend's id of a task in a response by the id for the client. It refuses a task that the client cannot use.
 func (x *exchange) adaptTask(m *upstream.Message) error {
 	kind, _ := jsonrpc.String(jsonrpc.Member(m.Result, "resultType"))
 	id := x.call.Name
@@ -101,7 +101,8 @@ func (x *exchange) adaptTask(m *upstream.Message) error {
 	return nil
 }
 
-// relateTask replaces a task's id in a message's _meta by our id. Without the tasks extension, the id stays as it is.
+// relateTask replaces a task's id in a message's _meta by the id for the client. If the tasks extension is not in use, the id stays as it
+// is.
 func (x *exchange) relateTask(m upstream.Message) upstream.Message {
 	if !bytes.Contains(m.Raw, []byte(spec.MetaRelatedTask)) || !x.with.Version.Stateless() || !x.call.Version.Stateless() ||
 		!translate.DeclaresTasks(x.call.Capabilities) {
@@ -318,7 +319,8 @@ func (l *taskListen) mayUseBackend(ctx context.Context) bool {
 	return l.gateway.FindByServer(ctx, l.client.Principal, l.server) != nil
 }
 
-// readHonored returns the tasks of which the backend will send notifications, by its ids, from the acknowledgment of a listen request.
+// readHonored returns the tasks of which the backend will send notifications, from the backend's acknowledgment of a listen request. The
+// keys are the tasks' ids at the backend.
 func readHonored(m upstream.Message) map[string]bool {
 	honored := map[string]bool{}
 	for raw := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"), "taskIds")) {
@@ -329,7 +331,7 @@ func readHonored(m upstream.Message) map[string]bool {
 	return honored
 }
 
-// send sends a state of a task, with our id. It waits for a slow client.
+// send sends a state of a task to the client, after it has replaced the task's id. It waits for a slow client.
 func (l *taskListen) send(ctx context.Context, state json.RawMessage) {
 	own, _ := jsonrpc.String(jsonrpc.Member(state, "taskId"))
 	id, ok := l.ids[own]
