@@ -29,8 +29,8 @@ type Client struct {
 // Capabilities describes what a backend, or all backends of a principal together, can do.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// ToolsChanged, PromptsChanged and ResourcesChanged are true if the backend notifies clients of changes of that list, and Subscribe
-	// if clients can subscribe to updates of single resources.
+	// ToolsChanged, PromptsChanged and ResourcesChanged are true if the backend notifies clients when the list of this kind changes.
+	// Subscribe is true if clients can subscribe to updates of single resources.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// Events is true if the backend has event types, and EventsChanged if it notifies clients when they change.
 	Events, EventsChanged bool

@@ -75,8 +75,8 @@ func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 // finds a change and announces it, and the client reads the list again.
 const LeftOut = "!"
 
-// NewListHash returns the item with the hash of a backend's list, or with [LeftOut]. Each item has another version, so that a writer can tell
-// whether the item was replaced meanwhile, even by an equal one.
+// NewListHash returns the item with the hash of a backend's list, or with [LeftOut]. Each item gets a random version, so that a writer can
+// tell whether another process has replaced the item, even by an equal one.
 func NewListHash(key store.Key, hash []byte) store.Item {
 	return store.Item{Key: key, Value: hash, Version: rand.Int64()}
 }
