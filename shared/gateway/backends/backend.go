@@ -36,8 +36,8 @@ import (
 // Backend is one MCP server behind the gateway.
 type Backend struct {
 	api.Backend
-	options  *Options        // of the [Set]
-	serverID string          // see [Backend.ServerID]
+	options  *Options        // the options of the [Set]
+	serverID string          // the result of [Backend.ServerID]
 	own      upstream.Client // makes the gateway's own requests, with the operator's credentials
 	oauth    oauthTokens
 	tokens   exchanges
@@ -46,8 +46,8 @@ type Backend struct {
 	// one listen request can name many resources.
 	noStream *refresh.Value[bool]
 	changed  chan struct{} // receives when the subscriptions to the backend's resources may have changed
-	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports has their
-	// rates, by method; it is never modified.
+	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports limits the
+	// rate of these reports for each method; the map is never modified.
 	reported chan string
 	reports  map[string]*reportRate
 

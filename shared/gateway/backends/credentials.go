@@ -89,7 +89,8 @@ func (b *Backend) dropOAuthToken(h http.Header) {
 	}
 }
 
-// headerOf remembers the latest Authorization header, and when it changed, for [Backend.dropOAuthToken].
+// headerOf returns the Authorization header with a token. It also remembers the latest header, and since when it is in use, for
+// [Backend.dropOAuthToken].
 func (o *oauthTokens) headerOf(t *oauth2.Token) string {
 	header := t.Type() + " " + t.AccessToken
 	o.mu.Lock()

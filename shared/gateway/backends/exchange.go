@@ -78,7 +78,8 @@ func (b *Backend) noToken(kind fault.Kind, cause error, text string) *upstream.U
 	return &upstream.UnsentError{Fault: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), Cause: cause, NoToken: true}
 }
 
-// exchangeToken returns the Authorization header for requests to the backend, given the caller's. The error is an [upstream.UnsentError].
+// exchangeToken returns the Authorization header for requests to the backend. caller is the Authorization header of the caller. The error
+// is an [upstream.UnsentError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
 	token, user, expires, ok := readToken(caller)
 	now := time.Now()
@@ -98,7 +99,8 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
 		got := b.askExchange(token, user)
-		got.until = got.until.Round(0) // because the monotonic clock may stand still while Lambda has frozen the process
+		// Removes the monotonic clock reading, because that clock may stand still while Lambda has frozen the process.
+		got.until = got.until.Round(0)
 		switch {
 		case got.err == nil:
 			b.tokens.failed.Store(nil)

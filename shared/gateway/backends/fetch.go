@@ -135,7 +135,8 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
 			e, why := v.parseEntry(kind, raw)
 			if kind == api.Tools && why == "" && info.Version.Stateless() {
-				if _, err := translate.Parameters(raw); err != nil { // clients must leave out such a tool (2026-07-28, x-mcp-header)
+				// Clients must leave out a tool with invalid x-mcp-header annotations (2026-07-28, x-mcp-header).
+				if _, err := translate.Parameters(raw); err != nil {
 					why = dropHeader
 				}
 			}

@@ -74,8 +74,8 @@ type pendingList struct {
 	failed bool
 }
 
-// fetchLists fetches the views' lists in the background. It uses a cached list of the current version whose age is below the
-// maximum age, which the function use returns.
+// fetchLists fetches the views' lists in the background. It uses a cached list if the list version has not changed and the list is younger
+// than the function use returns.
 func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
 	versions := listVersions(ctx, bs.options, views, kind)
 	pending := make([]*pendingList, len(views))
@@ -145,7 +145,7 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	for i, l := range lists {
 		first, b := len(out.Entries), views[i].backend
 		if l == nil {
-			l = &fetched{ttl: maxTTL} // the list could not be fetched
+			l = &fetched{ttl: maxTTL} // without a list, the backend adds no entries and does not shorten the TTL
 		}
 		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
 		for i := range l.entries {

@@ -155,8 +155,8 @@ func (l *versionedList) infoAge() time.Duration {
 	return min(askAgain, max(askLeast, time.Since(l.since)))
 }
 
-// list returns the backend's list under a list version. It fetches the list again if the cached one is older than the maximum age, which
-// the function use returns. If that fails, list returns an error together with the last list, or nil.
+// list returns the backend's list under a list version. It fetches the list again if the cached one is older than the function use returns.
+// If that fails, list returns an error together with the last list, or nil.
 func (v *View) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
 	v.mu.Lock()
 	l := v.lists[kind]
