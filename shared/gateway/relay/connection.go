@@ -67,8 +67,8 @@ func (c *connection) keep() {
 	}
 }
 
-// pause waits before the next attempt to connect. A client that subscribes to a resource ends the pause, because the backend probably
-// responds again, but not before the shortest pause is over.
+// pause waits before the next attempt to connect. If a client subscribes to a resource meanwhile, the backend probably responds again, so
+// pause then returns early, but not before the shortest pause is over.
 func (c *connection) pause(wait time.Duration) {
 	least, _ := c.relay.pauses()
 	least = min(least, wait)

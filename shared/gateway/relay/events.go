@@ -107,8 +107,8 @@ type receiver struct {
 	limit   *rate.Limiter     // for events, see [eventRate]
 	lines   *rate.Limiter     // for the lines of streams, see [limitedStream]
 
-	// perCaller is true if the backend acts for its callers. In that case, types has the event types that the backend shows to one caller,
-	// by their names at the backend, and listed is when the relay read them.
+	// perCaller is true if the backend acts for its callers. Then each caller's subscription has its own receiver. There, types has the event
+	// types that the backend shows to this caller, by their names at the backend, and listed is when the relay read them.
 	perCaller bool
 	types     map[string]*catalog.Entry
 	listed    time.Time
@@ -336,7 +336,7 @@ pages:
 			if err != nil {
 				e.backend.Client().Dropped(ctx, dropType)
 				level := slog.LevelDebug
-				if errors.Is(err, errNoURL) && !e.warned { // warn once, because the operator can set the URL
+				if errors.Is(err, errNoURL) && !e.warned { // a warning, because the operator can set the URL, but only one
 					level, e.warned = slog.LevelWarn, true
 				}
 				e.relay.log(e.backend).Log(ctx, level, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))

@@ -289,7 +289,7 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	// Roots list changes are sent by clients. If a backend sends one anyway, the relay passes it on to clients of session-based
 	// revisions, as the proposal for gateways demands.
 	case spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange, spec.NoteRootsChange:
-		if m.Method != spec.NoteRootsChange { // roots are not a list of the gateway
+		if m.Method != spec.NoteRootsChange { // the gateway does not cache roots, which are a list of the client
 			f.Outdate()
 		}
 		if !f.throttle.change(m.Method) {
@@ -339,7 +339,7 @@ func (f *following) hasSubscriber(uri string) bool {
 }
 
 func (f *following) announceChange(ctx context.Context, method string) error {
-	if method == spec.NoteRootsChange { // roots are not a list of the gateway
+	if method == spec.NoteRootsChange { // the gateway keeps no version and no hash of roots, which are a list of the client
 		return f.relay.announce(ctx, f, api.Notice{Method: method})
 	}
 	if err := f.markUnsettled(ctx, method); err != nil {

@@ -142,7 +142,7 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing follows one backend while it holds the lease. When it does not, it sends to idled, so that [Relay.Run] checks
+// keepFollowing follows one backend while this relay holds the lease. Whenever it does not, it sends to idled, so that [Relay.Run] checks
 // whether any backend is left to follow.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()

@@ -135,7 +135,7 @@ func (f *following) get() (*stream, error) {
 	if x != nil {
 		status = x.Status
 	}
-	if status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
+	if status >= http.StatusBadRequest { // if there is an exchange despite the error status, its body only has the reason as JSON
 		if x != nil {
 			x.Close()
 		}

@@ -29,11 +29,11 @@ const (
 // notificationThrottle limits how fast the relay announces the notifications of a backend, across all the relay's connections to the
 // backend.
 type notificationThrottle struct {
-	changes          map[string]*rate.Limiter // by method; never modified
+	changes          map[string]*rate.Limiter // a limiter for each method; the map is never modified
 	updates, unasked *rate.Limiter
 
 	mu   sync.Mutex
-	held map[string]bool // methods of changes that still have to be announced
+	held map[string]bool // the methods of list changes that still have to be announced
 }
 
 func newNotificationThrottle() *notificationThrottle {
