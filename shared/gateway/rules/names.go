@@ -8,9 +8,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// CheckNames returns a fault of kind Invalid if a backend could read another name in the params of a call than the one that was checked
-// against the rules. member is the member with that name. Some JSON libraries ignore the case of member names, and a ref with both a name
-// and a uri can be read in two ways. A ref must have a uri if template is set, and otherwise a name.
+// CheckNames returns a fault of kind Invalid if a backend could read another name in the params of a call than the gateway, which checks
+// the name against the rules. Some JSON libraries ignore the case of member names, so params must not have, for example, both name and
+// Name.
+//
+// member is the member of params with the name, or "ref" for completion/complete. There the name is the member name of the object ref or,
+// if template is set, the member uri. The other member must be absent.
 func CheckNames(params json.RawMessage, member string, template bool) error {
 	object, own, other := params, member, ""
 	if member == "ref" {
