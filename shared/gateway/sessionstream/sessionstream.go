@@ -68,7 +68,8 @@ type Streams struct {
 
 	mu      sync.Mutex
 	streams map[session]*stream
-	// refused says until when the gateway does not ask for the stream of a session or, under a session without an id, for any stream of a backend.
+	// refused says until when the gateway does not ask for the stream of a session. An entry without a session id stands for all
+	// sessions of a backend.
 	refused bounded.Map[session, time.Time]
 	slow    bounded.Map[string, time.Time] // by the backend's URL, until when calls to it wait only for slowWait
 }
@@ -274,7 +275,7 @@ func (st *stream) target() (*upstream.Client, upstream.Request) {
 func (st *stream) get(ctx context.Context, lastID string) (*upstream.Exchange, error) {
 	c, r := st.target()
 	x, err := c.Get(ctx, r, lastID)
-	if err == nil && x.Status >= http.StatusBadRequest { // the body has the reason as JSON
+	if err == nil && x.Status >= http.StatusBadRequest { // despite the error status there is no error, because the body has JSON
 		x.Close()
 		err = &upstream.StatusError{Status: x.Status}
 	}
