@@ -67,7 +67,8 @@ type process struct {
 	// answersLate is set if the client can answer a question after the end of the call that carried it.
 	answersLate bool
 
-	// The handshake sets these fields for a shared process: whether it speaks a stateless revision, and otherwise its result of initialize.
+	// The handshake sets these fields for a shared process. stateless says whether the process speaks a stateless revision. If not,
+	// initialized is the result of initialize.
 	stateless   bool
 	initialized json.RawMessage
 
@@ -176,8 +177,8 @@ func (p *process) start(ctx context.Context) error {
 	return nil
 }
 
-// buildEnvironment returns the environment of a command, and a replacer that hides its secrets. HOME is in it because package runners
-// such as npx and uvx keep their packages there.
+// buildEnvironment returns the environment of a command, and a replacer that hides its secrets. The environment has HOME because package
+// runners such as npx and uvx keep their packages there.
 func buildEnvironment(ctx context.Context, t *Transport, c *api.Command) (env []string, hide *strings.Replacer, err error) {
 	var hidden []string
 	for _, name := range []string{"PATH", "HOME"} {

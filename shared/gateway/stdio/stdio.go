@@ -46,8 +46,8 @@ type Transport struct {
 	// Dropped is called for each message of a backend that the transport drops because it is unusable, e.g. not JSON. It may be nil.
 	Dropped func(ctx context.Context, b api.Backend, reason string)
 	Log     *slog.Logger
-	// Processes limits the processes of clients' sessions, in total and PerPrincipal. 0 means 64 and 16. Each backend's shared process is
-	// extra.
+	// Processes limits the processes of clients' sessions in total, and PerPrincipal for each principal. 0 means 64 and 16. The backends'
+	// shared processes do not count.
 	Processes, PerPrincipal int
 	// StartTime limits how long a command may take to answer for the first time; 0 means 2 minutes. ProbeTime is how long the transport
 	// waits for the answer to server/discover before it also tries initialize, which the earlier revisions need; 0 means 5 s.
