@@ -59,7 +59,7 @@ func (c *Client) send(req *http.Request, progress *requestProgress) (resp *http.
 
 // requestProgress records how far a request got on its connection.
 type requestProgress struct {
-	reused, sent atomic.Bool // whether it uses an idle connection, and whether its header was written
+	reused, sent atomic.Bool // whether the request uses a connection that was idle, and whether its header was written
 
 	conn  *countingConn // nil if the connection does not count its bytes
 	first int64         // the connection's byte count when the request began

@@ -55,7 +55,7 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		release()
 		_ = c.Close()
-		if reused && !c.answered && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats such GET requests, too
+		if reused && !c.answered && req.Method == http.MethodGet && ctx.Err() == nil { // net/http also repeats a GET request in this case
 			return d.RoundTrip(req)
 		}
 		return nil, cmp.Or(context.Cause(ctx), err)
