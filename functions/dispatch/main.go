@@ -1,5 +1,5 @@
-// Command dispatch is the function that signs and POSTs webhooks. It reads pages of first attempts from the
-// deliveries queue and single retries from the slow queue.
+// Command dispatch is the function that signs and POSTs webhooks. A message in the deliveries queue is a page of first attempts: one
+// event for many subscriptions. A message in the slow queue is a single retry.
 package main
 
 import (

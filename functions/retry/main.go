@@ -32,7 +32,8 @@ func create(p *boot.Process) (boot.Handler, error) {
 	})
 	jobs = append(jobs, []periodic.Job{
 		{Name: "replays", Run: (&deadletter.Replays{Subscriptions: subscriptions, Operations: operations, EventLog: p.Core.EventLog}).Run},
-		// By default there is no event source mapping, because even the smallest one can use two of the account's concurrent executions.
+		// By default (InboxConcurrency is 0), only this job reads the inbox, because an event source mapping could use two of the account's
+		// concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {

@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// parts need the stored key, so they are created at the first request.
+// parts are shared by the function's handlers. They need the stored key, so they are created at the first request.
 type parts struct {
 	key      []byte // authenticates cursors and other state that clients hold
 	backends *gateway.Gateway

@@ -255,8 +255,8 @@ func (l *Lazy[T]) Made() (value T, made bool) {
 	return l.value, l.made
 }
 
-// Handler returns a handler that passes requests to l's handler, which the first request creates. It responds with 503
-// if that fails.
+// Handler returns a handler that passes requests to l's handler, which the first request creates. If l cannot create it, the response has
+// status 503.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())

@@ -77,8 +77,8 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each
-// request. If open is not nil, StreamHandler closes the open streams of that handler before the process ends.
+// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each request. If the
+// parameter open is not nil, it is a handler with long-lived streams, which StreamHandler closes before the process ends.
 func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {
@@ -301,9 +301,9 @@ const (
 	frontHeader = "X-Mcpevents-Front"
 )
 
-// RequireFront refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a
-// client that knows a function's URL could bypass the firewall. It removes the key from the request, because sources keep the headers of
-// requests in documents, which events and dead letters may show.
+// RequireFront refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a client that knows a
+// function's URL could bypass the firewall. RequireFront removes the header with CloudFront's key from the request, because functions
+// store the headers of requests to sources, and events and dead letters may contain them.
 func (p *Process) RequireFront(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {

@@ -18,21 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Needs are groups of settings that only some functions read. If a function does not need a group, its settings keep
-// their defaults, and invalid ones do not stop the function from starting.
+// Needs says which groups of settings a function reads. The settings of other groups keep their defaults, and invalid ones do not stop
+// the function from starting.
 type Needs uint8
 
 const (
-	// Callers are authentication and quotas.
+	// Callers is the group for functions that clients call: authentication, and the limits of streams and publishing.
 	Callers Needs = 1 << iota
 	Webhooks
-	// Records are for deliveries and requests to sources.
+	// Records is the group that says which data of deliveries and of requests to sources is stored.
 	Records
 
 	All = Callers | Webhooks | Records
 )
 
-// limitsOf lists the limits in each group. All functions read the others.
+// limitsOf lists the settings in each group. All functions read the settings that are in no group.
 var limitsOf = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
@@ -60,7 +60,7 @@ func Check(getenv func(string) string) error {
 	return err
 }
 
-// readSettings sends no requests.
+// readSettings reads the settings in the environment that a function needs. It sends no requests.
 func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s settings, err error) {
 	var except []string
 	for need, names := range limitsOf {
@@ -102,7 +102,7 @@ func readLevel(text string) (slog.Level, error) {
 }
 
 // margin is how long before the end of its invocation a batch must end, so that the function can report the failed messages. For short
-// invocations, the margin is a third of the remaining time, because local AWS runs functions with timeouts of a few seconds.
+// invocations, the margin is a third of the remaining time, because emulators of AWS run functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
@@ -144,8 +144,9 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function
-// url. For a batch of messages, it calls the function batches with the ARN of their queue, and passes the batch to the result.
+// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function url. For a
+// batch of messages, it calls the function batches with the ARN of their queue, which returns the handler for this queue, or nil if the
+// function does not read the queue.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

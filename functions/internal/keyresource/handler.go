@@ -30,8 +30,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Handler serves CloudFormation's events and an operator's orders. Its fields connect only for the events that need it, so that a stack can
-// be deleted even after it has lost its tables or keys.
+// Handler serves CloudFormation's events and an operator's orders. It opens the store and asks for the stack's status only for events
+// that need them, so that a stack can be deleted even after it has lost its tables or keys.
 type Handler struct {
 	// Open connects to the deployment's store, and to the KMS key that wraps the keyset.
 	Open func() (store.DB, sealing.Wrapper, error)

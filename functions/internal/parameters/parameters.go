@@ -40,7 +40,7 @@ const (
 	tries   = 3
 )
 
-// A value has at most 8 KB.
+// maxAnswer limits a response of SSM, in bytes. The value in it has at most 8 KB.
 const maxAnswer = 64 << 10
 
 // Store looks up secrets. It is safe for concurrent use.
@@ -114,7 +114,7 @@ func (s *Store) hold(name string) *refresh.Value[parameter] {
 	return held
 }
 
-// refresh returns an error only if another attempt may succeed.
+// refresh reads a parameter. It returns an error only if another attempt may succeed. Other errors are in the returned parameter.
 func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	value, err := s.get(ctx, name)
 	if fault.Is(err, fault.Unavailable) {
@@ -124,7 +124,7 @@ func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	return parameter{value, err}, nil
 }
 
-// get repeats attempts that failed temporarily.
+// get reads the value of a parameter. It repeats attempts that failed temporarily.
 func (s *Store) get(ctx context.Context, name string) (value string, err error) {
 	for try := range tries {
 		if try > 0 && periodic.Sleep(ctx, 100*time.Millisecond<<try) != nil {

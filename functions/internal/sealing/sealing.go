@@ -181,8 +181,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err := writePrivate(ctx, db, wrapped, version); err != nil || public == nil {
 		return err
 	}
-	// After a crash at this point the old key continues to seal. Repeating the step completes it. If another rotation has completed meanwhile,
-	// the condition keeps its public keyset, because otherwise an older key would seal again.
+	// If the process crashes here, the old key continues to seal, and repeating the step completes the rotation. The condition fails if
+	// another rotation has written the public keyset meanwhile, because otherwise an older key would seal again.
 	cond := store.Absent()
 	if had[0] != nil {
 		cond = store.VersionIs(had[0].Version)
@@ -245,7 +245,7 @@ type Opener struct {
 	keyset *refresh.Value[openable]
 }
 
-// openable has the version of the stored keyset.
+// openable opens secrets with the stored private keyset, which has this version.
 type openable struct {
 	*webhook.Opener
 	version int64
@@ -371,7 +371,8 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key is the prefix of all secrets that are sealed with the sealing key. If a rotation has changed that key, Drop begins again.
+	// Key identifies the sealing key: all secrets that are sealed with it begin with these bytes. If a rotation has changed the sealing key,
+	// Drop begins again.
 	Key      []byte                `json:"key"`
 	At       subscription.Position `json:"at"`
 	Resealed time.Time             `json:"resealed,omitzero"`
