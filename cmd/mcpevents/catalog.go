@@ -93,9 +93,10 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	return nil
 }
 
-// declares reports whether a schema declares the member at a JSON pointer, as far as types, properties and items tell.
+// declares reports whether a schema declares the member at a JSON pointer. It looks only at types, properties and items. If a part of the
+// schema has other keywords, for example $ref, it returns true, because they may declare the member.
 func declares(schema json.RawMessage, pointer string) bool {
-	path, _ := jsonpointer.Parse(pointer) // the catalog is valid
+	path, _ := jsonpointer.Parse(pointer) // no error, because the pointer is from a valid catalog
 	for _, name := range path {
 		var s map[string]json.RawMessage
 		if json.Unmarshal(schema, &s) != nil {
@@ -113,7 +114,7 @@ func declares(schema json.RawMessage, pointer string) bool {
 		var properties map[string]json.RawMessage
 		switch {
 		case types != "" && !strings.Contains(types, `"object"`) && (err != nil || !strings.Contains(types, `"array"`)):
-			return false // a text has no members, and the elements of a list have numbers
+			return false // only objects have named members, and only objects and arrays have numbered ones
 		case strings.Contains(types, `"array"`) && err == nil:
 			schema = s["items"]
 		case json.Unmarshal(s["properties"], &properties) != nil:

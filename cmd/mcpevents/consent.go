@@ -88,7 +88,7 @@ type provider struct {
 	Title       string   `json:"title,omitempty"`
 	Description string   `json:"description,omitempty"`
 	Receives    []string `json:"receives"`
-	// Consented is true if there is consent to all kinds in Receives.
+	// Consented is true if the latest decision is a consent to everything in Receives.
 	Consented bool      `json:"consented"`
 	Consent   *decision `json:"consent"`
 }

@@ -84,7 +84,7 @@ func (c *DropCmd) Run(g *Globals) error {
 	return nil
 }
 
-// explainKept says why old keys are left, or that there were none.
+// explainKept returns a sentence that says why old keys are kept, or that there were none. It returns an empty text if all were removed.
 func explainKept(old standalone.OldKeys) string {
 	switch {
 	case old.Kept > 0:

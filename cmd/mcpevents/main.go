@@ -104,7 +104,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "operate", Title: "Operate a server:"},
 	{Key: "maintain", Title: "Maintain a stand-alone server:"},
 	{Key: "program", Title: "This program:"},
-	// These groups are also the headings of docs/reference/settings.md.
+	// The following groups are also the headings of docs/reference/settings.md.
 	{Key: "Access", Title: "Access:"},
 	{Key: "Limits", Title: "Limits:"},
 	{Key: "Events and deliveries", Title: "Events and deliveries:"},
@@ -124,7 +124,7 @@ func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 		return err
 	}
 	for _, n := range ctx.Model.Children {
-		n.Group = nil // without this, the subcommands would be in the same group
+		n.Group = nil // otherwise kong lists the subcommands in the group of their command
 	}
 	return kong.DefaultHelpPrinter(o, ctx)
 }
@@ -162,7 +162,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	if group := parsed.Selected(); group != nil && len(group.Children) > 0 { // kong accepts it, because the flags of the group have a method Run
+	// kong accepts a group without one of its commands if the flags of the group have a method Run.
+	if group := parsed.Selected(); group != nil && len(group.Children) > 0 {
 		var names []string
 		for _, command := range group.Children {
 			names = append(names, strconv.Quote(command.Name))
@@ -251,7 +252,7 @@ func environment() kong.Option {
 
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
+	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // kong has checked the level
 	o := &slog.HandlerOptions{Level: level, ReplaceAttr: metric.RemoveMember}
 	if g.LogFormat == "text" || g.LogFormat == "auto" && isTerminal(w) {
 		return slog.New(slog.NewTextHandler(w, o))
@@ -366,7 +367,8 @@ func (c *DemoCmd) Run(g *Globals) error {
 	})
 }
 
-// CompletionCmd prints the shell code that runs this program with the line in COMP_LINE, for the words that can follow.
+// CompletionCmd prints code for a shell that completes command lines. To find the next words, the code runs this program with the
+// incomplete line in the environment variable COMP_LINE.
 type CompletionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
 }

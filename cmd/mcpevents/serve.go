@@ -86,7 +86,8 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return errors.Join(err, shutDown(e, longestDrain, s.Log))
 }
 
-// shutDown returns no error if requests or deliveries were cut off, because no event is lost.
+// shutDown shuts a server down and waits at most for the duration longest. It returns no error if requests or deliveries were cut off
+// then, because no event is lost.
 func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Duration, log *slog.Logger) error {
 	log.Info("draining", "for", longest.String())
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
