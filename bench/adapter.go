@@ -135,7 +135,7 @@ type values struct {
 	n                        int
 }
 
-// Unknown variables stay as they are.
+// append appends the text to b, with the values of its variables. Unknown variables stay as they are.
 func (t template) append(b []byte, v values) []byte {
 	for _, p := range t {
 		b = append(b, p.text...)

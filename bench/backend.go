@@ -28,7 +28,7 @@ func (b *backend) close() {
 	b.server.Close()
 }
 
-// changed announces a change of the backend's tools on all open streams, and returns their number.
+// changed notifies all open streams of a change of the backend's tools. It returns the number of streams.
 func (b *backend) changed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -52,7 +52,8 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 		return err
 	}
 	defer s.stop()
-	idle, err := o.idleSessions(ctx, s, sessions) // first, because memory that the server has freed would hide theirs
+	// Measure sessions first. Later they would use memory that the server has freed, and seem to need less.
+	idle, err := o.idleSessions(ctx, s, sessions)
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,8 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server whose gateway is in front of a backend. The name is for the program of [Options.Against], and otherwise empty.
+// through is a server whose gateway is in front of a backend. The report shows its name, which is empty except for the program of
+// [Options.Against].
 type through struct {
 	url, name string
 	backend   *backend
@@ -98,7 +100,7 @@ func (o Options) against(ctx context.Context) (other through, end func(), err er
 }
 
 const (
-	// The first calls are slower than the measured ones.
+	// warmCalls is the number of calls before the measured ones, because the first calls are slower.
 	warmCalls     = 50
 	progressSteps = 20
 )
@@ -279,7 +281,7 @@ func changes(ctx context.Context, s through, done *atomic.Int64, say func(string
 	var medians, slowest []time.Duration
 	for range changeRounds {
 		sent := time.Now()
-		told := s.backend.changed() // behind the gateway it is two backends
+		told := s.backend.changed() // two streams, because the gateway has this backend twice, see bothRevisions
 		each := make([]time.Duration, 0, told*changeStreams)
 		for range told * changeStreams {
 			select {
@@ -305,7 +307,7 @@ func changes(ctx context.Context, s through, done *atomic.Int64, say func(string
 const (
 	eventsPrefix = "events_"
 	eventName    = "bench.tick"
-	// The first events are slower than the measured ones.
+	// warmEvents is the number of events before the measured ones, because the first events are slower.
 	warmEvents = 50
 )
 

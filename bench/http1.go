@@ -41,7 +41,7 @@ func (m *message) read(r *bufio.Reader) error {
 			break
 		}
 		if len(m.head) > 0 {
-			if err := m.framing(line); err != nil {
+			if err := m.readFraming(line); err != nil {
 				return err
 			}
 		}
@@ -53,8 +53,8 @@ func (m *message) read(r *bufio.Reader) error {
 	return m.readBody(r)
 }
 
-// framing reads headers that say where the message ends, or whether the connection stays open.
-func (m *message) framing(line []byte) (err error) {
+// readFraming reads a header that says where the message ends, or whether the connection stays open. It ignores other headers.
+func (m *message) readFraming(line []byte) (err error) {
 	switch value, name := header(line); {
 	case is(name, "content-length"):
 		m.length, err = strconv.Atoi(string(value))
@@ -164,7 +164,7 @@ func (p stdPoster) post(target *url.URL, head, body []byte) ([]byte, error) {
 
 func (p stdPoster) close() { p.CloseIdleConnections() }
 
-// caller uses the HTTP/1.1 code of this file.
+// caller is a poster that uses the HTTP/1.1 code of this file.
 type caller struct {
 	conn   net.Conn
 	reader *bufio.Reader
@@ -192,7 +192,7 @@ func (c *caller) post(target *url.URL, head, body []byte) ([]byte, error) {
 			break
 		}
 		c.close()
-		if !again { // after the first try, repeat, because the server may have closed an idle connection
+		if !again { // only an attempt on an old connection is repeated, because the server may have closed it
 			return nil, fault.Wrap(fault.Unavailable, err, "post to %s", target.Host)
 		}
 	}

@@ -256,7 +256,7 @@ func (r Report) WriteSVG(w io.Writer) error {
 		}
 		c.Series = append(c.Series, series)
 	}
-	c.YAxis.Range.SetMax(highest*1.05 + 0.01) // a range of nothing cannot be drawn
+	c.YAxis.Range.SetMax(highest*1.05 + 0.01) // 0.01, because a range from 0 to 0 cannot be drawn
 	c.Elements = []chart.Renderable{chart.Legend(&c)}
 	return fault.Wrap(fault.Internal, c.Render(chart.SVG, w), "draw the chart")
 }

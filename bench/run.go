@@ -34,7 +34,7 @@ type Options struct {
 	Token    string        // for Server, if it wants one
 	Data     string        // directory for the server's database; a temporary one if empty
 	Receiver string        // address that receives webhooks
-	Against  string        // with [Gateway], another program of this project that is measured too; the arguments are Serve's
+	Against  string        // with [Gateway], a second program of this project to measure, started with the arguments of Serve
 	Profile  string        // file for a CPU profile of the server's first ten seconds
 	Adapters []Adapter     // other senders, measured after the server
 	Timeout  time.Duration // longest run
@@ -44,7 +44,8 @@ type Options struct {
 	env []string // environment variables of the started server, in addition to the inherited ones
 }
 
-// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each twice.
+// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each of them without and then with hanging
+// endpoints.
 func Run(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		for _, a := range append([]Adapter{{}}, o.Adapters...) {
@@ -290,12 +291,12 @@ type Shape struct {
 	Batch       int  `json:"batch"`       // events per request
 	Publishers  int  `json:"publishers"`  // connections
 	Rate        int  `json:"rate"`        // events per second; 0 is as fast as the server accepts them
-	URIs        int  `json:"uris"`        // events are spread over them in turn
+	URIs        int  `json:"uris"`        // number of URIs, which the events use in turn
 	Subscribers int  `json:"subscribers"` // for each URI
 	Payload     int  `json:"payload"`     // bytes
-	Latency     bool `json:"latency"`     // one event at a time; the next when it has arrived everywhere
-	// Hang is the number of additional endpoints that never answer. Each subscribes to every URI. They have the origin of the healthy
-	// endpoints or, with HangOrigin, each its own. No result counts deliveries to them.
+	Latency     bool `json:"latency"`     // publish each event only when the previous one has arrived everywhere
+	// Hang is the number of additional endpoints that never answer. Each subscribes to every URI. With HangOrigin, each of them has an
+	// origin (host and port) of its own. Otherwise they share the origin of the healthy endpoints. No result counts deliveries to them.
 	Hang       int  `json:"hang"`
 	HangOrigin bool `json:"hangOrigin"`
 	// AnswerDelay is how long the healthy endpoints take to answer.
@@ -337,7 +338,7 @@ func (s Shape) check() error {
 
 func (s Shape) deliveries() int { return s.Events * s.Subscribers }
 
-// Endpoint i subscribes to the URI i modulo URIs.
+// endpoints returns the number of endpoints that answer. Endpoint i subscribes to the URI with the number i modulo URIs.
 func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
 
 func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }

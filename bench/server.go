@@ -102,7 +102,7 @@ type storeCounts struct {
 	Written        int64 `json:"written_bytes"`
 }
 
-// counts returns nil if the server does not show its counters.
+// counts returns the server's counters for its database, or nil if the server does not show them.
 func (s *server) counts(ctx context.Context) *storeCounts {
 	var vars struct{ Database *storeCounts }
 	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)
@@ -132,14 +132,15 @@ func (s *server) debugPage(ctx context.Context, path string) []byte {
 	return b
 }
 
-// writeProfile only prints errors, because the measurement is still of use.
+// writeProfile writes a CPU profile of the next ten seconds to a file. It only prints errors, because the measurement is useful without
+// the profile.
 func (s *server) writeProfile(ctx context.Context, file string) {
 	if err := os.WriteFile(file, s.debugPage(ctx, "/debug/pprof/profile?seconds=10"), 0o600); err != nil {
 		fmt.Fprintf(os.Stderr, "write the profile: %v\n", err)
 	}
 }
 
-// cpuSeconds works on Linux, and returns 0 elsewhere.
+// cpuSeconds returns the CPU time that a process has used. It returns 0 on systems other than Linux.
 func cpuSeconds(pid int) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -152,7 +153,7 @@ func cpuSeconds(pid int) float64 {
 	}
 	user, _ := strconv.ParseFloat(f[11], 64)
 	system, _ := strconv.ParseFloat(f[12], 64)
-	return (user + system) / 100 // USER_HZ
+	return (user + system) / 100 // Linux counts in hundredths of a second
 }
 
 // memory returns a figure in bytes (Linux; 0 elsewhere), e.g. VmRSS for resident memory or VmHWM for its peak.

@@ -60,7 +60,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
 	grown := memory(pid, "VmRSS") - before
 
-	// The first event is slower than the others.
+	// Measure several events, because the first one is slower than the others.
 	times := make([]time.Duration, 0, 5)
 	for n := range cap(times) {
 		published := time.Now()
@@ -158,7 +158,8 @@ func (p *publisher) publish(n int) error {
 
 const listensAtOnce = 64
 
-// listens opens count streams. filter returns the filter of stream i. arrived receives the arrival time of each message with the method.
+// listens opens count streams, with filter(i) as the filter of stream i. The channel arrived receives the time of each message with the
+// method. listens counts the open streams in opened.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)

@@ -43,13 +43,13 @@ events:
 const (
 	crashEvents     = 1000
 	crashPublishers = 8
-	crashAfter      = 100 // kill the server when this many of them have arrived everywhere
+	crashAfter      = 100 // kill the server when this many of crashEvents have arrived in each of the four ways
 )
 
 // Options configure [Run].
 type Options struct {
 	Serve   []string      // the program and arguments that start a server; Run adds flags
-	Agent   string        // what the demo calls itself to the server
+	Agent   string        // name and version of the demo, which the server sees
 	Timeout time.Duration // longest run
 	Out     io.Writer
 	Log     *slog.Logger
@@ -77,7 +77,7 @@ func Run(ctx context.Context, o Options) error {
 	d.serve = append(o.Serve[:len(o.Serve):len(o.Serve)], "--addr", addrs[0], "--data", filepath.Join(dir, "data"), "--catalog", catalog,
 		"--auth", "none", "--allow-insecure-targets") // the receivers are on this machine
 	if d.server, err = d.start(ctx); err == nil {
-		defer func() { d.server.Kill() }() // its data is temporary
+		defer func() { d.server.Kill() }() // a clean end is unnecessary, because the data is temporary
 		d.say("server", "serving %s/mcp, data in one SQLite file", d.url)
 		err = d.run(ctx)
 	}
@@ -98,9 +98,9 @@ type demo struct {
 	changed chan struct{} // gets a value when an event has arrived
 	failed  chan error    // gets the error of a subscription that has ended
 
-	mu        sync.Mutex // guards the following fields, the arrivals of all ways, and the output
+	mu        sync.Mutex // guards the following fields, the map arrived of each way, and the output
 	began     time.Time  // the moment from which times are printed
-	sign      string     // + while events are published; printed before times
+	sign      string     // printed before each time: empty at first, and + after beginPublishing
 	unwritten error      // the first failure to print
 }
 
@@ -145,7 +145,7 @@ func (d *demo) beginPublishing(title string) {
 	d.began, d.sign = time.Now(), "+"
 }
 
-// print keeps the first error. The caller holds d.mu.
+// print prints a text and keeps the first error in d.unwritten. The caller holds d.mu.
 func (d *demo) print(format string, args ...any) {
 	_, err := fmt.Fprintf(d.options.Out, format, args...)
 	d.unwritten = cmp.Or(d.unwritten, err)
@@ -183,7 +183,7 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// subscribe records arrivals until the caller calls end.
+// subscribe subscribes in one of the four ways, and records arrivals until the caller calls end.
 func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	hooks := &client.Handler{Log: d.options.Log}
 	stop := func() {}
@@ -219,13 +219,13 @@ func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 		}
 	}()
 	return func() {
-		_ = sub.Close() // its error is in failed
+		_ = sub.Close() // d.failed receives its error
 		_ = c.Close()
 		stop()
 	}, nil
 }
 
-// record prints the first event of each way, and when all have arrived.
+// record records an event, and prints it if it is the first one of this way. It also prints when all events have arrived.
 func (d *demo) record(w *way, e client.Event) {
 	d.mu.Lock()
 	before := len(w.arrived)
@@ -248,7 +248,7 @@ func describe(e client.Event) string {
 	var data struct {
 		Action string `json:"action"`
 	}
-	_ = json.Unmarshal(e.Data, &data) // only for show
+	_ = json.Unmarshal(e.Data, &data) // after an error, the action is printed as an empty text
 	action := fmt.Sprintf("action %q", data.Action)
 	if e.Verified != nil {
 		return "POST received, signature verified, " + action

@@ -18,8 +18,8 @@ type Server struct {
 	ended chan struct{}
 }
 
-// Start starts a server with the command cmd and waits until it is healthy. The server's URL is the one that the arguments of cmd lead to,
-// e.g. http://127.0.0.1:8080. If ctx ends before, Start ends the server.
+// Start starts a server with the command cmd and waits until it is healthy. url must be the URL at which a server with the arguments of
+// cmd listens, e.g. http://127.0.0.1:8080. If ctx ends before, Start ends the server.
 func Start(ctx context.Context, cmd *exec.Cmd, url string) (*Server, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "start the server")
