@@ -93,7 +93,7 @@ type Handler struct {
 	trail     *audit.Trail
 	mux       *http.ServeMux
 	rate      *quota.Rate
-	slashed   map[string]map[string]endpoint // by the beginning of the path, and by method
+	slashed   map[string]map[string]endpoint // by the path before the name, and by method; for names with slashes
 }
 
 // New returns the handler of the API.
@@ -339,7 +339,8 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		err := run()
 		return out, err
 	}
-	if out.Principal == c.principal.ID && !c.principal.Anonymous { // without authentication there is only one principal
+	// Without authentication, all callers are the same principal, which may be erased.
+	if out.Principal == c.principal.ID && !c.principal.Anonymous {
 		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}
 	err := c.change("principal.erase", erase.Pseudonym(c.principal.Workspace, out.Principal), nil, nil, run)

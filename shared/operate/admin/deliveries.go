@@ -114,7 +114,8 @@ func (v visible) addTargets(c *call, found []records.Record, views []attemptView
 	return err
 }
 
-// targetsOf maps subscriptions that have not ended to their endpoints' URLs without queries.
+// targetsOf returns the URLs of the subscriptions' endpoints, without queries, by the id of the subscription. It leaves out ended
+// subscriptions.
 func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
 	for _, one := range found {

@@ -42,8 +42,8 @@ type eventList struct {
 }
 
 const (
-	maxURIs = 50  // maximum number of a type's URIs whose events a list includes
-	maxLook = 500 // maximum number of a URI's items that a search for an event reads
+	maxURIs = 50  // the list of an event type's events covers at most this many URIs
+	maxLook = 500 // a search for an event reads at most this many items per URI
 )
 
 type eventHandlers struct {
@@ -239,7 +239,7 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 	}
 	for _, e := range cat.Entries() {
 		some, more, err := h.partitions(c, cat, "", e.Name)
-		if err != nil { // partitions fails because the URIs of the type have no common parent
+		if err != nil { // for example, the URIs of the type have no common parent under which they could be listed
 			truncated = true
 			continue
 		}

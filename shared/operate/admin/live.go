@@ -44,7 +44,7 @@ type tick struct {
 	At time.Time `json:"at"`
 	figures
 	Published int `json:"published"`
-	// Deliveries and Events are the newest ones, newest first. The events have no payloads.
+	// Deliveries and Events have the newest items since the previous message, newest first. The events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
 	// Truncated says that the event log has more than [maxTailed] partitions, so events may be missing.
@@ -106,11 +106,11 @@ type tail struct {
 	*call
 	slot      *liveSlot
 	since     time.Time            // the time of the previous poll
-	seen      map[string]time.Time // records and events of the last seconds, and when they were read
+	seen      map[string]time.Time // when a poll read a record or an event first; entries are dropped after some seconds
 	parts     []eventlog.Partition
 	truncated bool
 	tailed    time.Time
-	end       int64 // the end of the log when it last grew; negative before the first poll
+	end       int64 // the position at the end of the log; negative before the first poll
 	grew      time.Time
 }
 
@@ -136,7 +136,7 @@ func (t *tail) run(out *sse.Writer) {
 		every = pollRarely
 	}
 	end := time.Now().Add(liveFor)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // a Lambda invocation has a deadline
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // end the stream before Lambda ends the invocation
 		end = deadline.Add(-every)
 	}
 	if out.Write(sse.Append(nil, sse.Event{Comment: " live"})) != nil {
@@ -179,8 +179,8 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// mayContinue reports whether the caller may still see the workspace, also if the check itself fails, for example because the issuer is
-// unreachable.
+// mayContinue reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is
+// unreachable, it returns true.
 func (t *tail) mayContinue() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
@@ -246,7 +246,8 @@ func (t *tail) poll() (*tick, error) {
 
 // newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	if end := t.events.log.Position(); end != t.end { // always true if the log has no total order, because positions are then times
+	// If the log has no total order, its positions are times and therefore always differ.
+	if end := t.events.log.Position(); end != t.end {
 		t.end, t.grew = end, now
 	}
 	if now.Sub(t.grew) > lookBack {

@@ -27,19 +27,19 @@ type overview struct {
 	Paused        []switches.Switch          `json:"paused"`
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
-	// Principal has the listed quotas, by default the caller.
+	// Principal is the principal whose quotas are listed, by default the caller.
 	Principal string     `json:"principal"`
 	Quotas    []quotaUse `json:"quotas"`
 }
 
 type quotaUse struct {
 	Name string `json:"name"`
-	// Max is absent if there is no limit, and Used for quotas that are counted per second or by each process.
+	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
 	Max  float64 `json:"max,omitempty"`
 	Used *int64  `json:"used,omitempty"`
 }
 
-// recent summarizes attempts, by default of the last hour and at most [maxCounted].
+// recent summarizes the newest attempts since a time, by default within the last hour. It covers at most [maxCounted] attempts.
 type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
@@ -199,7 +199,7 @@ type failing struct {
 	Failed     int    `json:"failed"`
 	Category   string `json:"category"`
 	StatusCode int    `json:"statusCode,omitempty"`
-	// Since is the time of the first counted failure. Subscriptions counts those with failures.
+	// Since is the time of the first counted failure. Subscriptions is the number of subscriptions with a failure.
 	Since         time.Time      `json:"since"`
 	Subscriptions int            `json:"subscriptions"`
 	Note          *switches.Note `json:"note,omitempty"`

@@ -48,7 +48,7 @@ type request struct {
 	After string
 	Limit int
 
-	list string // the pattern of the path, which tells the cursors of different lists apart
+	list string // the pattern of the path; cursors contain its hash, so that a cursor works only with the list that returned it
 }
 
 // readRequest reads the query parameters of an operation. It refuses unknown and repeated parameters, because a list with a

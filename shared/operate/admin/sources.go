@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	recentOutcomes = 100 // maximum number of a source's outcomes that a list counts
-	sourcesAtOnce  = 8   // concurrent queries of a list
+	recentOutcomes = 100 // a list counts at most this many of the newest outcomes of a source
+	sourcesAtOnce  = 8   // number of sources whose outcomes a list reads concurrently
 	// maxTry is the maximum size of a request to try, in bytes. Its JSON may be twice as large because of escapes.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
@@ -95,7 +95,8 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // by name, because the source c.After may be gone
+	// Compare names instead of searching for c.After, because this source may have been removed.
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After })
 	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())

@@ -107,9 +107,9 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match the choice. The page is empty if no event type has the choice's URI,
-// because such events cannot be published. If the URI is the only criterion, choose reads only the subscriptions to the URI's
-// event type and to parents of the URI, instead of searching all subscriptions.
+// choose returns a page of the subscriptions that match all criteria in the parameter choice. If it has a URI that belongs to no
+// event type, the page is empty, because events with this URI cannot be published. If the URI is the only criterion, choose reads
+// only the subscriptions to the URI's event type and to parents of the URI, instead of searching all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -135,7 +135,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	v := c.viewFor(*s)
-	if s.Paused != 0 { // otherwise a switch is left over from an ended subscription with the same id
+	if s.Paused != 0 { // a switch without a paused subscription is left over from an ended one with the same id
 		if v.Switch, err = h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
 			return nil, err
 		}
@@ -175,7 +175,7 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 
 type reasonBody struct {
 	Reason string `json:"reason"`
-	// State is for a switch, and can only be "paused".
+	// State is for requests that set a switch. Its only value is "paused".
 	State string `json:"state"`
 }
 
@@ -261,7 +261,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	if !pause {
 		return c.change("subscription.resume", s.ID, before, nil, func() error {
 			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.principal.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.principal.Workspace, name)...)
-			if err == nil && !changed { // the subscription was not paused, so remove the switch alone
+			if err == nil && !changed { // the subscription was not paused, so SetPaused has not removed the switch
 				_, err = h.switches.Resume(c.Context(), c.principal.Workspace, name)
 			}
 			if err != nil {
@@ -285,7 +285,8 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 // operator has paused the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
-	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // if s is not paused, the switch is left over, as in read
+	// If s is not paused, the switch is left over from an ended subscription with the same id.
+	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 {
 		return nil, fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	return sw, err

@@ -16,7 +16,7 @@ type switchHandlers struct {
 	catalogs      catalog.Source
 }
 
-// switchView has the number of messages that a switch holds back.
+// switchView is a switch with the number of messages that it holds back.
 type switchView struct {
 	switches.Switch
 	Waiting *switches.Waiting `json:"waiting,omitempty"`

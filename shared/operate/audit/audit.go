@@ -114,10 +114,10 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes an erased principal from the entries. It replaces the principal's name with a pseudonym where the principal
-// acted. A target, or a state before or after the action, is replaced as a whole in two cases: the name is its value or one
-// of the values in it, or it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member
-// whose key happens to equal the name does not count, because it is not about the principal.
+// Redact removes an erased principal from the entries. Where the principal acted, Redact replaces the name with a pseudonym. It
+// also replaces a whole target or state if the name is one of its values, or if it contains one of the texts, for example the id of
+// one of the principal's subscriptions. The keys of JSON members do not count as values, because a key that equals the name is not
+// about the principal.
 //
 // Redact calls visit for each affected entry. In a dry run it does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {

@@ -71,9 +71,9 @@ type signIn struct {
 }
 
 const (
-	// fresh is how long the handler uses the authorization server's endpoints.
+	// fresh is how long the handler uses the authorization server's endpoints before it requests them again.
 	fresh = 10 * time.Minute
-	// retry is the pause after the server did not answer.
+	// retry is how long the handler waits after a failed request to the authorization server.
 	retry = 5 * time.Second
 )
 
@@ -165,7 +165,7 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return known
 }
 
-// ask requests the endpoints from the authorization server.
+// ask requests the URLs of the endpoints from the authorization server.
 func (h *Handler) ask(ctx context.Context, _ *signIn) (*signIn, error) {
 	c := h.Client
 	authorize, token, err := c.Endpoints(ctx)

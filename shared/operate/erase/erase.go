@@ -73,13 +73,13 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. found has the keys under which the run found items, for
-	// example in a list of the principal's sessions. copies has the keys of everything else that belongs to these items.
+	// copies and found are the deletions that are not written yet. The run finds an item by its key in found, for example the key
+	// in a list of the principal's sessions. All other keys that belong to these items are in copies.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
-	bodies        map[store.Key]string // the events' URIs by the keys of their stored bodies; "" if only the principal can use the body
-	others        map[string]bool      // whether other principals' subscriptions match the URI of a body
+	bodies        map[store.Key]string // the events' URIs, by the keys of their bodies; "" if only the principal uses the body
+	others        map[string]bool      // by URI, whether it matches a subscription of another principal
 }
 
 // Erase erases a principal. In a dry run it only counts the items.
@@ -162,9 +162,8 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions in r.copies, and then those in r.found. The keys in r.found lead the run to an item's copies and
-// to the stored events, so they are deleted last. If the run is interrupted in between, the next one still finds everything
-// that is left.
+// flush writes the deletions in r.copies before the deletions in r.found. The keys in r.found lead the run to an item's copies and
+// to the stored events. If the run is interrupted in between, the next run can still find everything that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err
@@ -181,8 +180,8 @@ func (r *run) flush(ctx context.Context) error {
 	return nil
 }
 
-// endSubscriptions ends the principal's subscriptions, and collects the ids of all ended ones in r.ids. more is true if there are more than
-// one run handles.
+// endSubscriptions ends the principal's subscriptions, and collects the ids of ended subscriptions in r.ids, up to maxEnded. The
+// result more is true if there are further ones, which the next run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}
@@ -368,7 +367,8 @@ func (r *run) unnameConsents(ctx context.Context) error {
 	})
 }
 
-// unnameSwitches skips the switches of the principal's own subscriptions, which [run.erasePartitions] deletes.
+// unnameSwitches replaces the principal's name with the pseudonym in all switches that the principal has set. It skips the switches
+// of the principal's own subscriptions, because [run.erasePartitions] deletes them.
 func (r *run) unnameSwitches(ctx context.Context) error {
 	return switches.EachBy(ctx, r.DB, r.workspace, r.principal, func(sw switches.Switch) error {
 		if id, ok := sw.Name.SubscriptionID(); ok && slices.Contains(r.ids, id) {

@@ -89,8 +89,8 @@ func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema
 	return c.schemas.Compile(source + "#/" + strings.Join(at, "/"))
 }
 
-// Check returns an error if the response resp, or its body, is not as the document describes the operation. The parameter path is
-// relative to the path of the API.
+// Check returns an error if the response resp or its body does not match the description of the operation in the document. The
+// parameter path is relative to the path of the API.
 func (c *Contract) Check(method, path string, resp *http.Response, body []byte) error {
 	method = strings.ToLower(method)
 	template := c.template(path)

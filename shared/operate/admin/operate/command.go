@@ -27,7 +27,8 @@ type Command struct {
 	API string
 	// Columns are the columns of the table that a list prints. A narrow terminal leaves out some of them, first the columns in Drop.
 	Columns, Drop []string
-	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}.
+	// Also names a second list, which is printed after the response. For example, GET events/{id} also prints the list outcomes of
+	// the event.
 	Also string
 	// Args are the values of the path's variables, in order.
 	Args []string
@@ -41,7 +42,8 @@ type Command struct {
 	Wide bool
 	// Follow waits until the started replay is done, and shows its progress.
 	Follow bool
-	// Confirm is confirmErase or confirmEnd for an action that cannot be undone, so that Run asks before it. Empty does not ask.
+	// Confirm is confirmErase or confirmEnd for an action that cannot be undone. Run then asks before it sends the request. If
+	// Confirm is empty, Run does not ask.
 	Confirm string
 }
 
@@ -280,7 +282,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 		return err
 	}
 	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", formatCell(want))
-	answered := make(chan string, 1) // the reader does not end after an interrupt, but the program does
+	answered := make(chan string, 1) // after an interrupt, the goroutine waits for input until the program ends
 	go func() {
 		line, _ := bufio.NewReader(c.In).ReadString('\n')
 		answered <- strings.TrimSpace(line)
@@ -353,7 +355,7 @@ func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawM
 	stop := progress.Count(c.Bar, "replayed", r.Total, done.Load)
 	defer func() { stop() }()
 	for failed := 0; r.State == "running"; {
-		_ = periodic.Sleep(ctx, pause) // the next request sees that ctx has ended
+		_ = periodic.Sleep(ctx, pause) // an interrupt ends the pause, and then the next request fails
 		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(r.ID), nil, nil)
 		if failed++; httpcall.Retryable(err) && failed < patience {
 			continue

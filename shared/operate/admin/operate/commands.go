@@ -257,7 +257,7 @@ type Span struct {
 	Until string `placeholder:"TIME" help:"End, as a time, a date or a duration before now."`
 }
 
-// Letters selects dead letters.
+// Letters has the flags that select dead letters.
 type Letters struct {
 	Span
 	Subscription string `placeholder:"ID" help:"Only to this subscription."`
@@ -266,7 +266,7 @@ type Letters struct {
 	Queue        string `placeholder:"QUEUE" help:"Only of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
 }
 
-// Job are the flags of replays.
+// Job has the flags of commands that start replays.
 type Job struct {
 	DryRun bool `help:"Only count them."`
 	Rate   *int `placeholder:"N" help:"Deliveries per second, 1 to 1000 (20)."`
@@ -475,7 +475,7 @@ var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-
 // beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
-// idLists has the list of the API that contains the ids of a kind of objects.
+// idLists says, for each kind of object, which list of the API contains the ids.
 var idLists = map[string]struct {
 	path, member, object, command string
 	limit                         int // how many of the newest items are searched for an id; 0 means all
