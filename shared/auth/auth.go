@@ -25,9 +25,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The general scopes. Event types and backends may require others.
+// The general scopes. An event type or a backend may require other scopes, too.
 const (
-	ScopeRead      = "events:read"      // list, read, listen, poll
+	ScopeRead      = "events:read"      // list, read, listen to and poll events
 	ScopeSubscribe = "events:subscribe" // webhooks
 	ScopePublish   = "events:publish"   // publish
 )
@@ -55,7 +55,8 @@ type Principal struct {
 	ID        string
 	Workspace string
 	Scopes    []string
-	// Claims are the claims of the caller's token or key that are strings, numbers, or lists of these, for the access rules of the catalog.
+	// Claims has the claims of the caller's token or key, for the access rules of the catalog. It leaves out claims that are not
+	// strings, numbers, or lists of strings and numbers.
 	Claims map[string][]string
 	// Expires is when the caller's streams end, because it has to authenticate again. The zero time means never.
 	Expires time.Time
@@ -72,7 +73,7 @@ type Principal struct {
 type Token struct {
 	// Header is the Authorization header of the caller's request.
 	Header string
-	// Expires is as in [Principal.Expires].
+	// Expires has the same meaning as [Principal.Expires].
 	Expires time.Time
 }
 
@@ -205,8 +206,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for unknown, expired and malformed tokens.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is an error with a [Principal.ScopePrefix]. Its caller has to get a token at an authorization server that prefixes
-// the names of scopes, so [Challenge] adds this prefix to the scopes.
+// prefixedError is an error for a caller who has to get a token at an authorization server that prefixes the names of scopes. It
+// carries the prefix (see [Principal.ScopePrefix]), which [Challenge] adds to the scopes.
 type prefixedError struct {
 	error
 	prefix string
@@ -214,7 +215,8 @@ type prefixedError struct {
 
 func (e *prefixedError) Unwrap() error { return e.error }
 
-// WithScopePrefix returns err with a scope prefix, for an error of a caller whose principal, which would have the prefix, is unknown.
+// WithScopePrefix returns err with the scope prefix of the caller's authorization server, which [Challenge] needs. The errors of
+// [Principal.Require] have the prefix already.
 func WithScopePrefix(err error, prefix string) error {
 	if err == nil || prefix == "" {
 		return err
@@ -285,9 +287,9 @@ type Guard struct {
 }
 
 const (
-	// maxLoggedHosts limits how many refused hosts a Guard remembers. Callers could make up any number.
+	// maxLoggedHosts limits how many refused hosts a Guard remembers, because callers can make up any number of hosts.
 	maxLoggedHosts = 64
-	// loggedHosts is the number of refused hosts that are logged immediately, and after that one per minute.
+	// loggedHosts is how many refused hosts a Guard logs immediately. After that, it logs one per minute.
 	loggedHosts = 20
 )
 
@@ -382,6 +384,6 @@ func ClientNetwork(remote string) netip.Prefix {
 	if ip = ip.Unmap(); ip.Is6() {
 		bits = 64
 	}
-	p, _ := ip.Prefix(bits) // Prefix drops an IPv6 zone
+	p, _ := ip.Prefix(bits) // without the zone of an IPv6 address, for example eth0
 	return p
 }

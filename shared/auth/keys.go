@@ -47,7 +47,7 @@ func (k *hashedKey) isExpired(now time.Time) bool {
 // StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [NewStaticKeys].
 type StaticKeys struct {
 	all    []hashedKey
-	byName map[name][]int // the indices in all of each principal's keys
+	byName map[name][]int // the keys of each principal, as indices in the field all
 	now    func() time.Time
 }
 
@@ -196,7 +196,7 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
 	}
-	// The mux would redirect a path such as /mcp//u/KEY, and the response would contain the key.
+	// Refuse a path such as /mcp//u/KEY here. The mux would redirect it, and the response would contain the key.
 	key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
 	if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
 		notFound(w)

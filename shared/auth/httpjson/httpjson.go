@@ -196,8 +196,8 @@ func (r *Recorder) Write(b []byte) (int, error) {
 	return r.Body.Write(b)
 }
 
-// ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query, because the rest of the query could
-// mean something else, e.g. an erasure instead of a dry run, or the caller instead of another principal.
+// ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query. Query drops the malformed
+// parameters, and the rest can mean something else, for example an erasure if a dry run was requested.
 func ParseQuery(u *url.URL) (url.Values, error) {
 	values, err := url.ParseQuery(u.RawQuery)
 	if err != nil {

@@ -64,7 +64,7 @@ type Options struct {
 type Authenticator struct {
 	options  Options
 	issuers  map[string]*keySet
-	metadata *url.URL // of the MCP endpoint, as clients see it
+	metadata *url.URL // the URL of the metadata of the MCP endpoint, as clients see it
 	good     tokens
 }
 
@@ -218,9 +218,9 @@ func isAccessToken(h jose.Header) bool {
 	return false
 }
 
-// Verifying a token costs more than most requests that carry one. So verified tokens are cached, but not beyond the expiry of the token,
-// and only until the issuer's keys are fetched again. So the cache does not extend the trust in a key that the issuer has removed
-// ([fresh]).
+// Verifying a token costs more than most requests that carry one, so verified tokens are cached. An entry is valid for a minute,
+// but only until the token expires or the issuer's keys are fetched again. The cache therefore does not extend the trust in a key
+// that the issuer has removed (see [fresh]).
 
 const (
 	remember    = time.Minute
@@ -230,11 +230,11 @@ const (
 type verified struct {
 	principal auth.Principal
 	issuer    *keySet
-	keys      *issuerKeys // the keys with which it was verified
+	keys      *issuerKeys // the keys with which the token was verified
 	until     time.Time
 }
 
-// tokens is a cache by the tokens' SHA-256.
+// tokens caches verified tokens, by the SHA-256 of the token.
 type tokens struct {
 	*bounded.Map[[sha256.Size]byte, verified]
 }

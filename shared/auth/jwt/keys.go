@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// fresh is how long keys are used without another fetch, so also how long a key works that the issuer has removed.
+	// fresh is how long keys are used before they are fetched again. A key that the issuer has removed works for the same time.
 	fresh = 5 * time.Minute
 	// usable is the age up to which keys are used if the issuer cannot be reached.
 	usable = time.Hour
@@ -51,7 +51,7 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 			}
 		}
 		if keys, err = f.fetchKeys(ctx, found); err != nil {
-			found = url // the issuer may have moved its keys
+			found = url // the issuer may have moved its keys, so the next fetch reads its metadata again
 		}
 		return keys, err
 	}

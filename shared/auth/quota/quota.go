@@ -39,9 +39,9 @@ type principal struct{ workspace, id string }
 // maxPrincipals is the number of principals that a Rate keeps in memory.
 const maxPrincipals = 10_000
 
-// NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a principal
-// with this limit may do in one instant. Error messages contain the two other parameters: name is the name of the limit (for example
-// "publishRate"). The parameter what is the plural of the counted things (for example "events").
+// NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a
+// principal with this limit may do in one instant. The other two parameters are for error messages: name is the name of the limit
+// (for example "publishRate"), and what is the plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -138,10 +138,10 @@ type Buckets[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewBuckets returns Buckets that keep at most as many buckets as the parameter bound says. Each bucket has room for burst tokens and
-// gets perSecond new tokens per second.
-func NewBuckets[K comparable](perSecond float64, burst, bound int) *Buckets[K] {
-	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
+// NewBuckets returns Buckets for at most maxKeys keys. Each bucket has room for burst tokens and gets perSecond new tokens per
+// second.
+func NewBuckets[K comparable](perSecond float64, burst, maxKeys int) *Buckets[K] {
+	return &Buckets[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](maxKeys)}
 }
 
 // Get returns the bucket of a key.
@@ -172,7 +172,8 @@ type holdings struct {
 	sum         int
 }
 
-// add adds n until release is called, which must happen only once. The caller of add holds h.mu, but the caller of release must not.
+// add counts n things or bytes for a principal until release is called, which must happen only once. The caller of add holds h.mu,
+// but the caller of release must not.
 func (h *holdings) add(key principal, n int) (release func()) {
 	if h.byPrincipal == nil {
 		h.byPrincipal = map[principal]int{}
@@ -198,8 +199,8 @@ type Concurrency struct {
 }
 
 // NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
-// principals together. Error messages contain the two other parameters: name is the name of the limit. The parameter what is the plural
-// of the counted things.
+// principals together. The other two parameters are for error messages: name is the name of the limit, and what is the plural of
+// the counted things (for example "calls").
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
@@ -236,8 +237,8 @@ type Share struct {
 	held       holdings
 }
 
-// NewShare returns a Share that divides total bytes. Error messages contain the two other parameters: name is the name of the limit.
-// The parameter what is the use of the bytes, for example "answers that clients have not read".
+// NewShare returns a Share that divides total bytes. The other two parameters are for error messages: name is the name of the
+// limit, and what is the use of the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
