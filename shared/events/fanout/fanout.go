@@ -1,4 +1,5 @@
-// Package fanout appends the accepted events of the events queue to the event log, and queues page tasks for their subscribers.
+// Package fanout appends the accepted events of the events queue to the event log, and queues page tasks for their subscribers. A page
+// task is the work of sending events to one page of the subscribers of a URI, wildcard or parent.
 package fanout
 
 import (
@@ -27,9 +28,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Fanout appends accepted events to the log, and queues page tasks for the subscribers of every pattern that the events match.
+// Fanout appends accepted events to the log, and queues page tasks for the subscribers of every pattern (a URI, wildcard or parent) that
+// the events match.
 //
-// If the queue redelivers a batch, Fanout does not append its events again, but may send its page tasks twice.
+// If the queue redelivers a batch, Fanout does not append the events again, but it may send the page tasks twice.
 type Fanout struct {
 	DB      store.DB
 	Log     *eventlog.Log
@@ -59,7 +61,7 @@ type uriBatch struct {
 	inBandKeys  []string // the matching patterns that streams or polls read
 	appended    eventlog.Appended
 
-	refused map[string]error // why the log refuses single events, by message id
+	refused map[string]error // errors of events that the log cannot store, by message id
 	err     error            // the error that affects all events of the group
 }
 
@@ -111,15 +113,15 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 }
 
 // deliverLocal appends the events to the log and sends page tasks, if the store is a local file that only this process uses. It does both
-// concurrently, because an append to a local file takes no longer than the first attempts. There are two exceptions:
+// concurrently, so that the first webhooks need not wait for the append. There are two exceptions:
 //
-//   - If a message is redelivered, deliverLocal appends the events first, and writes the tasks to the queue before their attempts begin.
-//     Otherwise, while the disk is full, each redelivery would send the webhooks again.
-//   - If a message is not written to disk yet, deliverLocal appends the events first, because a crash may still lose the message's event.
-//     The commit of the event's log entry also writes the message.
+//   - If the queue has redelivered a message, deliverLocal first appends the events, and then writes the tasks to the queue before their
+//     attempts begin. Otherwise, while the disk is full, each redelivery would send the same webhooks again.
+//   - If the queue has not written a message to disk yet, deliverLocal first appends the events, because a crash may still lose the
+//     message. The commit of the event's log entry also writes the message.
 //
-// If a client subscribes from a cursor meanwhile, the subscription waits for the batch before it replays the log. The first reader of a
-// parent or wildcard also waits, before it takes its position; see [eventlog.Log.AwaitBatches].
+// A client that subscribes from a cursor meanwhile waits for the batch before it replays the log. The first reader of a parent or wildcard
+// also waits, before it takes its position; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	subscribers, err := f.match(ctx, groups)
@@ -147,10 +149,10 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 
 // deliver appends the events to the log and then sends page tasks.
 //
-// It looks for subscribers only after it has appended. Otherwise, a client that subscribes from a cursor meanwhile could miss an event. In
-// this order, either deliver finds the subscription, or the subscription's replay reads the log later and finds the event. If streams or
-// polls read a pattern, deliver also appends to the pattern's partitions. A replay reads those partitions too, so deliver then looks for
-// subscribers again.
+// It looks for subscribers only after the append. Otherwise, a client that subscribes from a cursor meanwhile could miss an event. In this
+// order, either deliver finds the new subscription, or the subscription's replay reads the log after the append and finds the event. If
+// streams or polls read a pattern, deliver also appends the events to the pattern's partitions. A replay may read these partitions, too,
+// so deliver then looks for subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -185,8 +187,9 @@ func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent, and returns the ids of the others with an error. If a message stays on
-// the queue, the queue redelivers all later messages of its FIFO group, so settle does not dead-letter those yet.
+// settle dead-letters the messages whose error is permanent, and returns the ids of the other messages with an error, which stay on the
+// queue. When the queue redelivers such a message, it also redelivers all later messages of the same FIFO group, so settle does not
+// dead-letter these yet.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -239,11 +242,12 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace spans of
-// the others, by message id.
+// group sorts a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace spans of the
+// other messages, by message id.
 //
-// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. The queue redelivers the later messages
-// of its FIFO group together with it, so group leaves them too. Otherwise each receive would repeat their webhooks.
+// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. When the queue redelivers it, it also redelivers
+// the later messages of the same FIFO group, so group leaves these on the queue, too. Otherwise each redelivery would repeat their
+// webhooks.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -304,12 +308,12 @@ type latestCatalog struct {
 	err     error
 }
 
-// find returns the group of an event's URI, with the event type that the URI matches. g is the URI's group if there is one already, or nil.
+// find returns the group of an event's URI, with the event type that the URI matches. g is the existing group of the URI, or nil.
 //
-// The catalog of this process may be seconds old, and may lack an event type or have another type for the URI. So before find gives up or
-// accepts another type than the event's own, it reads the latest catalog. The same applies if publish has sent the event as an
-// unordered one (unordered) and the type is ordered in the catalog of this process. Several processes may have messages of its URI
-// then, so none of them may append to the URI's own partition.
+// find first looks in the catalog of this process, which may be seconds old. It reads the latest catalog if the URI matches no event type
+// or another type than the event names. It also does so if unordered is true but the type is ordered in this catalog. unordered says that
+// publish has sent the event as an unordered one. Several processes may then have messages of the URI, so they must not append to the
+// URI's own partition.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, unordered bool) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {
@@ -379,7 +383,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	}
 	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
 	if task.IsPermanent(err) {
-		// At least one of the events cannot be stored. Find out which, and append the others.
+		// At least one of the events cannot be stored. Append them one by one to find out which.
 		events, messages := g.events, g.messages
 		g.events, g.messages, g.refused = nil, nil, map[string]error{}
 		for i, e := range events {
@@ -402,8 +406,8 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	}
 	g.appended = done
 	if done.Unrecorded {
-		// Do not fail or wait long if the URI cannot be listed as a sub-resource, because the list is only a convenience. A failure would
-		// repeat the group's webhooks. The write can be slow, because all URIs below a parent are in one partition.
+		// Do not fail or wait long, because listing the URI as a sub-resource is only a convenience. A failure would repeat the group's
+		// webhooks. The write can be slow, because all URIs below a parent are in one partition.
 		limited, cancel := context.WithTimeout(ctx, recordTime)
 		defer cancel()
 		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {
@@ -419,8 +423,9 @@ const recordTime = time.Second
 // patternID identifies a pattern to which clients subscribe. key is [match.Pattern.Key].
 type patternID struct{ workspace, key string }
 
-// match sets each group's webhookKeys and inBandKeys to the patterns in use that the group's events match. It returns the number of
-// subscribers of each pattern with webhooks. It makes a second read only if parents or wildcards have subscribers or readers.
+// match sets each group's webhookKeys and inBandKeys to the keys of the patterns in use that match the group's events. It returns the
+// number of subscribers of each pattern with webhooks. It reads the store a second time only if parents or wildcards have subscribers or
+// readers.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
@@ -490,7 +495,8 @@ type reads struct {
 	items   map[store.Key]*store.Item
 }
 
-// want adds keys to the next read, or none and an error if a key is not valid, because it would fail the whole read.
+// want adds keys to the next read. If a key is not valid, it returns an error and adds no keys, because such a key would make the whole
+// read fail.
 func (r *reads) want(keys ...store.Key) error {
 	for _, k := range keys {
 		if err := k.Check(); err != nil {
