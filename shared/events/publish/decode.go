@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// envelope is the number of nesting levels around a payload in a request: an array, and the event objects in it.
+// envelope is the number of nesting levels that a request has around a payload: an array of events, and the event object.
 const envelope = 2
 
 // decode parses a JSON body with one event or an array of events, each in our own form or, if it has the member "specversion", as
@@ -200,7 +200,7 @@ func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces b
 			in.Data = value
 		case "data_base64":
 			base64Data = value
-		case trace.Parent: // anything but a string counts as no trace
+		case trace.Parent: // a value that is not a string counts as no trace
 			parent, _ = jsonrpc.String(value)
 		case trace.State:
 			state, _ = jsonrpc.String(value)
@@ -282,7 +282,8 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// addCloudEvent checks and copies the attributes of ce. typed is false for an event without a body, which may have any content type.
+// addCloudEvent checks the attributes of ce and copies them to in. typed is false for an event without a body, whose content type does not
+// matter.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" && !r.has(in.At+"/specversion") {
 		r.add(fault.Invalid, in.At+"/specversion", "must be 1.0")
@@ -314,7 +315,7 @@ func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	}
 }
 
-// has reports whether there is a fault at a pointer already.
+// has reports whether the list already has a fault at the pointer.
 func (r *faultList) has(pointer string) bool {
 	return slices.ContainsFunc(r.Faults, func(f jsonpointer.Fault) bool { return f.Pointer == pointer })
 }

@@ -80,7 +80,7 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	return h.Service.Accept(r.Context(), p, in)
 }
 
-// firstRead is the maximum memory that Content-Length alone can reserve, before any of the body has arrived.
+// firstRead limits the memory that a request can reserve with its Content-Length alone, before any of the body has arrived.
 const firstRead = 64 << 10
 
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
@@ -96,7 +96,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 		return nil, tooLarge
 	}
 	var buf bytes.Buffer
-	if r.ContentLength > 0 { // plus space for the read that returns EOF
+	if r.ContentLength > 0 { // MinRead is space for the last read, which only returns EOF
 		buf.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
 	}
 	_, err = buf.ReadFrom(http.MaxBytesReader(w, r.Body, MaxBody))
@@ -166,7 +166,7 @@ func modeOf(h http.Header) (mode, error) {
 		"the Content-Type must be application/json, application/cloudevents+json or application/cloudevents-batch+json, in UTF-8")
 }
 
-// Refusal is the data of errors of [Service.Accept] and of the decoders. It tells where the faults are.
+// Refusal is the data of the errors that [Service.Accept] and the request parsers return. It lists the faults of a request.
 type Refusal struct {
 	// URI is the first URI that matches no event type, in canonical form. It is empty if all URIs match.
 	URI string `json:"uri,omitempty"`
@@ -184,7 +184,7 @@ func (r Refusal) LimitName() string {
 	return r.Limit.Limit
 }
 
-const maxFaults = 100 // in one response
+const maxFaults = 100 // the maximum number of faults in one response
 
 // faultList collects the faults of a request.
 type faultList struct {
@@ -194,8 +194,8 @@ type faultList struct {
 	first string // message of the first fault of that kind
 }
 
-// severity ranks the kinds of faults. If a request has several, its error gets the highest kind. Malformed input comes before
-// unknown names, because the caller must fix it first.
+// severity ranks the kinds of faults. If a request has several faults, its error gets the most severe kind. Malformed input is more severe
+// than an unknown URI, because the caller must fix it first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
@@ -233,7 +233,8 @@ func (r *faultList) addUnknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// addSchemaFaults adds the faults of a schema check below pointer or, unless below is true, as a single fault at pointer.
+// addSchemaFaults adds the faults that a schema check has found in the value at pointer. If below is true, it adds each fault with its own
+// pointer, and otherwise a single fault at pointer.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {

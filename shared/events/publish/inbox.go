@@ -37,7 +37,8 @@ type Inbox struct {
 
 // Documents converts messages that are not events into events, for example the envelopes of Amazon EventBridge.
 type Documents interface {
-	// Read returns the events of a message. If known is false, it is no document, and the inbox decodes it as an event.
+	// Read returns the events of a message. known is false if the message is not a document that Read can convert. The inbox then decodes
+	// the message as an event.
 	Read(ctx context.Context, body []byte) (in []Input, known bool, err error)
 }
 
@@ -57,7 +58,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			spans = append(spans, begun...)
 			events = append(events, out...)
 			taken = append(taken, m.ID)
-		case kind == fault.Unavailable || kind == fault.Internal: // an error on our side: try again
+		case kind == fault.Unavailable || kind == fault.Internal: // an error of the server, so let the queue redeliver the message
 			b.log().ErrorContext(ctx, "inbox message failed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		default:
@@ -66,8 +67,8 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Send the events first. If that fails, the queue redelivers all messages, so in the other order the dead letters would be
-	// sent twice.
+	// Send the events before the dead letters. If the process dies in between, the queue redelivers all messages. The events queue drops
+	// the repeated events, but the dead queue would not drop repeated dead letters.
 	if len(events) > 0 {
 		if err := b.Service.enqueue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -129,7 +130,7 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 		if in[i].Trace.Parent == "" {
 			in[i].Trace = sent
 		}
-		// Derive the id and the time from the message, so that a second delivery gives the same event.
+		// Derive a missing id or time from the message, so that a redelivered message gives the same event.
 		if in[i].ID == "" {
 			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
 		}
@@ -172,7 +173,7 @@ func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 // need the scope to publish, but the events count against its quota.
 type ServerPublisher struct{ Service *Service }
 
-// Publish accepts one event, as [Service.Accept] does.
+// Publish publishes one event with [Service.Accept].
 func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input) error {
 	p.Scopes = append(slices.Clone(p.Scopes), auth.ScopePublish)
 	_, err := o.Service.Accept(ctx, p, []Input{in})
@@ -210,11 +211,11 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	return queue.Outgoing{Body: body}, nil
 }
 
-// BackendPublisher publishes the events that backends send. It applies no quota, because the callers already limit each backend separately.
-// Make it with [NewBackendPublisher].
+// BackendPublisher publishes the events that backends send. It applies no quota, because its callers already limit each backend
+// separately. Make it with [NewBackendPublisher].
 //
-// The catalog of this process may be seconds older than the event type that the relay has stored. So BackendPublisher tries again with the
-// latest catalog before it refuses an event, because a refused event is lost.
+// The catalog of this process may be seconds old, and may lack an event type that the relay has just stored. So BackendPublisher tries
+// again with the latest catalog before it refuses an event, because a refused event is lost.
 type BackendPublisher struct {
 	service *Service
 	latest  *latest

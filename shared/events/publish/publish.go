@@ -68,7 +68,8 @@ type Input struct {
 	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
 	OfBackend bool
 
-	// At, URIAt and DataAt are JSON Pointers into the request, for faults. An empty URIAt means the event's member /uri.
+	// At, URIAt and DataAt are JSON Pointers to the event, its URI and its data in the request. Faults name them. An empty URIAt means the
+	// member uri of the event.
 	At, URIAt, DataAt string
 
 	parsed bool // Data is a part of JSON text that was already checked
@@ -95,7 +96,8 @@ type Service struct {
 	Tracer *trace.Tracer
 }
 
-// NewRate returns a quota of events per second, with bursts of two seconds' worth or one full request.
+// NewRate returns a quota of events per second. A burst may have the events of two seconds or of one full request (1,000), whichever is
+// more.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
@@ -193,7 +195,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 		if in[i].Resend != "" {
 			dedup = digest(workspace, e.URI, e.ID, in[i].Resend)
 		}
-		e.Data = body[len(body)-1-len(e.Data) : len(body)-1] // so that the message does not keep the request in memory
+		e.Data = body[len(body)-1-len(e.Data) : len(body)-1] // points into body, so that the message does not keep the request in memory
 		out = append(out, queue.Outgoing{Body: body, Value: e, Group: groupOf(cat, workspace, e), Dedup: dedup})
 		accepted = append(accepted, Accepted{ID: e.ID, URI: e.URI})
 	}
@@ -203,13 +205,15 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	return out, accepted, nil
 }
 
-// groups is the number of FIFO groups of an unordered URI. Each processes about 125 events per second.
+// groups is the number of FIFO groups over which the events of an unordered URI are spread. One group processes about 125 events per
+// second.
 const groups = 16
 
-// OrderedGroup returns the FIFO group of a URI whose event type is not unordered.
+// OrderedGroup returns the FIFO group of a URI whose event type is ordered.
 func OrderedGroup(workspace, uri string) string { return digest(workspace, uri) }
 
-// groupOf returns the FIFO group of an event. The same id always gets the same one, because the queue drops repetitions within a group.
+// groupOf returns the FIFO group of an event. Events with the same id are always in the same group, because the queue drops repetitions
+// only within a group.
 func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return OrderedGroup(workspace, e.URI)
@@ -219,14 +223,15 @@ func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	return digest(workspace, e.URI, strconv.Itoa(int(h.Sum32()%groups)))
 }
 
-// Check converts an input into an event, without workspace and times, with the same errors as [Service.Accept].
+// Check converts an input into an event that has no workspace and no times yet. It returns the same errors as [Service.Accept].
 func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 	var r faultList
 	e, _ := r.check(cat, &in)
 	return e, r.err(1)
 }
 
-// check converts an input into an event, without workspace and times. If the input has faults, check adds them to r and returns false.
+// check converts an input into an event that has no workspace and no times yet. If the input has faults, check adds them to r and returns
+// false.
 func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
 	uriAt := cmp.Or(in.URIAt, in.At+"/uri")
@@ -251,7 +256,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	data, err := normalize(in.Data, in.parsed)
 	if err != nil {
 		r.addError(in.DataAt, err)
-	} else if at, found := jsonrpc.FindRepeated(data); found { // parsers differ in which of the two members they use
+	} else if at, found := jsonrpc.FindRepeated(data); found { // parsers differ in which of two members with the same name they use
 		r.add(fault.Invalid, in.DataAt+fault.Clip(at, maxPointer), "is given twice")
 	}
 	if r.count > before {
@@ -271,7 +276,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
 
-// escapedWildcard is the result of [catalog.Canonical] for a segment that is a wildcard.
+// escapedWildcard is how [catalog.Canonical] writes a part of a URI that is a wildcard (`*`).
 const escapedWildcard = "%2A"
 
 // normalize checks a payload and converts it to its stored form: compact, with problematic characters escaped.
