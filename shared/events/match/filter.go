@@ -22,7 +22,7 @@ import (
 const (
 	maxFilterValues = 50  // of one filter
 	maxAllValues    = 200 // of all filters of a subscription
-	maxGlobs        = 50  // the number of these values that may contain a `*`
+	maxGlobs        = 50  // of all these values, how many may contain a `*`
 )
 
 // Filter accepts a payload whose value at Pointer is one of Values (`*` matches any characters) or in the range Span.
@@ -88,7 +88,8 @@ func NewPayloads(events []event.Event) []*Payload {
 	return out
 }
 
-// recentPayloads saves streams from decoding the same payload again. It is small because decoded payloads may take megabytes.
+// recentPayloads has recently decoded payloads, so that several streams need not decode the same payload again. It is small, because
+// decoded payloads may take megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
 // payloadOf returns the payload of an event. Other streams may use the result concurrently.
@@ -144,7 +145,7 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type, built once for all elements of a list.
+// values has the values of a filter by type. It is built once, even if the filter has to check all elements of a list.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -183,16 +184,17 @@ func (v values) accept(got any) bool {
 		return v.numbers[jsonrpc.ParseDecimal(got)]
 	case bool:
 		return v.bools[got]
-	case []any: // one element must match
+	case []any: // a list is accepted if one of its elements is
 		return slices.ContainsFunc(got, v.accept)
 	}
 	return false
 }
 
-// glob is a text with `*` for any characters, split at its stars. It has at least two parts.
+// glob is a text with `*` for any characters, split at its stars. For example, "a*b" becomes {"a", "b"}.
 type glob []string
 
-// matches needs no backtracking, because the first match of each part is always good enough.
+// matches reports whether s matches the glob. It needs no backtracking, because the first occurrence of each part leaves the most text for
+// the following parts.
 func (g glob) matches(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
@@ -242,10 +244,11 @@ func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error)
 	return json.Marshal(doc)
 }
 
-// AppendOccurrenceMeta appends the members that the _meta of an EventOccurrence has in every delivery mode, without braces.
+// AppendOccurrenceMeta appends the members that _meta of an EventOccurrence has in every delivery mode: the event's URI and arguments. It
+// appends no braces.
 //
-// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are left
-// out if the event type is no longer in the catalog (entry is nil), or if its template has changed since the event was published.
+// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are left out if
+// the event type is no longer in the catalog (entry is nil), or if its template has changed since the event was published.
 func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+spec.MetaURI+`":`...), e.URI)
 	if entry == nil {
@@ -281,7 +284,8 @@ type Bound struct {
 	Value string `json:"v"`
 }
 
-// rangeOps has the operators of a range, each with the results of [cmp.Compare] that satisfy it.
+// rangeOps maps each operator of a range to the results of [cmp.Compare] that satisfy the operator. For example, $gte allows 0 (equal) and
+// 1 (greater).
 var rangeOps = map[string][]int{"$gt": {1}, "$gte": {0, 1}, "$lt": {-1}, "$lte": {-1, 0}}
 
 func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
@@ -303,7 +307,8 @@ func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
 		}
 		s.Bounds = append(s.Bounds, b)
 	}
-	sort.Slice(s.Bounds, func(i, j int) bool { return s.Bounds[i].Op < s.Bounds[j].Op }) // slices.SortFunc takes 12 KB for each type
+	// Not slices.SortFunc, which would make the binary 12 KB larger for each type.
+	sort.Slice(s.Bounds, func(i, j int) bool { return s.Bounds[i].Op < s.Bounds[j].Op })
 	return s, s.checkNotEmpty()
 }
 
@@ -329,7 +334,7 @@ func (s *Span) isReadable(text string) bool {
 		_, err := event.ParseTime(text)
 		return err == nil
 	}
-	return text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') // it is JSON
+	return text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') // text is valid JSON, so this is a number
 }
 
 func (s *Span) accept(got any) bool {

@@ -63,8 +63,8 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.PartitionsOf(workspace, p.Key, p.Unordered)
 }
 
-// Shape tells which variables of a template a pattern leaves open or, for a parent, how many segments the pattern has. An event matches at
-// most one key of each shape, so a reader looks up one key for each shape that is in use.
+// Shape tells which variables of a template a pattern leaves open or, for a parent, how many segments the pattern has. For each shape, an
+// event matches at most one pattern. So fanout looks up only one key for each shape that is in use, however many patterns there are.
 type Shape struct {
 	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`
@@ -86,14 +86,16 @@ func ScopeOf(entry string) string {
 // URI returns the pattern's URI as a client writes it, e.g. "event://github/acme" for the key "event://github/acme/**".
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
-// CutParent returns the URI of the parent that a pattern's key stands for, or false if it is the key of another kind of pattern.
+// CutParent returns the URI of a parent from its pattern's key, e.g. "event://github/acme" for "event://github/acme/**". ok is false if
+// the key belongs to another kind of pattern.
 func CutParent(key string) (uri string, ok bool) { return strings.CutSuffix(key, parentMark) }
 
 func segments(uri string) []string {
 	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
 
-// Access is an event type that a pattern covers, with the variables that the pattern binds. A subscriber needs permission for it.
+// Access is an event type that a pattern covers, and the variables of its template that the pattern binds. A subscriber needs permission
+// for the event type with these variables.
 type Access struct {
 	Entry *catalog.Entry
 	Vars  map[string]string
@@ -202,7 +204,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Matches reports whether an event can match both patterns, given by their keys. One may be the URI of an event.
+// Matches reports whether an event can match both patterns. The parameters are the keys of the patterns, or the URI of an event.
 func Matches(a, b string) bool {
 	x, aOpen := strings.CutSuffix(a, parentMark)
 	y, bOpen := strings.CutSuffix(b, parentMark)
@@ -210,7 +212,7 @@ func Matches(a, b string) bool {
 	switch longer := len(as) - len(bs); {
 	case longer < 0 && !aOpen, longer > 0 && !bOpen:
 		return false
-	case longer == 0 && aOpen != bOpen: // a parent matches only the URIs below it
+	case longer == 0 && aOpen != bOpen: // a parent matches only the URIs below it, not its own
 		return false
 	}
 	for i := range min(len(as), len(bs)) {
@@ -287,7 +289,7 @@ func (s *Selection) setPattern() error {
 // selectOfBackend selects events of a backend. It does not interpret the arguments, because only the backend knows what they mean.
 func (s *Selection) selectOfBackend(arguments json.RawMessage, p auth.Principal) (err error) {
 	s.Arguments = arguments
-	if s.Vars, err = s.Entry.BindArguments(arguments, p); err != nil { // first, because checking long arguments would take long
+	if s.Vars, err = s.Entry.BindArguments(arguments, p); err != nil { // first, because it refuses long arguments, which are slow to validate
 		return err
 	}
 	if err := s.Entry.ValidateArguments(arguments); err != nil {
@@ -406,7 +408,7 @@ func withCanonicalNumbers(v any) any {
 	return v
 }
 
-// maxZeros is the largest number of zeros that replace an exponent. Numbers that need more are beyond float64.
+// maxZeros is the largest number of zeros that canonicalNumber writes instead of an exponent. Numbers that need more are beyond float64.
 const maxZeros = 330
 
 // canonicalNumber returns the shortest decimal form of a JSON number, because encoders differ. For example, 5.0 and 50e-1 become 5.
