@@ -38,7 +38,7 @@ import (
 )
 
 const (
-	// keep is how long a demand lasts after its last renewal. Clients poll more often.
+	// keep is how long a demand lasts after its last renewal. It is longer than the time between two polls of a client.
 	keep = 10 * time.Minute
 	// RenewEvery is how often the demand of an open stream is renewed.
 	RenewEvery = keep / 4
@@ -46,7 +46,8 @@ const (
 	maxWanted = 200
 	// lookEvery is how often a waiting client checks whether the relay has subscribed.
 	lookEvery = 50 * time.Millisecond
-	// refusedFor is how long after a refusal clients get the backend's error, without another attempt to subscribe.
+	// refusedFor is how long a refusal of a backend is remembered. Meanwhile, clients get the backend's error without another attempt to
+	// subscribe.
 	refusedFor = 30 * time.Second
 	// unused is how long this package's items stay in the store if no relay removes them.
 	unused = 30 * 24 * time.Hour
@@ -55,7 +56,8 @@ const (
 // Registry records demands. It is safe for concurrent use.
 type Registry struct {
 	DB store.DB
-	// Start limits how long a client waits until the relay has subscribed. After it, the first events may be missing. 0 means 3 s.
+	// Start limits how long a client waits until the relay has subscribed; 0 means 3 s. If the relay takes longer, the client may miss the
+	// first events.
 	Start time.Duration
 	// Key returns the key with which callers' tokens are encrypted. It may be nil in processes that handle no such tokens.
 	Key func(ctx context.Context) ([]byte, error)
@@ -63,19 +65,19 @@ type Registry struct {
 	renewed bounded.Map[renewal, time.Time] // when this process last renewed a demand
 
 	mu    sync.Mutex
-	awake chan struct{} // closed at the next demand
+	awake chan struct{} // closed when the next demand is recorded
 }
 
 // renewal identifies a demand and the token with which it was renewed.
 type renewal struct {
 	key   store.Key
-	token string // hashed
+	token string // the hash of the caller's token
 }
 
 // New returns a registry that uses the store.
 func New(db store.DB) *Registry { return &Registry{DB: db, awake: make(chan struct{})} }
 
-// Changed returns a channel that is closed when this process records another demand.
+// Changed returns a channel that is closed when this process records the next demand.
 func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +96,7 @@ func hash(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// partition returns the partition of a backend's demands, whose sort keys have the hashes of principal and URI.
+// partition returns the partition of a backend's demands. The sort key of a demand consists of the hashes of the principal and the URI.
 func partition(workspace, backend string) string { return "ev#" + workspace + "#" + backend }
 
 func wantKey(workspace, principal, uri string) store.Key {
@@ -170,7 +172,8 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 	}
 }
 
-// checkLimit returns an error if the principal of a new demand, whose key is given, already has [maxWanted] demands at the backend.
+// checkLimit returns an error if a new demand would be one too many ([maxWanted]) for its principal at the backend. key is the new
+// demand's key.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
 	q, n := queryOf(key.Partition, prefix), 0
@@ -207,9 +210,9 @@ func uriOf(it *store.Item) string {
 	return uri
 }
 
-// await waits until the relay has subscribed, or until it records an error. If the demand's token was replaced, the parameter
-// before is the earlier state, and await ignores an error that is already in that state. After the time [Registry.Start] it stops
-// waiting and returns nil.
+// await waits until the relay has subscribed or has recorded an error. If the demand has got a new token, the parameter before is the
+// state from before this change, and await ignores an error that this state already has. After the time [Registry.Start], await returns
+// nil.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -257,7 +260,7 @@ func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State)
 	if s.Error != "" {
 		s.At = time.Now().UnixMicro()
 	}
-	value, _ := json.Marshal(s) // texts and numbers
+	value, _ := json.Marshal(s) // cannot fail for strings and numbers
 	it := store.Item{Key: stateKey(workspace, uri, "state"), Value: value, Expires: time.Now().Add(unused)}
 	if s.Error != "" {
 		it.Expires = time.Now().Add(refusedFor)
@@ -271,8 +274,8 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
-// demands that were not renewed in time. If a URI has webhook subscriptions, it renews the demand instead.
+// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the demands
+// that were not renewed in time. But if the URI of such a demand has webhook subscriptions, it renews the demand.
 func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
@@ -308,7 +311,7 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 		}
 		switch err := r.DB.Write(ctx, op); {
 		case errors.Is(err, store.ErrConflict):
-			add(&lapsed[i]) // it was renewed meanwhile
+			add(&lapsed[i]) // the demand was renewed meanwhile
 		case err != nil:
 			return nil, fault.Wrap(fault.Unavailable, err, "end a demand for events of a backend")
 		}
@@ -347,7 +350,8 @@ func cursorItem(workspace, uri, cursor string) store.Item {
 	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
-// seenFor is how long [Registry.WasSeen] knows an event. The events queue drops repetitions only within five minutes.
+// seenFor is how long [Registry.WasSeen] knows an event. It is longer than five minutes, after which the events queue no longer drops
+// repetitions.
 const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
@@ -358,8 +362,8 @@ func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool
 	return it != nil, err
 }
 
-// MarkSeen remembers a published event or gap for [Registry.WasSeen]. If the process dies after it has published an event and before
-// MarkSeen, the backend may send the event again, and the events queue drops the repetition. The queue does not drop a repeated gap.
+// MarkSeen records a published event or gap for [Registry.WasSeen]. If the process dies between publishing an event and MarkSeen, the
+// backend may send the event again. The events queue then drops the repeated event. It does not drop a repeated gap.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	return markSeen(ctx, r.DB, workspace, uri, id)
 }
@@ -374,10 +378,10 @@ func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error
 	return fault.Wrap(fault.Unavailable, db.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Their tokens and
-// secrets are derived from a key of the deployment, so that another relay that takes a backend over continues the same
-// subscription. Half of a token is a MAC of the other half, so that the server can refuse a guessed token without a read of the
-// store.
+// Hooks manages the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. The URL of a
+// webhook ends with a token. Tokens and secrets are derived from a key of the deployment, so that another relay that takes a backend over
+// continues the same subscription. A token consists of an id and its MAC, so that the server can refuse a guessed token without reading
+// the store.
 type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
@@ -386,14 +390,16 @@ type Hooks struct {
 	Key func(ctx context.Context) ([]byte, error)
 }
 
-// HookPath is the path, before the token, at which webhooks of backends arrive. Names of sources do not begin with a tilde.
+// HookPath is the path at which webhooks of backends arrive, followed by a token. It differs from the paths of webhook sources, because
+// the names of sources do not begin with a tilde.
 const HookPath = "/sources/~backends/"
 
 // Hook is a webhook subscription at a backend.
 type Hook struct {
 	Workspace string `json:"workspace"`
 	URI       string `json:"uri"`
-	// Days are the days since 1970 whose secrets are valid, the newest first. The first refresh on a day adds that day's secret.
+	// Days are the days since 1970 whose secrets are valid, the newest first. Each day has its own secret, which the first refresh on that
+	// day adds.
 	Days []int64 `json:"days"`
 	// ID is the backend's id of the subscription, and Until the end of its lifetime in seconds since 1970, or 0 if it is unlimited.
 	ID    string `json:"id,omitempty"`
@@ -402,7 +408,7 @@ type Hook struct {
 	Secrets []string `json:"-"`
 }
 
-// maxDays is the maximum number of secrets: the newest, the previous one, and one whose refresh got no response.
+// maxDays is the maximum number of secrets: the newest, the previous one, and one more, because a refresh may have got no response.
 const maxDays = 3
 
 // hookID returns our id of the webhook subscription for a URI, with which the token begins.
@@ -412,8 +418,9 @@ func hookKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "eh#" + id, Sort: "hook"}
 }
 
-// derive returns a secret for an id, and for the purpose given as what. Only this deployment can compute it.
-func (h *Hooks) derive(ctx context.Context, what, id string) ([]byte, error) {
+// derive returns a secret for an id and a purpose, e.g. "token". Only this deployment can compute it, because it depends on the
+// deployment's key.
+func (h *Hooks) derive(ctx context.Context, purpose, id string) ([]byte, error) {
 	key, err := h.Key(ctx)
 	if err != nil {
 		return nil, err
@@ -423,13 +430,13 @@ func (h *Hooks) derive(ctx context.Context, what, id string) ([]byte, error) {
 		return nil, fault.Wrap(fault.Internal, err, "derive the key of backends' webhooks")
 	}
 	m := hmac.New(sha256.New, derived)
-	_, _ = fmt.Fprintf(m, "%q %q", what, id) // never fails
+	_, _ = fmt.Fprintf(m, "%q %q", purpose, id) // writing to a hash never fails
 	return m.Sum(nil), nil
 }
 
 func (h *Hooks) deriveSecret(ctx context.Context, id string, day int64) (string, error) {
 	key, err := h.derive(ctx, fmt.Sprintf("secret %d", day), id)
-	return "whsec_" + base64.StdEncoding.EncodeToString(key), err // as Standard Webhooks writes a secret
+	return "whsec_" + base64.StdEncoding.EncodeToString(key), err // the format of Standard Webhooks for secrets
 }
 
 // URL returns the URL to which the backend sends the events of a URI.
@@ -439,7 +446,7 @@ func (h *Hooks) URL(ctx context.Context, workspace, uri string) (string, error) 
 	return strings.TrimSuffix(h.Base, "/") + HookPath + id + code, err
 }
 
-// tokenCode returns the second half of a token, which authenticates the first half, the id.
+// tokenCode returns the second half of a token, a MAC of the first half. It proves that this deployment made the token.
 func (h *Hooks) tokenCode(ctx context.Context, id string) (string, error) {
 	mac, err := h.derive(ctx, "token", id)
 	if err != nil {
@@ -451,7 +458,7 @@ func (h *Hooks) tokenCode(ctx context.Context, id string) (string, error) {
 // Find returns the subscription to which a token belongs. For an unknown token, it returns an error of kind NotFound.
 func (h *Hooks) Find(ctx context.Context, token string) (*Hook, error) {
 	unknown := fault.New(fault.NotFound, "there is no subscription at this path")
-	const size = 22 // 16 bytes in base64
+	const size = 22 // characters of 16 bytes in base64url
 	if len(token) != 2*size {
 		return nil, unknown
 	}
@@ -490,7 +497,7 @@ func (h *Hooks) read(ctx context.Context, id string) (*Hook, error) {
 }
 
 func (h *Hooks) write(ctx context.Context, id string, to Hook) error {
-	value, _ := json.Marshal(to) // texts and numbers
+	value, _ := json.Marshal(to) // cannot fail for strings and numbers
 	it := store.Item{Key: hookKey(id), Value: value, Expires: time.Now().Add(unused)}
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Put(it)), "record a webhook subscription at a backend")
 }
@@ -538,27 +545,27 @@ func (h *Hooks) Remove(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Delete(hookKey(hookID(workspace, uri)))), "remove a webhook subscription at a backend")
 }
 
-// Restart asks the relay to subscribe again, because the backend has ended the subscription or given up deliveries.
+// Restart asks the relay to subscribe again, because the backend has ended the subscription or stopped delivering.
 type Restart struct {
 	URI string `json:"uri"`
 	// Cursor is where the backend should continue. It is empty if the backend named none.
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// restartKey returns the key of a restart. Its sort key begins with "!" so that one query finds all restarts, because the sort
-// keys of states begin with a letter, a digit, - or _.
+// restartKey returns the key of the request for a restart. Its sort key begins with "!", so that one query finds all restarts of a
+// backend. The other sort keys of the partition begin with a hash, i.e. with a letter, a digit, - or _.
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort
 	return key
 }
 
-// RequestRestart asks the relay to subscribe again. It keeps an existing request, because its cursor is earlier.
+// RequestRestart asks the relay to subscribe again. If there is already a request, RequestRestart keeps it, because its cursor is earlier.
 func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart Restart) error {
 	if len(restart.Cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(restart.Cursor), maxCursor)
 	}
-	value, _ := json.Marshal(restart) // texts
+	value, _ := json.Marshal(restart) // cannot fail for strings
 	it := store.Item{Key: restartKey(workspace, restart.URI), Value: value, Expires: time.Now().Add(unused)}
 	err := r.DB.Write(ctx, store.Put(it, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {

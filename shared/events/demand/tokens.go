@@ -16,9 +16,10 @@ import (
 )
 
 // Some backends act for their callers (see package catalog). The relay subscribes there with the token of the principal that wants the
-// events. So the demand has the token, encrypted with a key that is derived from the deployment's key, and both are removed together.
+// events. So the demand contains this token, encrypted with a key that is derived from the deployment's key. Removing the demand also
+// removes the token.
 
-const maxToken = 16 << 10 // bytes of the Authorization header
+const maxToken = 16 << 10 // bytes of the Authorization header that contains the token
 
 func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	if r.Key == nil {
@@ -31,9 +32,9 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
-// chooseToken returns the value of a demand with the presented token or, if the stored token is valid for longer, with the stored
-// one. Without any valid token, the error is of kind Unauthenticated. replaced reports whether the value has another token than the
-// stored value.
+// chooseToken returns the new value of a demand. It contains the caller's token t or, if the token in the stored item had is valid for
+// longer, the stored token. replaced reports whether the value has another token than the stored item. Without any valid token, the error
+// is of kind Unauthenticated.
 func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
 	stored, err := r.openToken(ctx, key, had)
 	if err != nil {
@@ -52,7 +53,7 @@ func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, h
 	if err != nil {
 		return nil, false, err
 	}
-	text, _ := json.Marshal(t) // a text and a time
+	text, _ := json.Marshal(t) // cannot fail for a string and a time
 	return sealer.Seal([]byte(uri+"\n"), nil, text, []byte(key.Partition+"\n"+key.Sort)), true, nil
 }
 
@@ -80,12 +81,13 @@ func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item)
 	return t, nil
 }
 
-// callerKey returns the key of the demand for a URI that is for one principal only.
+// callerKey returns the key of the demand for a URI whose events are for a single principal. The URI contains the hash of this principal.
 func callerKey(workspace, uri string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerOf(uri) + "#" + hash(uri)}
 }
 
-// LoadToken returns the token with which to subscribe to a URI that is for one principal only. It is zero if there is no valid one.
+// LoadToken returns the token with which the relay subscribes to a URI whose events are for a single principal. It returns the zero token
+// if there is no valid one.
 func (r *Registry) LoadToken(ctx context.Context, workspace, uri string) (auth.Token, error) {
 	key := callerKey(workspace, uri)
 	it, err := store.One(ctx, r.DB, key, "read a caller's token")
@@ -109,7 +111,7 @@ func (r *Registry) DropToken(ctx context.Context, workspace, uri string, refused
 	next.Key, next.Value, next.Version = key, []byte(uri), read+1
 	err = r.DB.Write(ctx, store.Put(next, store.VersionIs(read)))
 	if errors.Is(err, store.ErrConflict) {
-		return nil // a client has renewed it; if it is refused again, it is removed then
+		return nil // a client has stored another token meanwhile; if the backend refuses it, too, the relay drops it then
 	}
 	return fault.Wrap(fault.Unavailable, err, "remove a caller's token")
 }
