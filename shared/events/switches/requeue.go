@@ -27,7 +27,7 @@ func resumedKey(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
 }
 
-const requeueTime = time.Minute // over which one run of Requeue spreads the messages
+const requeueTime = time.Minute // the time over which one run of Requeue spreads the messages
 
 // claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies,
 // another one continues after this time.
@@ -72,13 +72,13 @@ func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued
 	}
 	released := s.DB.Write(ctx, end)
 	if errors.Is(released, store.ErrConflict) {
-		released = nil // the switch was paused or resumed meanwhile
+		released = nil // this is not an error: the switch was paused or resumed meanwhile
 	}
 	return requeued, errors.Join(err, fault.Wrap(fault.Unavailable, released, "release a resumed switch"))
 }
 
 func (r *resumed) item(version int64) store.Item {
-	value, _ := json.Marshal(r) // strings and times always encode
+	value, _ := json.Marshal(r) // cannot fail for strings and times
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
@@ -131,11 +131,11 @@ func (s *Set) deadLetterItem(ctx context.Context, it *store.Item, reason error) 
 	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), cmp.Or(s.Log, slog.Default()))
 }
 
-// requeue sends messages back to their queues and deletes their items. before is the number of messages that this run has
-// already sent. It determines the delays, so that a run sends [RequeueRate] messages per second.
+// requeue sends messages back to their queues and deletes their items. before is the number of messages that this run has already sent.
+// requeue computes the delays from it, so that a run sends [RequeueRate] messages per second.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
-	stored := map[queue.Name][]store.Item{} // the items of the messages in byQueue
+	stored := map[queue.Name][]store.Item{} // the item of each message in byQueue
 	var gone []store.Op
 	for i, it := range items {
 		m, err := decodeStored(it.Value)
@@ -147,7 +147,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 		}
 		delay := time.Duration(before+i) / RequeueRate * time.Second
 		if !s.Alone {
-			delay += MaxAge // until every process has seen the resume
+			delay += MaxAge // before, a process may not have noticed the resume, and would pause the message again
 		}
 		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Owner: m.Owner, Delay: delay})
 		stored[m.Queue] = append(stored[m.Queue], it)
@@ -205,7 +205,7 @@ func decodeNote(it *store.Item) (n Note, err error) {
 
 // SetNote stores a note. It replaces the earlier note of the same origin, if any.
 func (s *Set) SetNote(ctx context.Context, workspace string, n Note) error {
-	value, _ := json.Marshal(n) // strings and a time always encode
+	value, _ := json.Marshal(n) // cannot fail for strings and a time
 	err := s.DB.Write(ctx, store.Put(store.Item{Key: noteKey(workspace, n.Origin), Value: value, Version: version}))
 	return fault.Wrap(fault.Unavailable, err, "write a note")
 }

@@ -86,7 +86,7 @@ func Parse(text string) (Name, error) {
 	return Name(text), nil
 }
 
-// defaultPorts are omitted from the origins of targets.
+// defaultPorts has the ports that the origins of webhook endpoints omit, by scheme.
 var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
 // isOrigin reports whether text has the form of an endpoint's origin, e.g. https://hooks.example.com. A switch with any other
@@ -97,7 +97,7 @@ func isOrigin(text string) bool {
 		text == u.Scheme+"://"+strings.ToLower(u.Host)
 }
 
-// SubscriptionID returns the subscription's id if the switch is one for a subscription.
+// SubscriptionID returns the subscription's id if n is the switch of a subscription.
 func (n Name) SubscriptionID() (id string, ok bool) {
 	return strings.CutPrefix(string(n), subscriptionOf)
 }
@@ -138,12 +138,12 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the keys of a switch and of the record of its resume.
+// Keys returns the keys of a switch and of the record that the switch was resumed.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
 
-// Get returns a switch, or nil if no deliveries are paused under that name.
+// Get returns the switch with a name, or nil if there is no such switch.
 func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
 	it, err := store.One(ctx, s.DB, key(workspace, n), "read a switch")
 	if err != nil || it == nil {
@@ -197,9 +197,9 @@ func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name 
 	return rewrite(ctx, db, key(workspace, sw.Name), sw)
 }
 
-// rewrite stores a switch or a [Note] with another principal's name, unless it has been removed meanwhile.
+// rewrite stores a changed switch or [Note], unless it has been removed meanwhile.
 func rewrite(ctx context.Context, db store.DB, at store.Key, to any) error {
-	value, _ := json.Marshal(to) // strings and a time always encode
+	value, _ := json.Marshal(to) // cannot fail for strings and a time
 	err := db.Write(ctx, store.Put(store.Item{Key: at, Value: value, Version: version}, store.Exists()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -212,10 +212,10 @@ func decode(it *store.Item) (sw Switch, err error) {
 	return sw, fault.Wrap(fault.Internal, err, "decode a switch")
 }
 
-// PauseOps returns the writes of [Set.Pause], for callers that write more in the same transaction.
+// PauseOps returns the writes of [Set.Pause], for callers that add them to a larger transaction.
 func (s *Set) PauseOps(workspace string, sw Switch) []store.Op {
 	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), fault.Clip(sw.Reason, maxReason)
-	value, _ := json.Marshal(sw) // strings and a time always encode
+	value, _ := json.Marshal(sw) // cannot fail for strings and a time
 	return []store.Op{
 		store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}),
 		store.Delete(resumedKey(workspace, sw.Name)),
@@ -229,10 +229,10 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	return fault.Wrap(fault.Unavailable, err, "pause")
 }
 
-// ResumeOps returns the writes of [Set.Resume], for callers that write more in the same transaction.
+// ResumeOps returns the writes of [Set.Resume], for callers that add them to a larger transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// A new version of the record keeps a worker that still requeues for an earlier resume from deleting it.
+	// The record of the resume gets a new version. So a worker that still requeues messages for an earlier resume cannot delete it.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
@@ -249,8 +249,8 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
 }
 
-// forget makes the next call of [Set.FindPaused] read the workspace's switches. It replaces the cached [refresh.Value]
-// instead of expiring it. An expired one would still return the previous switches if the read fails.
+// forget makes the next call of [Set.FindPaused] read the workspace's switches from the store. It replaces the cached [refresh.Value],
+// because an expired one would still return the previous switches if the read fails.
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,8 +321,8 @@ type stored struct {
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
 	Owner string     `json:"o,omitempty"`
-	// Body is the message's body if that is JSON, and otherwise a string that contains it. It is not always a string, because escaping
-	// the quotes could make it too large for an item. The previous release wrote only strings.
+	// Body is the body of the message. A body that is JSON is stored unchanged, because escaping its quotes in a string could make it too
+	// large for an item. Any other body, and a JSON string, is stored as a string. The previous release wrote only strings.
 	Body json.RawMessage `json:"b"`
 }
 
@@ -401,7 +401,7 @@ func SwitchOf(workspace, partition string) Name {
 	return Name(name)
 }
 
-// Item returns the item of a paused message, for callers that write more in the same transaction.
+// Item returns the item of a paused message, for callers that add it to a larger transaction.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
 	sort := cmp.Or(m.Sort, SortKey(now, rand.Text()))
@@ -412,8 +412,8 @@ func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	}
 }
 
-// OperatorPausedAt returns when an operator paused a subscription, or the zero time. The pause outlives the subscription, because
-// otherwise an owner could lift it by ending the subscription and subscribing again. The same events/subscribe leads to the same id.
+// OperatorPausedAt returns when an operator paused a subscription, or the zero time. The pause remains when the subscription ends.
+// Otherwise its owner could lift the pause by subscribing again, because the same events/subscribe leads to the same id.
 func (s *Set) OperatorPausedAt(ctx context.Context, workspace, id string) (time.Time, error) {
 	sw, err := s.Get(ctx, workspace, SubscriptionSwitch(id))
 	if err != nil || sw == nil || !sw.Operator {
