@@ -41,8 +41,8 @@ type Event struct {
 	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}. It is the webhook-id of every
 	// delivery, and it must not contain a dot, because a webhook signature joins the id, the time and the body with dots.
 	ID        string
-	URI       string    // canonical
-	Name      string    // of the event type
+	URI       string    // in canonical form
+	Name      string    // the name of the event type
 	Time      time.Time // when the event happened, according to the publisher
 	Published time.Time // when the event was accepted
 	// Data is the payload: valid JSON, at most [MaxPayload] bytes.
@@ -95,7 +95,7 @@ func ForeignID(source, id string) string {
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// Key returns a key that is unique in the workspace. Events of different URIs may have the same id.
+// Key returns a key that is unique in the workspace. The id alone is not unique, because events of different URIs may have the same id.
 func (e Event) Key() string {
 	h := sha256.Sum256([]byte(e.URI))
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -108,7 +108,8 @@ const messageVersion = 1
 // not know gaps, leave the message in the queue. This release reads both versions.
 const gapVersion = 2
 
-// AppendJSON appends the event as in queue messages and the log. publish has already compacted the payload.
+// AppendJSON appends the event to b, in the encoding of queue messages and of the log. It copies the payload unchanged, because publish
+// has already compacted it.
 func (e Event) AppendJSON(b []byte) []byte {
 	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
 	b = append(b, `{"v":`...)
@@ -139,15 +140,15 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. It counts the
-// trace state twice, because that is the only text with characters that JSON escapes.
+// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. It counts the trace
+// state twice, because JSON escapes some of its characters. The other texts have no such characters.
 func (e *Event) MaxSize() int {
-	const names = 192 // for member names, numbers and punctuation
+	const names = 192 // bytes for member names, numbers and punctuation
 	return names + len(e.Workspace) + len(e.ID) + len(e.URI) + len(e.Name) + len(e.Trace.Parent) + 2*len(e.Trace.State) + len(e.Data)
 }
 
-// AppendMember adds a member to the JSON object in b, which must have a member already. The value of the new member is an array
-// of events. For large events, encoding/json would be slower, because it would validate them again.
+// AppendMember adds a member to the JSON object in b, which must already have another member. The value of the new member is the array of
+// events. For large events, this is faster than encoding/json, which would validate them again.
 func AppendMember(b []byte, name string, events []Event) []byte {
 	b = append(jsonrpc.AppendString(append(b[:len(b)-1], ','), name), ":["...)
 	for i, e := range events {
@@ -211,7 +212,8 @@ func (e *Event) decode(b []byte) error {
 		}
 	}
 	switch {
-	case version > messageVersion && !(out.Gap && version == gapVersion): // a temporary error, so that a newer release can read it
+	case version > messageVersion && !(out.Gap && version == gapVersion):
+		// Return a temporary error, so that a newer release can still read the message.
 		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
 	case version < 1:
 		return fault.New(fault.Invalid, "decode event: unknown version")
