@@ -1,11 +1,14 @@
-// Package lease limits the open streams of clients, for each principal and for the whole deployment.
+// Package lease limits the open streams of clients, for each principal and for the fleet (all processes of the deployment).
 //
-// A new stream beyond a limit ends its principal's oldest stream. Otherwise a client could lock itself out, because the server may not
-// notice that the client has left its earlier streams. If the fleet is full, a principal without streams is refused.
+// A new stream beyond a limit ends its principal's oldest stream. If the new stream were refused instead, a client could lock itself out,
+// because the server may not notice that the client has left its earlier streams. If the fleet is full, a principal without streams is
+// refused.
 //
-// [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop at any
-// time. There, a stream learns at its next check that another stream has replaced it. If a stream is replaced, Local and Shared call
-// its function superseded once. The caller of Take must call the returned function release once.
+// [Local] counts the streams of one process, and is exact. [Shared] keeps a lease for each stream in the store, for instances that start
+// and stop at any time. There, a stream learns at its next check that another stream has replaced it.
+//
+// Both have a method Take. Its caller passes a function superseded, which is called once if another stream replaces the stream, and must
+// call the returned function release once.
 package lease
 
 import (
@@ -96,7 +99,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
 	if err := s.placeLease(ctx, own, most, replaces); err != nil {
 		leave()
-		giveBack() // the lease may have been written
+		giveBack() // the lease may be in the store although placeLease failed
 		return nil, err
 	}
 	stop := s.watch(own, superseded)
@@ -107,7 +110,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// nextLease returns the lease with the time of this renewal, in milliseconds since 1970, as its version.
+// nextLease returns the lease own as its next renewal writes it. Its version is the time of the renewal in milliseconds since 1970.
 func (s *Shared) nextLease(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
@@ -120,13 +123,13 @@ func (s *Shared) isOverdue(it store.Item) bool {
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// placeLease writes a lease. If the principal then has more leases than its quota, which is the parameter most, placeLease deletes others
-// of the principal's leases, first the overdue ones and then the oldest. If replaces is true, it deletes at least one of them.
-func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, replaces bool) error {
+// placeLease writes the lease own. If the principal then has more than maxLeases leases, placeLease deletes some of the others, first the
+// overdue ones and then the oldest. If replaces is true, it deletes at least one of them.
+func (s *Shared) placeLease(ctx context.Context, own store.Item, maxLeases int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
-	var live, dead []store.Op // deletions of the principal's other leases, the oldest first
+	var live, dead []store.Op // deletes of the principal's other leases, oldest first; dead has the overdue ones
 	err := store.Each(ctx, s.DB, own.Key, "read the leases", func(it *store.Item) error {
 		switch {
 		case it.Key == own.Key:
@@ -140,7 +143,7 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 	if err != nil {
 		return err
 	}
-	over := len(dead) + len(live) + 1 - most
+	over := len(dead) + len(live) + 1 - maxLeases
 	if replaces {
 		over = max(over, 1)
 	}
@@ -150,12 +153,12 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// maxHandovers returns how many streams may run beyond the fleet's limit until the streams that they replace have ended. Fleet is
-// four fifths of the endpoint's concurrency, and the other fifth stays free for calls. An eighth of Fleet is half of that fifth.
+// maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace are ending. Fleet is four
+// fifths of the endpoint's concurrency, and the last fifth is for calls. maxHandovers is half of that fifth, i.e. an eighth of Fleet.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace,
-// enter adds it beyond the limit and returns true for replaces. leave removes the stream from the counter.
+// enter adds a stream to the fleet's counter, and returns leave, which removes the stream from the counter. If the fleet is full and the
+// principal has a stream that the new one can replace, enter adds the new stream beyond the limit and returns true for replaces.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -200,7 +203,8 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
 
-// hasStream reports whether a principal has a stream that another could replace. Expired leases may fill whole pages.
+// hasStream reports whether a principal has a stream that another could replace. It may have to read several pages, because a page may
+// have only expired leases.
 func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
 	q := store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition}
 	for {
@@ -244,7 +248,7 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy writes the end of a stream. It only logs an error, because leases and counters also expire.
+// tidy removes an ended stream's lease or count from the store. It only logs an error, because leases and counters also expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
@@ -264,14 +268,14 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that calls the function limit to get each principal's limit. It does not limit anonymous callers, because it
-// cannot tell them apart.
+// NewLocal returns a Local whose limit for each principal is the result of the function limit. It does not limit anonymous callers,
+// because it cannot tell them apart.
 func NewLocal(limit Max) *Local {
 	return &Local{limit: limit, open: map[string]*list.List{}}
 }
 
-// Take takes a lease for a stream. The caller must call release when the stream ends. If the principal has too many streams, Take ends
-// the oldest by calling the function superseded that was given for it. The error is always nil.
+// Take takes a lease for a stream. The caller must call release when the stream ends. If the principal has too many streams, Take ends the
+// oldest one by calling the function superseded that was passed to Take for that stream. The error is always nil.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
