@@ -253,7 +253,7 @@ type Appended struct {
 
 // logEnd describes the end of a partition to which a batch of events is being appended.
 type logEnd struct {
-	key      int64         // the key of the partition's last entry, or the time of this process's last append to it; 0 for an empty partition
+	key      int64         // the key of the partition's last entry, or the time of this process's last append; 0 if it is empty
 	position int64         // a position before all events of the batch
 	written  []event.Event // the events of the batch that the last segment contains or names in Before
 	fresh    []event.Event // the events of the batch that are still to be written
