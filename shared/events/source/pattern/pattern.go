@@ -29,7 +29,7 @@ const (
 	maxDepth = jsonpointer.MaxDepth
 	// maxAlternatives limits the alternatives of a pattern, like EventBridge does. For example, two $or lists of 3 patterns make 9.
 	maxAlternatives = 1000
-	maxValues       = 20_000 // in all alternatives together
+	maxValues       = 20_000 // the maximum number of values in all alternatives together
 )
 
 // Pattern is a parsed event pattern. It is safe for concurrent use.

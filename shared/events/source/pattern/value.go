@@ -221,7 +221,7 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 	return nil
 }
 
-// compareTo returns a test for numbers, which calls holds with the result of comparing the number with n.
+// compareTo returns a test for numbers. The test compares a number with n, and calls the function holds with the result.
 func compareTo(n json.Number, holds func(int) bool) test {
 	d := jsonrpc.ParseDecimal(n)
 	return func(value any) bool {

@@ -95,7 +95,8 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// splitSignatures splits a header at spaces and, unless the prefix contains one, at commas. Encoded signatures contain no spaces or commas.
+// splitSignatures splits a header into signatures, at spaces and commas. If the prefix of a signature contains a comma, it splits only at
+// spaces. Encoded signatures contain no spaces or commas.
 func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")

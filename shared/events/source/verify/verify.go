@@ -461,7 +461,7 @@ const (
 
 var pathSecret = regexp.MustCompile(`^[A-Za-z0-9._~-]+$`) // RFC 3986, 2.3: these characters are never escaped
 
-// checkSecrets refuses secrets that are weak or look like mistakes. Its errors repeat no part of them.
+// checkSecrets refuses secrets that are weak or look like mistakes. Its errors do not repeat any part of the secrets.
 func checkSecrets(scheme string, secrets []string) error {
 	if len(secrets) == 0 || len(secrets) > MaxSecrets {
 		return fault.New(fault.Invalid, "%d secrets are not allowed (allowed: 1 to %d)", len(secrets), MaxSecrets)
