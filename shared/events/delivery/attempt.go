@@ -53,7 +53,7 @@ type firstAttempt struct {
 	// unlink makes the POST independent of the page's context, so that the POST can continue after the page has ended. cancel ends the POST.
 	unlink func() bool
 	cancel context.CancelFunc
-	// answer receives the outcome of the POST if the page has stopped waiting for it.
+	// answer passes the outcome of the POST to handleSlow, if the POST ends after handleSlow has begun.
 	answer chan webhook.Outcome
 }
 
@@ -98,7 +98,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 	}
 	out := d.sender.attempt(own, f.del, sub, e)
 	if !inTime() {
-		f.answer <- out // to handleSlow, which reports the result
+		f.answer <- out // handleSlow reports the result
 		return
 	}
 	f.unlink()
@@ -156,7 +156,7 @@ func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
 
-// record frees the context of the POST, which has ended, and records its outcome.
+// record records the outcome of the POST, which has ended, and frees the context of the POST.
 func (f *firstAttempt) record(ctx context.Context, out webhook.Outcome) ([]store.Op, error) {
 	f.cancel()
 	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)

@@ -116,7 +116,8 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range, t.Late}
 		p := byRange[id]
-		// Joining would count the task's retries for other tasks' events, or skip their subscribers that this task has served before (again).
+		// Do not join a task that reactivates a subscription, is repeated, or was retried. A joined task would count its retries for other
+		// tasks' events, too, or skip subscribers that only this task has served before (again).
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
 			p = &joinedPage{Page: t, done: done}
@@ -199,8 +200,8 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins
-// the tasks of several messages, so that a message whose events are all paused is done even if the events of other messages fail.
+// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins tasks, so
+// that each message has its own result: a message whose events are all paused is done even if the events of other messages fail.
 func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
@@ -249,7 +250,7 @@ func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Pag
 		}
 	}
 	if len(rest) == 0 && t.Paused != "" {
-		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // all its events wait again, with new marks
+		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // all events of the task wait again, with new marks
 	}
 	t.Events = rest
 	return ops, nil
@@ -259,16 +260,16 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch: an item whose position in
-// the event log is before all events of the task and before the time at which the task was sent. The parameter id distinguishes
+// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch. The mark is an item with a position
+// in the event log that is before all events of the task, and before the time at which the task was sent. The parameter id distinguishes
 // marks with the same position.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest moves the marks of a page that waited for a switch to the tasks in left. It writes a mark for each of these tasks before
-// it deletes the page's own marks, so that a mark keeps the subscriptions' cursors before these events at all times.
+// markRest replaces the marks of a page that waited for a switch by marks for the tasks in left. It writes the new marks before it deletes
+// the old ones, so that a mark keeps the subscriptions' cursors before these events at all times.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -287,7 +288,7 @@ func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Pa
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, old...), "mark a page that was paused")
 }
 
-const finishTime = 10 * time.Second // for the writes at the end of a batch
+const finishTime = 10 * time.Second // the time for the writes at the end of a batch
 
 // finishContext returns a context for writes that must happen even if the time of the batch is over.
 func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -305,19 +306,19 @@ const (
 type batches struct {
 	mu    sync.Mutex
 	ended time.Time        // when the last batch ended
-	idle  [2]time.Duration // how long the process was idle before the current batch, and before the one before it
+	idle  [2]time.Duration // how long the process was idle before the current batch, and before the previous batch
 }
 
 const (
-	// maxIdle is how long a busy process is idle at most between three batches.
+	// maxIdle is the time for which a process may have been idle between its last three batches, in all, to count as busy.
 	maxIdle = time.Second
 	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml). Behind a full
 	// batch, more messages probably wait in the queue, for example if an event has very many subscribers.
 	fullBatch = 10
 )
 
-// begin records that a batch begins, and reports whether the process is busy. Then it probably gets another batch soon, so the pages of
-// this batch are in a hurry; see [Options.MinWait].
+// begin records that a batch begins, and reports whether the process is busy. A busy process probably gets another batch soon, so the
+// pages of this batch are in a hurry; see [Options.MinWait].
 func (b *batches) begin(messages int) (busy bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -331,8 +332,8 @@ func (b *batches) end() {
 	b.ended = time.Now()
 }
 
-// pageWaitOf returns until when a page waits for slots of the fast lane. The page must leave its attempts enough time to end before ctx does, because it would otherwise be
-// redelivered from the beginning.
+// pageWaitOf returns the times until which a page waits for slots of the fast lane. The page must leave its attempts enough time to end
+// before ctx does, because it would otherwise be redelivered from the beginning.
 func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: inHurry}
@@ -344,8 +345,8 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait
 	return wait
 }
 
-// followUps prepares the tasks into which the task t was split (parts). Hops counts up, so that events cannot move from task to
-// task forever.
+// followUps prepares the tasks into which the task t was split (parts), and returns them. It increases Hops, whose limit keeps events from
+// moving from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
@@ -436,10 +437,10 @@ const (
 	maxPageRetries = 20
 )
 
-// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this
-// program, an event becomes a single delivery instead. If that cannot be written, if a filter panics, or if the event is only a
-// mark for lost events ([event.Event.Gap]), another page task repeats the first attempt, up to [maxPageRetries] times. After
-// that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
+// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
+// becomes a single delivery instead. But another page task repeats the first attempt, up to [maxPageRetries] times, if the single delivery
+// cannot be written, if a filter panics, or if the event only stands for lost events ([event.Event.Gap]). After that, or if the event can
+// never be written, it becomes a dead letter of the deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
@@ -483,8 +484,8 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	return append(tasks, d.retryTasks(ctx, t, tasksFor(t, sub, unwritten))...)
 }
 
-// tasksFor returns page tasks that send the given events of the task t to one of its subscribers. They carry over Since and Late of t, and
-// count as one more hop (see [maxHops]).
+// tasksFor returns page tasks that send the given events of the task t to one of its subscribers. They have the fields Since and Late of t,
+// and count as one more hop (see [maxHops]).
 func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
 	tasks := task.Pages(t.Workspace, t.Pattern, subscription.RangeOf(sub.ID), 1, events)
 	for i := range tasks {
@@ -493,8 +494,8 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks prepares the tasks given as again, which repeat a part of the task t, and returns them: it gives them a delay, and counts them
-// as a further retry of t. If t was retried [maxPageRetries] times already, retryTasks dead-letters the tasks instead and returns nil.
+// retryTasks prepares tasks that repeat a part of the task t (again), and returns them. It gives them a delay, and counts them as a further
+// retry of t. If t was retried [maxPageRetries] times already, retryTasks dead-letters the tasks instead and returns nil.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil

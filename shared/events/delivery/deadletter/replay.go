@@ -160,7 +160,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	return pattern, events, next, nil
 }
 
-const maxReads = 1000 // pages of the log that countEvents, or one step of a replay, reads
+const maxReads = 1000 // the maximum number of pages of the log that countEvents, or one step of a replay, reads
 
 // countEvents counts the events that a replay would send. more reports whether countEvents stopped early, so that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {

@@ -193,7 +193,7 @@ func (o *Outcome) explainOther(s *subject) {
 // argument returns the value of the argument with this name in the subscription, or nil if the subscription does not set the argument.
 func (o *Outcome) argument(name string) json.RawMessage {
 	var all map[string]json.RawMessage
-	_ = json.Unmarshal(o.Subscription.Arguments, &all) // subscriptions of SEP-1803 lack arguments
+	_ = json.Unmarshal(o.Subscription.Arguments, &all) // fails only for a SEP-1803 subscription, which has no arguments
 	return all[name]
 }
 

@@ -91,8 +91,8 @@ const (
 	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
 	// attempt, and doubles with each further attempt that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits only
-	// if the endpoint's last answer took less time than that.
+	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits only if the
+	// endpoint's last answer took less than slotWait.
 	slotWait = 500 * time.Millisecond
 	// probeTime is how long other first attempts take the slow lane while one attempt, the probe, finds out whether the endpoint is still
 	// slow.

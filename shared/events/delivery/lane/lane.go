@@ -32,10 +32,10 @@ import (
 // holds it until it calls the slot's method Done. A slot also counts the bytes of the attempt's bodies, so that memory is
 // bounded even if payloads are large.
 //
-// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. The same holds
-// for all endpoints together that are not quick, i.e. that need [quickAnswer] or longer for an answer, or may hang. Waiting
-// attempts are served in turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's
-// attempts are served in the order in which their events were queued.
+// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. All endpoints that are not
+// quick, i.e. that need [quickAnswer] or longer for an answer or may hang, may together use only a part, too. Waiting attempts are served
+// in turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in
+// which their events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -98,8 +98,8 @@ type usage struct {
 	bytes int64
 }
 
-// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, it always is, so
-// that even a body larger than the limit can be sent.
+// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, the result is
+// always true, so that even a body larger than the limit can be sent.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -123,8 +123,8 @@ type Call struct {
 	Since     int64  // when the event was queued, in milliseconds since 1970
 }
 
-// bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. As no page holds the event then, the decoded
-// event and the webhook's body both count.
+// bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. It counts the decoded event and the webhook's
+// body, because such an attempt does not share the event with a page.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
 // Verdict says whether an attempt got a slot of the fast lane.
@@ -149,8 +149,8 @@ type PageWait struct {
 	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted. A
-// first attempt must not overtake deliveries that wait for the endpoint's rate limit, so it takes the slow lane, too.
+// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted.
+// If deliveries wait for the endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake them.
 func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -263,8 +263,8 @@ type slot struct {
 	released bool
 }
 
-// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST. url is the endpoint's URL,
-// which a slot of the slow lane does not have before.
+// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST. The caller passes the endpoint's
+// URL, because a slot of the slow lane is reserved before the URL is known.
 func (s *slot) Start(ctx context.Context, url string) bool {
 	if !s.lanes.rate.allow(ctx, s.call.Endpoint) {
 		return false
@@ -328,7 +328,8 @@ func (s *FastSlot) release() {
 
 // Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns a [DetachedSlot], which
 // the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits
-// for the slot's Rest after all. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases the slot.
+// for the answer until the slot's Rest is over. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases
+// the slot.
 func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -403,7 +404,7 @@ type flow struct {
 	e         *endpointState
 	principal string
 	waiting   []*waiter // in the order in which their events were queued
-	pool      *pool     // the pool with the flow in its ring; nil while the endpoint may not have more attempts
+	pool      *pool     // the pool whose ring has the flow; nil while the endpoint may not have more attempts
 }
 
 // waiter is an attempt that waits for a slot of the fast lane.
@@ -560,8 +561,8 @@ type endpointRates struct {
 	byID map[string]*tokenLease
 }
 
-// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates]. A goroutine holds tokens while it
-// uses the tokens or leases more, and turns while it does the same with turns.
+// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates]. A goroutine acquires the
+// semaphore tokens before it uses or leases tokens, and the semaphore turns before it uses or leases turns.
 type tokenLease struct {
 	tokens *semaphore.Weighted
 	second int64 // the second for which the tokens are valid, since 1970
@@ -569,13 +570,13 @@ type tokenLease struct {
 	spent  bool  // whether all tokens of the second are leased, so that the store has no more
 
 	turns     *semaphore.Weighted
-	turn      int64 // the last second in which deliveries of this process have turns; a write also needs [endpointRates.mu]
+	turn      int64 // the last second in which deliveries of this process have turns; to write it, also lock [endpointRates.mu]
 	turnsLeft int64 // the turns in that second that this process has left
-	reserved  int64 // the second in which this process last reserved a turn; a write also needs [endpointRates.mu]
+	reserved  int64 // the second in which this process last reserved a turn; to write it, also lock [endpointRates.mu]
 }
 
-// lastTurn returns the last second in which deliveries of this process have turns. It returns 0 if the clock was set back since the
-// process reserved it. Otherwise, deliveries would wait until the clock has caught up.
+// lastTurn returns the last second in which deliveries of this process have turns. If the clock was set back after the process had reserved
+// the turn, lastTurn returns 0. Otherwise, deliveries would wait until the clock has caught up.
 func (t *tokenLease) lastTurn(now time.Time) int64 {
 	if t.reserved-now.Unix() > turnStepBack {
 		return 0
@@ -588,8 +589,8 @@ const (
 	// to the next is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
-	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. After a smaller step,
-	// deliveries wait for up to this much longer.
+	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. If the clock is set back by less,
+	// deliveries wait for up to this many seconds longer.
 	turnStepBack = 60
 )
 

@@ -41,7 +41,7 @@ type Manager struct {
 	Deliveries    *state.Deliveries
 	Subscriptions Subscriptions
 	Terminator    *Terminator // has the catalog, and the list of endpoints that get no notices
-	Gaps          *Gaps       // nil sends no gap notices
+	Gaps          *Gaps       // if nil, no gap notices are sent
 	Log           *slog.Logger
 	Metrics       *metric.Set // may be nil
 }
@@ -275,9 +275,9 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before the events since the
-// time lost and before all deliveries that are still to be sent, but not before the beginning of the log.
-func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
+// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before all events since
+// lostSince, unless that is zero, and before all deliveries that are still to be sent, but not before the beginning of the log.
+func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lostSince time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -292,8 +292,8 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 	if int64(record.Replayed) <= settled {
 		from = max(from, settled)
 	}
-	if !lost.IsZero() {
-		from = min(from, positionBefore(lost))
+	if !lostSince.IsZero() {
+		from = min(from, positionBefore(lostSince))
 	}
 	from, _ = m.Gaps.Log.StartPosition(eventlog.Cursor{}, from, m.Gaps.Log.Oldest())
 	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
@@ -316,7 +316,7 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	due := m.Deliveries.Now().Add(m.Gaps.Log.MinRetention())
 	notice := state.NewNotice(workspace, sub, name, "gap", due)
 	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
-	_, err := m.Deliveries.Schedule(ctx, notice, nil, due) // an earlier suspension may have written the notice already
+	_, err := m.Deliveries.Schedule(ctx, notice, nil, due) // the result is false if an earlier suspension has written the notice already
 	return err
 }
 

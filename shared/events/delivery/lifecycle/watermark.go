@@ -47,7 +47,7 @@ const (
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the number of stored deliveries above which a subscription's position is unknown.
+	// maxOpen is the maximum number of stored deliveries that SettledPosition reads. With more, a subscription's position is unknown.
 	maxOpen = 1000
 )
 

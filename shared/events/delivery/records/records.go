@@ -248,7 +248,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 	})
 }
 
-const maxLook = 200 // records that [OfEvent] reads
+const maxLook = 200 // the maximum number of records that [OfEvent] reads
 
 // OfEvent returns the records of an event in a subscription's list, newest first. It reads only the oldest [maxLook] records of the list
 // since the given time. If that is the event's time of publication, these records usually include all records of the event.

@@ -73,11 +73,11 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves a minute's due entries to the slow queue. If only is not nil, entries for which it returns false stay.
-func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+// moveMinute moves a minute's due entries to the slow queue. If pick is not nil, it moves only the entries for which pick returns true.
+func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, pick func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
-		n, err := r.move(ctx, state.DuePartition(shard, minute), now, only)
+		n, err := r.move(ctx, state.DuePartition(shard, minute), now, pick)
 		moved += n
 		errs = append(errs, err)
 	}
@@ -85,7 +85,7 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, only func(s
 }
 
 // move moves a partition's due entries like [Job.moveMinute], with a delay for entries that are not due yet.
-func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+func (r *Job) move(ctx context.Context, partition string, now time.Time, pick func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
 		page, err := r.DB.Query(ctx, q)
@@ -103,7 +103,7 @@ func (r *Job) move(ctx context.Context, partition string, now time.Time, only fu
 				}
 				continue
 			}
-			if only != nil && !only(e) {
+			if pick != nil && !pick(e) {
 				continue
 			}
 			out = append(out, e.Outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))

@@ -144,7 +144,7 @@ type Backlog struct {
 	Oldest time.Time
 }
 
-const maxBacklog = 1000 // items that [ReadBacklog] reads
+const maxBacklog = 1000 // the maximum number of items that [ReadBacklog] reads
 
 // ReadBacklog counts the deliveries to a subscription that are stored and still to be sent.
 func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Backlog, err error) {
@@ -452,7 +452,7 @@ type Deliveries struct {
 	storing map[string]*newBody // events that this process is storing now, by workspace and key
 }
 
-const maxBodies = 20_000 // entries in [Deliveries.bodies], which do not contain the events
+const maxBodies = 20_000 // the maximum number of entries in [Deliveries.bodies], which do not contain the events
 
 // NewDeliveries returns a Deliveries that uses the given store. The clock and the log may be nil.
 func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *Deliveries {
