@@ -94,7 +94,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If no minute is saved, it returns one hour before last, and version 0.
+// position returns the saved minute and the version of its item. If no minute is saved, it returns version 0 and the time one
+// hour before last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
