@@ -117,7 +117,7 @@ type Message struct {
 	// Received is how often the message was delivered to a handler, including this time. After a crash it may be too low,
 	// because counts that were only in memory are lost.
 	Received int
-	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell.
+	// First is true if the queue knows that no handler has received the message before, not even in an earlier process.
 	First bool
 	// Sent is when the queue accepted the message.
 	Sent time.Time
@@ -194,8 +194,9 @@ type Consumer interface {
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
-// MaxReceives is the number of failures after which a message becomes a dead letter. SQS allows no larger number. With the
-// pauses of [Backoff], that many failures take about ten days. SQS deletes a message after 14 days.
+// MaxReceives is the number of failures after which a message becomes a dead letter. SQS allows no larger number. With the pauses
+// of [Backoff], that many failures take about ten days, so SQS does not delete the message first, which it would do after 14
+// days.
 const MaxReceives = 1000
 
 // Backoff returns how long a failed message waits before it is delivered again. The wait is one second after the first receive

@@ -168,7 +168,7 @@ var deliveryCases = []testCase{
 		select {
 		case err := <-done:
 			b.Fatalf("Consume returned %v while a call was running", err)
-		case <-time.After(50 * time.Millisecond): // Consume still waits for the call
+		case <-time.After(50 * time.Millisecond): // as it should, Consume still waits for the call
 		}
 		close(release)
 		select {

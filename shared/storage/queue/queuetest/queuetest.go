@@ -253,7 +253,7 @@ var failureCases = []testCase{
 		})
 	}},
 	{"AWS-05_a_failed_message_is_redelivered_after_seconds", func(b *bench) {
-		const visibility = 2 * deadline // longer than the case waits
+		const visibility = 2 * deadline // so that a redelivery after this time is too late for the case
 		var mu sync.Mutex
 		var times []time.Time
 		r := newRecord()

@@ -162,14 +162,14 @@ func (mq *memoryQueue) wakePump(at time.Time) {
 type message struct {
 	id       int64
 	group    string // see [groupOf]
-	body     []byte // nil: to be read from its row
+	body     []byte // nil if it must be read from the row
 	value    any    // [queue.Outgoing.Value] until a handler has received it; nil if the message was read from its row
 	sent     int64  // microseconds since 1970
 	received int
 	tried    bool // true after a handler of this process has received the message; the field received may still be 0
 	handled  int  // size of the body while a handler has the message, otherwise 0
 
-	place      place // changed by [window.move] only
+	place      place // only [window.move] changes it
 	row        row
 	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }

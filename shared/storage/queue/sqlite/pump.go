@@ -48,8 +48,8 @@ func (mq *memoryQueue) pump() {
 
 // sleep waits for the given time, or until the pump is woken. It returns false when the queue is closed.
 //
-// It uses no timer for a time of 0, because in a bubble of testing/synctest two timers that are due when they are set break the
-// race detector (golang.org/issue/78156).
+// For a time of 0 it does not set the timer, because two timers that are due immediately break the race detector in a bubble of
+// testing/synctest (golang.org/issue/78156).
 func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
 		return mq.q.open.Err() == nil
@@ -281,8 +281,8 @@ type batch struct {
 	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count
 	// must then be written before the handler gets the message.
 	counted bool
-	// exhausted is set for a batch with a single message that was already received as often as allowed, because processes ended before the
-	// handler returned. The handler does not get the message.
+	// exhausted is set for a batch with a single message that was received as often as allowed, but in processes that ended
+	// before its handler returned. The message becomes a dead letter, and the handler does not get it.
 	exhausted bool
 }
 
@@ -316,7 +316,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 		handed := queue.Message{Received: m.received, First: !m.tried && m.id > mq.inherited, Unwritten: m.row != rowWritten}
 		m.tried = true
 		handed.Body, handed.Value = m.body, m.value
-		m.value = nil // a handler that fails may have changed it
+		m.value = nil // a handler may change the value and then fail, so the next one must decode the body
 		b.msgs, b.handed = append(b.msgs, m), append(b.handed, handed)
 	}
 	mq.wakeWorker()

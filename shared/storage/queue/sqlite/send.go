@@ -205,8 +205,9 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim returns the messages of a send without repetitions, and marks their deduplication ids as pending, so that another message with the
-// same id in this transaction is a repetition too. If one of the ids is being forwarded, claim returns only the job that writes it.
+// claim returns the messages of s that repeat no earlier message, and marks their deduplication ids as pending, so that a later
+// message with the same id in this transaction is a repetition too. If one of the messages repeats one that is being forwarded,
+// claim returns only the job that forwards it.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

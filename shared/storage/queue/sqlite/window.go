@@ -106,7 +106,8 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// groupLimit limits the ready messages of one group, and the bytes in their bodies; see [window].
+// groupLimit returns how many ready messages of one group may be in memory, and how many bytes their bodies may have; see
+// [window].
 func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
@@ -291,7 +292,7 @@ func (w *window) finish(f *fetch, msgs []*message) {
 			delete(w.early, id) // early has only ids after loaded
 		}
 	}
-	w.newest = max(w.newest, w.loaded) // a fetch may read a commit before it is published
+	w.newest = max(w.newest, w.loaded) // a fetch may find rows before [memoryQueue.publish] has added them
 }
 
 func (w *window) finishSpill(f *fetch, msgs []*message) {
