@@ -308,7 +308,8 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired.
+// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired, which says
+// which additions must replace an expired item.
 func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, expired []bool) error {
 	again := false
 	for i, reason := range canceled.CancellationReasons {
