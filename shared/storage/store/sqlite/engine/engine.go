@@ -219,7 +219,7 @@ func (e *Engine) Close() error {
 
 // Error is an error of SQLite. SQL is the statement without its parameters.
 type Error struct {
-	Code    sqlite.ResultCode // extended
+	Code    sqlite.ResultCode // an extended result code
 	Message string
 	SQL     string
 }
@@ -294,7 +294,7 @@ type disk struct {
 	id             int64
 	syncs, written atomic.Int64
 	mu             sync.Mutex
-	methods        map[uintptr]*methods // by the address of the replaced methods
+	methods        map[uintptr]*methods // SQLite's own methods by their address
 }
 
 // methods has SQLite's own methods for a file. The disk keeps a reference to it, because the garbage collector does not see references in
