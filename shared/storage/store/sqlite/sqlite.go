@@ -297,8 +297,8 @@ func upper(q store.Query) string {
 	return bound
 }
 
-// Count returns the number of a table's items whose partitions are at least from and less than before. DynamoDB could not do that, so
-// Count is not part of [store.DB].
+// Count returns the number of a table's items whose partitions p are in the range from <= p < before. DynamoDB cannot count a
+// range of partitions, so Count is not part of [store.DB].
 func (db *DB) Count(ctx context.Context, table store.Table, from, before string) (n int64, err error) {
 	err = db.engine.Read(ctx, func(c *engine.Conn) error {
 		s := c.Stmt(tables[table].count)
