@@ -10,7 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Hooked is a store that calls functions before its own methods, which return the functions' errors. Each function may be nil.
+// Hooked is a store that calls functions before its own methods. If a function returns an error, so does the method. Each
+// function may be nil.
 type Hooked struct {
 	store.DB
 	OnQuery             func() error
