@@ -141,8 +141,8 @@ type Query struct {
 	Eventual bool
 }
 
-// Within limits the query to the times from since to until, for sort keys that begin with a time in microseconds since 1970, as 16 decimal
-// digits. A zero time is no limit.
+// Within limits the query to items from the time since to the time until. It is for sort keys that begin with a time in
+// microseconds since 1970, as 16 decimal digits. If since or until is zero, it is no limit.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -213,7 +213,7 @@ const (
 // Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add] or [Check].
 type Op struct {
 	Kind OpKind
-	Item Item // for OpPut; the others have only Key, and OpAdd also Counts and Expires
+	Item Item // OpPut uses all fields; the other kinds use only Key, and OpAdd also Counts and Expires
 	Cond Condition
 	// Limits has, by name, the largest value that a count may have after an OpAdd.
 	Limits map[string]int64
