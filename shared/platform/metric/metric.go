@@ -276,7 +276,8 @@ func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
 	s.histograms[GatewayCalls].Record(context.Background(), took.Seconds(), o.(otel.RecordOption))
 }
 
-// SourceRequested counts a request to a source by outcome, and also by source if it was refused.
+// SourceRequested counts a request to a source by its outcome. If the request was refused, SourceRequested also counts it by
+// source.
 func (s *Set) SourceRequested(source, outcome string, refused bool) {
 	s.add(SourceRequests, 1, "outcome", outcome)
 	if refused {
