@@ -1,5 +1,6 @@
-// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. A [Context] is stored
-// with its event, in messages, the log, stored bodies, dead letters and replays. Package trace/otlp exports the spans.
+// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. The
+// [Context] of an event is stored in its messages, the event log, stored bodies, dead letters and replays. Package trace/otlp
+// exports the spans.
 package trace
 
 import (
