@@ -104,8 +104,8 @@ func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backe
 	return nil, err
 }
 
-// addMeta adds the _meta that every request of 2026-07-28 needs to the params of a conversation message. own has this _meta, which declares no
-// client capabilities, because the gateway does not forward a backend's questions about such a message.
+// addMeta adds the _meta that every request of 2026-07-28 needs to the params of a conversation message. own has this _meta, which
+// declares no client capabilities, because the gateway does not forward a backend's questions about such a message.
 func addMeta(own, params json.RawMessage) json.RawMessage {
 	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

@@ -235,7 +235,7 @@ func (b *inputRoundsBridge) endWithError(failure json.RawMessage) error {
 
 func (b *inputRoundsBridge) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
-		b.input = m.Result // sendCall gets the input from the client and begins the next round
+		b.input = m.Result // sendCall then gets the input from the client and repeats the call
 		return nil
 	}
 	return b.x.sendFromStateless(m)

@@ -53,13 +53,13 @@ func (x *exchange) takeStray(ctx context.Context, m upstream.Message) bool {
 		}
 		return true
 	case m.Method == spec.NoteCancelled:
-		found, _ := x.asker.withdraw(ctx, jsonrpc.Member(params, "requestId"), m) // an error means that the client is gone
+		found, _ := x.asker.withdraw(ctx, jsonrpc.Member(params, "requestId"), m) // an error only means that the client is gone
 		return found
 	case m.Method == spec.NoteProgress && !x.ownsProgress(params):
 		return false
 	case m.Method == spec.NoteMessage, m.Method == spec.NoteElicited, m.Method == spec.NoteProgress:
 		if m, ok := x.adaptNotification(m); ok {
-			_ = x.send(m.Raw, false) // records if the client is gone
+			_ = x.send(m.Raw, false) // if this fails, send has recorded that the client is gone
 		}
 		return true
 	}

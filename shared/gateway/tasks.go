@@ -129,8 +129,8 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 }
 
 // A client's listen request may name tasks. While it is open, the gateway keeps a listen request of its own open at each backend that has
-// one of these tasks, with the credentials that it uses for the client's calls. The relay cannot do this, because it uses the operator's
-// credentials.
+// one of these tasks, with the credentials that it uses for the client's calls. Package relay, which receives the other notifications of
+// backends, cannot do this, because it uses the operator's credentials.
 
 const (
 	// ackTime limits how long a client's listen waits for the acknowledgments of backends. After that, the gateway assumes that the backend
