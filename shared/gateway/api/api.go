@@ -93,8 +93,8 @@ type Place struct{ Workspace, Backend string }
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription is a subscription of a session or stream to a backend's resource. While a resource has at least one Subscription, the relay
-// is subscribed to the resource at the backend.
+// Subscription is a subscription of a session or stream to a backend's resource. While a resource has at least one Subscription, package
+// relay is subscribed to the resource at the backend.
 type Subscription struct {
 	Place
 	URI string
@@ -115,7 +115,7 @@ func Covers(subscribed, uri string) bool {
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))
 }
 
-// Notice is a notification from a backend. The relay writes it to the event log, from which all streams read it.
+// Notice is a notification from a backend. Package relay writes it to the event log, from which the streams of all clients read it.
 type Notice struct {
 	Method string          `json:"m"`
 	Params json.RawMessage `json:"p,omitempty"`

@@ -31,7 +31,7 @@ const (
 	Events
 )
 
-// Kinds are the kinds of lists that the relay watches for changes.
+// Kinds are the kinds of lists that package relay watches for changes.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
 var kinds = [...]struct {
@@ -70,9 +70,9 @@ func IsListChange(method string) bool {
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
-// LeftOut is stored instead of the hash of a backend's list when the backend did not respond, and a client therefore got the
-// combined list without the backend's entries. It differs from every hash. So when the relay can read the list again, it
-// finds a change and announces it, and the client reads the list again.
+// LeftOut is stored instead of the hash of a backend's list when the backend did not respond, and a client therefore got the combined list
+// without the backend's entries. It differs from every hash. So when package relay can read the list again, it finds a change and announces
+// it, and the client reads the list again.
 const LeftOut = "!"
 
 // NewListHash returns the item with the hash of a backend's list, or with [LeftOut]. Each item gets a random version, so that a writer can
