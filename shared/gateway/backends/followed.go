@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The relay uses the methods in this file. They use the operator's credentials.
+// Package relay uses the methods in this file. They use the operator's credentials.
 
 // Followed returns the backends that the relay should follow. It leaves out a command that is not running, because following would start
 // it, unless a client is subscribed to its events or resources. It returns the same pointer for a backend until its configuration changes.

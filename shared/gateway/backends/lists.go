@@ -70,7 +70,7 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 // pendingList is a list that is being fetched. The other fields are set when done is closed.
 type pendingList struct {
 	done   chan struct{}
-	list   *fetched // the last list if the fetch failed, or nil
+	list   *fetched // the fetched list; if the fetch failed, the last list or nil
 	failed bool
 }
 

@@ -109,7 +109,8 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 }
 
 // Permits reports whether the principal may use a backend and, by the backend's rules, receive updates of a resource. A rule that denies a
-// resource template also denies the resources that match it, unless the principal can read them in another way.
+// resource template also denies the resources that match it, unless the backend lists the resource, or another template that matches it,
+// and the principal may use that entry.
 func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri string) bool {
 	for _, b := range bs.VisibleTo(ctx, p) {
 		if b.Name != backend {

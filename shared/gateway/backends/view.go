@@ -94,7 +94,7 @@ func (v *View) Doubt(info *ServerInfo) {
 	}
 }
 
-// doubt is [View.Doubt] without the lists. It reports whether it had an effect.
+// doubt does the same as [View.Doubt], except that it keeps the lists. It reports whether it had an effect.
 func (v *View) doubt(info *ServerInfo) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -253,7 +253,7 @@ func (b *Backend) ReportListChange(ctx context.Context, method string) {
 }
 
 // handleListChange changes the list version, and lets the relay announce the change: immediately if the relay runs in this process, and
-// otherwise when it next looks for [api.LeftOut].
+// otherwise when the relay next finds the [api.LeftOut] that handleListChange writes.
 func (b *Backend) handleListChange(ctx context.Context, method string) {
 	ctx, cancel := context.WithTimeout(ctx, reportTime)
 	defer cancel()
