@@ -104,11 +104,11 @@ type receiver struct {
 	client  *client.Client
 	version spec.Version
 	modes   map[string]string // the delivery mode of each event type, by the type's name at the backend
-	limit   *rate.Limiter     // for events, see [eventRate]
-	lines   *rate.Limiter     // for the lines of streams, see [limitedStream]
+	limit   *rate.Limiter     // limits the events, see [eventRate]
+	lines   *rate.Limiter     // limits the lines of streams, see [limitedStream]
 
-	// perCaller is true if the backend acts for its callers. Then each caller's subscription has its own receiver. There, types has the event
-	// types that the backend shows to this caller, by their names at the backend, and listed is when the relay read them.
+	// perCaller is true if the backend acts for its callers. Then each caller's subscription has its own receiver. In that receiver, types
+	// has the event types that the backend shows to this caller, by their names at the backend, and listed is when the relay read them.
 	perCaller bool
 	types     map[string]*catalog.Entry
 	listed    time.Time

@@ -21,8 +21,8 @@ import (
 // the resources until it has found the refused one.
 
 const (
-	// maxListens is the number of further listens at which the relay replaces them by a single one, in order to limit the number of
-	// connections. An update during the replacement may arrive twice, but is not lost.
+	// A connection begins with one listen and adds further ones. When it has maxListens further listens, the relay replaces these by a
+	// single one, in order to limit the number of connections. An update during the replacement may arrive twice, but is not lost.
 	maxListens = 8
 	maxSplit   = 32 // the maximum of further listens if the backend refuses to replace them by a single one
 )

@@ -56,7 +56,7 @@ type Relay struct {
 	// relays take over the backends.
 	Until    time.Time
 	Handover time.Duration
-	Events   *Events // may be nil
+	Events   *Events // nil if clients cannot subscribe to backends' events
 }
 
 func (r *Relay) pauses() (least, most time.Duration) {
