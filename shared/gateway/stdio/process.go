@@ -318,15 +318,15 @@ func (p *process) isLeaving() bool {
 	return p.leaving
 }
 
-// usage returns when the process was last used, and 1 if it has running calls, otherwise 0.
+// usage returns when the process was last used. running is 1 if it has running calls, otherwise 0.
 func (p *process) usage() (used time.Time, running int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used, min(p.calls, 1)
 }
 
-// checkIdle stops the process if it is idle. Before that, [Transport.Running] is false for a moment, in which the relay closes its
-// streams.
+// checkIdle stops the process if it is idle. For a shared process it takes two steps: it first makes [Transport.Running] false, so that the
+// relay closes its streams. At most [hangUpTime] later it stops the process, unless a client has used the process meanwhile.
 func (p *process) checkIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,8 +28,8 @@ type server struct {
 	failed  atomic.Bool // the last shared process has failed
 	retired atomic.Bool // the configuration no longer has the backend
 
-	// starting starts the shared process at the first request. Callers that need it meanwhile wait for the same start, which continues if
-	// they go away, because the first start of a command may download it.
+	// starting lets all callers that need the shared process wait for the same start. The start continues if they go away, because the
+	// first start of a command may download it.
 	starting singleflight.Group
 
 	mu      sync.Mutex
@@ -161,8 +161,8 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	return nil
 }
 
-// recordFailure delays the next start for a holder: a principal, or "" for the shared process. The parameter ready says whether
-// the process that died had ever answered, and lived is how long it ran.
+// recordFailure delays the next start after a process has died. holder is the principal that the process belonged to, or "" for the shared
+// process. ready says whether the process had ever answered, and lived is how long it ran.
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
