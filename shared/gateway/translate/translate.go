@@ -134,7 +134,7 @@ func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int 
 			}
 		case spec.CodeMissingCapability:
 			return jsonrpc.InvalidRequest
-		case spec.CodeHeaderMismatch: // the gateway caused this error
+		case spec.CodeHeaderMismatch: // the gateway builds the headers for such a backend, so it caused this error
 			return jsonrpc.InternalError
 		}
 	}
@@ -174,7 +174,7 @@ const annotation = "x-mcp-header"
 type Parameter struct {
 	Header string // in the form of [http.CanonicalHeaderKey]
 	path   []string
-	kind   string // string, integer or boolean
+	kind   string // the type of the argument: string, integer or boolean
 }
 
 var errAnnotation = fault.New(fault.Invalid, "the definition of the tool has "+annotation+" where it must not be")
