@@ -36,7 +36,8 @@ func IsRefused(err error) bool { return StatusOf(err) != 0 || errors.Is(err, Err
 var ErrVersion = fmt.Errorf("%w: it does not serve the protocol version", ErrAnswer)
 
 // MayRefuseRevision reports whether an error may mean that the backend does not speak the revision of the request. Only 2026-07-28 has a
-// code for that. Servers of earlier revisions refuse its requests with many codes and texts, because they have no session.
+// code for that. Servers of earlier revisions refuse requests of 2026-07-28 with many codes and texts, because these requests have no
+// session.
 func MayRefuseRevision(err error) bool {
 	switch StatusOf(err) {
 	case 0:
