@@ -201,8 +201,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session, unless another goroutine has already done so, and returns the session to use. The parameter gone
-// points to the id of the session that has ended.
+// renewSession starts a new session and returns it. The parameter gone points to the id of the session that has ended. If another
+// goroutine has already started a new session, renewSession returns that one.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -254,7 +254,7 @@ func (c *Client) Call(ctx context.Context, method string, params map[string]any,
 // drainTime limits how long closing a handler, a session or a subscription takes.
 const drainTime = 5 * time.Second
 
-// closingContext returns a context for requests that end a session or a subscription. They are sent even if ctx has ended.
+// closingContext returns a context for requests that end a session or a subscription. It does not end with ctx, but after drainTime.
 func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
@@ -453,7 +453,7 @@ var (
 	ErrExhausted error = fault.Exhausted
 	// ErrUnavailable is the error of a server that does not answer, or of a [Store] that fails. It is [Retryable].
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of a [File] that belongs to another subscription, or of a second subscription to the same webhooks.
+	// ErrConflict is the error of a [File] that belongs to another subscription, or of a second subscription to the same events at one [Handler].
 	ErrConflict error = fault.Conflict
 	// ErrTooLarge is the error of data over a limit of the server.
 	ErrTooLarge error = fault.TooLarge

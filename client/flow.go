@@ -34,7 +34,7 @@ type flow struct {
 	capacity chan struct{} // has an element for each event in queue
 	webhooks atomic.Int64
 	handling singleflight.Group
-	handled  *bounded.Map[string, struct{}] // the last acknowledged events
+	handled  *bounded.Map[string, struct{}] // the last acknowledged events, to recognize repetitions
 
 	accepted chan struct{} // closed when the server has accepted the subscription
 	granted  atomic.Pointer[grant]

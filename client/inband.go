@@ -175,7 +175,7 @@ func (c *Client) openCall(ctx context.Context, method string, params map[string]
 	return c.openStream(ctx, http.MethodPost, c.header("", method, params), request)
 }
 
-// openStream sends a request whose answer is a stream; see [liveBody].
+// openStream sends a request whose answer is a stream, and returns the answer as a [liveBody].
 func (c *Client) openStream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
 	live, cancel := context.WithCancelCause(ctx)
 	req, err := c.server.NewRequest(live, method, c.url, header, body)

@@ -168,7 +168,7 @@ type batch struct {
 	Publisher
 	url   string
 	items []item
-	bytes int // about the size of the request
+	bytes int // the approximate size of the request
 	sent  int // events of accepted requests
 }
 

@@ -117,7 +117,7 @@ type listener struct {
 	*flow
 	client  *Client
 	session *string       // the session in which the URIs are subscribed
-	last    string        // Last-Event-ID
+	last    string        // the id of the last event, for the header Last-Event-ID
 	retry   time.Duration // the pause that the server asked for
 }
 

@@ -206,7 +206,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 		defer c.unsubscribe(k)
 	}
 	var began time.Time        // when the server last accepted the subscription
-	var lifetime time.Duration // the lifetime that it granted
+	var lifetime time.Duration // the lifetime that the server granted
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {

@@ -120,7 +120,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "check %s", httpcall.Redact(o.URL))
 	}
-	// No check can bring about the situations of these rules.
 	c.skip("only an operator can remove an event type or a right", ruleTerminated)
 	c.skip("the server offers events", ruleUnoffered)
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil

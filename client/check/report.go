@@ -49,7 +49,7 @@ const mixed = "mixed"
 // results are the results of the rules that were checked so far. A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
-	shownBy map[string][]string // by profile
+	shownBy map[string][]string // the features that showed each profile, see noteProfile
 }
 
 func newResults() *results {

@@ -28,7 +28,7 @@ import (
 
 const (
 	maxSubscriptions = 20
-	// startTimeout limits how long the other server takes to accept a subscription.
+	// startTimeout limits how long the server that sends the events takes to accept a subscription.
 	startTimeout = 30 * time.Second
 )
 
@@ -43,7 +43,7 @@ type Tools struct {
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
-	subs   map[string]*subscription // by name and arguments
+	subs   map[string]*subscription // by subscriptionKey, which combines the name and the arguments
 	lastID int
 }
 
