@@ -199,7 +199,7 @@ func (s *Server) URL() string { return s.started().URL }
 // AdminURL returns the URL of the admin API and the console, without a path.
 func (s *Server) AdminURL() string { return s.started().AdminURL }
 
-// started returns the server that [New] has started, or one without listeners for the zero value.
+// started returns the server that [New] has started. For the zero Server it returns a server without listeners.
 func (s *Server) started() *standalone.Server {
 	return cmp.Or(s.running, &standalone.Server{})
 }
