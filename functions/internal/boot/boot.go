@@ -248,7 +248,7 @@ func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	return l.value, nil
 }
 
-// Made returns the value if it has been created.
+// Made returns the value if a call of Get has created it. It does not create the value.
 func (l *Lazy[T]) Made() (value T, made bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

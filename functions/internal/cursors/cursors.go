@@ -26,7 +26,7 @@ func Create(ctx context.Context, db store.DB) error {
 	return fault.Wrap(fault.Unavailable, err, "write the cursor key")
 }
 
-// Sealer returns a sealer with the stored key.
+// Sealer returns a sealer of cursors with the stored key.
 func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	key, err := Key(ctx, db)
 	if err != nil {

@@ -51,7 +51,7 @@ type Store struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	mu   sync.Mutex // guards against creating a parameter twice
+	mu   sync.Mutex // prevents two callers from creating the same parameter
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 

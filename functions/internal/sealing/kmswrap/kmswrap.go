@@ -13,7 +13,7 @@ import (
 // KMS is a [sealing.Wrapper] that encrypts with a key in AWS KMS.
 type KMS struct {
 	Client *kms.Client
-	Key    string // ARN or id
+	Key    string // ARN or id of the KMS key
 }
 
 // purpose is the KMS encryption context of the keyset. The policies in template.yaml allow no other.
