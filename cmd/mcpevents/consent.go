@@ -144,7 +144,7 @@ func consentURL(s httpcall.Server, provider, principal string) (string, error) {
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "parse the endpoint's URL")
 	}
-	u = u.JoinPath("..", "consent", url.PathEscape(provider)) // a name must not lead to another path
+	u = u.JoinPath("..", "consent", url.PathEscape(provider)) // escaped, so that a name cannot lead to another path
 	if principal != "" {
 		u.RawQuery = url.Values{"principal": {principal}}.Encode()
 	}

@@ -135,7 +135,7 @@ func main() {
 
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	cli := CLI{Globals: Globals{in: stdin, out: stdout, err: stderr}}
-	type left struct{ code int } // kong.Exit panics with it, for example after --help
+	type left struct{ code int } // kong.Exit leaves the parser by a panic with this value, for example after --help
 	defer func() {
 		if p := recover(); p != nil {
 			l, ok := p.(left)
