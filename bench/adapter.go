@@ -48,7 +48,7 @@ type Request struct {
 	Headers map[string]string `yaml:"headers"`
 	Body    string            `yaml:"body"`
 
-	sign *signature // nil if the sender wants none
+	sign *signature // nil if the sender accepts unsigned requests
 }
 
 // signature describes a header that contains a prefix and the HMAC-SHA256 of the request's body, in hexadecimal.
@@ -158,7 +158,7 @@ func (t template) append(b []byte, v values) []byte {
 	return b
 }
 
-// request is a [Request] with parsed texts.
+// request is a [Request] whose texts are parsed.
 type request struct {
 	url              template
 	fixed            *url.URL // the parsed URL, if it has no variables

@@ -37,7 +37,7 @@ type Options struct {
 	Against  string        // with [Gateway], a second program of this project to measure, started with the arguments of Serve
 	Profile  string        // file for a CPU profile of the server's first ten seconds
 	Adapters []Adapter     // other senders, measured after the server
-	Timeout  time.Duration // longest run
+	Timeout  time.Duration // the longest time that a run may take
 	Wait     time.Duration // how long to wait, after the last publish, for missing deliveries
 	Progress io.Writer     // a terminal that shows progress; nil shows none
 

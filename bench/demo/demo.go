@@ -50,7 +50,7 @@ const (
 type Options struct {
 	Serve   []string      // the program and arguments that start a server; Run adds flags
 	Agent   string        // name and version of the demo, which the server sees
-	Timeout time.Duration // longest run
+	Timeout time.Duration // the longest time that the demo may take
 	Out     io.Writer
 	Log     *slog.Logger
 }
@@ -95,8 +95,8 @@ type demo struct {
 	serve   []string // the program and all its arguments
 	server  *process.Server
 	ways    []*way
-	changed chan struct{} // gets a value when an event has arrived
-	failed  chan error    // gets the error of a subscription that has ended
+	changed chan struct{} // receives a value when an event has arrived
+	failed  chan error    // receives the error of a subscription that has ended
 
 	mu        sync.Mutex // guards the following fields, the map arrived of each way, and the output
 	began     time.Time  // the moment from which times are printed
@@ -119,7 +119,7 @@ func (d *demo) start(ctx context.Context) (*process.Server, error) {
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr // so that os/exec needs no /dev/null
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr // os/exec would open /dev/null for nil, which may not exist
 	return process.Start(ctx, cmd, d.url)
 }
 
@@ -240,7 +240,7 @@ func (d *demo) record(w *way, e client.Event) {
 	}
 	select {
 	case d.changed <- struct{}{}:
-	default: // the waiting goroutine has not yet seen an earlier value
+	default: // an earlier value is still in the channel, and wakes the waiting goroutine
 	}
 }
 
@@ -307,7 +307,7 @@ func (d *demo) publishAndKill(ctx context.Context) error {
 	return d.await(ctx, 1+crashEvents)
 }
 
-// await waits until n events have arrived in each way.
+// await waits until each of the four subscriptions has received n events.
 func (d *demo) await(ctx context.Context, n int) error {
 	for {
 		missing := d.missing(n)
@@ -324,7 +324,7 @@ func (d *demo) await(ctx context.Context, n int) error {
 	}
 }
 
-// missing returns the ways in which fewer than n events have arrived.
+// missing returns the names of the subscriptions that have received fewer than n events.
 func (d *demo) missing(n int) (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

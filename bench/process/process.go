@@ -26,7 +26,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, url string) (*Server, error) {
 	}
 	s := &Server{cmd: cmd, ended: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // the state has the exit code
+		_ = cmd.Wait() // an error is no problem, because cmd.ProcessState has the exit code
 		close(s.ended)
 	}()
 	for {
