@@ -51,8 +51,8 @@ type Target struct {
 }
 
 // NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
-// the deployment can read them. It sets KeepKeys, because it does not know whether callers need the keys. canCount says whether db
-// has the table of subscriptions. Without that table, [Target.Endings] is nil.
+// the deployment can read them. It always sets KeepKeys, because it does not know whether the deployment authenticates callers with
+// keys. The parameter canCount says whether db has the table of subscriptions. Without that table, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {

@@ -275,8 +275,8 @@ func nameAfter(thing string, name *string) func(member string) string {
 
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element of a list has the same identity. The parameter lines has the lines of the earlier
-// elements. The parameter thing is the kind of element in the message, for example "backend".
+// checkUnique adds a fault if an earlier element of a list has the same workspace and name. The parameter lines has the line of
+// each earlier element. The parameter thing is the kind of element in the message, for example "backend".
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)

@@ -282,8 +282,9 @@ func checkSchedule(name string, delays []time.Duration) error {
 }
 
 type removal struct {
-	instead string // the advice to the operator, for example byQuota
-	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that existing deployments continue to work.
+	instead string // the explanation in the error message, for example byQuota
+	// stops is true if the server must not start with the removed setting. The server ignores all other removed settings, so that
+	// existing deployments continue to work.
 	stops bool
 }
 
@@ -309,7 +310,8 @@ var removed = map[string]removal{
 	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// CheckNotRemoved returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
+// CheckNotRemoved returns an error if an earlier version had the setting and this version does not. The error is of kind
+// fault.Invalid and explains how to do without the setting.
 func CheckNotRemoved(name string) error {
 	if r, ok := removed[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)

@@ -49,7 +49,8 @@ func Read(ctx context.Context, db store.DB) (Document, error) {
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Replace returns the edit that replaces the configuration, and that records the workspaces with changed backends for [settings.Announce].
+// Replace returns the edit that replaces the stored configuration with next. The edit also records the workspaces whose backends
+// have changed, so that [settings.Announce] can announce the changes.
 func (d Document) Replace(next *Config) settings.Edit {
 	before := cmp.Or(d.Config, &Config{})
 	e := settings.Edit{Old: d.Stored, Text: next.source}
@@ -149,7 +150,8 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// EventTypes returns the prefix and scopes of the event types of each backend of a workspace. It is a [catalog.Configured].
+// EventTypes returns the prefix and scopes of the event types of each backend of a workspace. The method can be used as a
+// [catalog.Configured].
 func (s *Stored) EventTypes(ctx context.Context, workspace string, f refresh.Freshness) (map[string]catalog.BackendTypes, int64, error) {
 	c, version, err := s.current(ctx, f)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 // whose client keeps up. It reserves a few connections for health checks and operators.
 type connections struct {
 	net.Listener
-	most     int // concurrent connections
+	most     int // maximum number of concurrent connections
 	reserved int // how many of the connections are only for health checks and operators
 
 	mu   sync.Mutex
@@ -302,7 +302,7 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 type timedBody struct {
 	io.ReadCloser
 	control  *http.ResponseController
-	left     int64 // bytes; negative if the length is unknown
+	left     int64 // bytes that have not been read; negative if the length is unknown
 	whole    bool
 	received func()
 }
