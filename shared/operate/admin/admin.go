@@ -251,7 +251,8 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 
 func describe(*call) (any, error) { return operations.Document(), nil }
 
-// show returns a handler that finds an object and responds with its view.
+// show returns a handler that responds with one object. The function find returns the object, and view converts it to the form in
+// which the API shows it.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
 	return func(c *call) (any, error) {
 		v, err := find(c)
@@ -267,8 +268,8 @@ type list[T any] struct {
 	Next  string `json:"next,omitempty"`
 }
 
-// newList returns a page with the items as the function view returns them. The parameter next is the key of the last item if there
-// are more items, and otherwise empty.
+// newList returns a page with the items. The function view converts each item to the form in which the API shows it. The parameter
+// next is the key of the last item if there are more items, and otherwise empty.
 func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {

@@ -119,8 +119,8 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read the failures
-		// alone, because the same number of records then goes back further.
+		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read only
+		// failures now, because the same number of records then covers more time.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -207,7 +207,7 @@ type failing struct {
 
 func listFailing(found []records.Record) []failing {
 	by := map[string]*failing{}
-	affected := map[[2]string]bool{} // by origin and subscription
+	affected := map[[2]string]bool{} // pairs of an origin and a subscription with a failure
 	for _, r := range found {
 		f := by[r.Origin]
 		if f == nil {

@@ -61,7 +61,7 @@ func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	}
 	for _, p := range params {
 		v, given := values[p.Name]
-		if v == "" && (!given || p.Name != "dryRun") { // an empty dryRun must not become an erasure
+		if v == "" && (!given || p.Name != "dryRun") { // an empty dryRun is an error, and not a real erasure
 			continue
 		}
 		if err := q.set(p, v); err != nil {

@@ -43,7 +43,7 @@ type sourceRecent struct {
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is the outcome of a request or of one document in a message from an AWS service.
+// outcomeView is the result of a source's request, or of one document in a message from an AWS service.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`

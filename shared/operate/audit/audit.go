@@ -155,7 +155,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 			e.After = redacted
 		}
 		out := *it
-		out.Value, _ = json.Marshal(e) // cannot fail, because it was read from JSON
+		out.Value, _ = json.Marshal(e) // cannot fail, because e was decoded from JSON
 		if err := t.DB.Write(ctx, store.Put(out, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}

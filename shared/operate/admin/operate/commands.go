@@ -407,7 +407,7 @@ func advise(err error) error {
 	return err
 }
 
-// list holds the items of some pages, and in More the other members of the response, for example next.
+// list has the items of one or several pages. More has the other members of the response, for example next.
 type list struct {
 	Items []json.RawMessage
 	More  map[string]json.RawMessage

@@ -56,9 +56,7 @@ const (
 	MaxLimit     = 100
 )
 
-// rest is the OpenAPI document without the operations.
-//
-//go:embed document.json
+// rest is the OpenAPI document without the operations, which [Document] adds.
 var rest []byte
 
 // Document returns the OpenAPI document.
