@@ -234,7 +234,7 @@ func (s SecretPath) trusts(remote string) bool {
 	return err == nil && slices.ContainsFunc(s.Proxies, func(p netip.Prefix) bool { return p.Contains(addr.Addr().Unmap()) })
 }
 
-// ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. It returns a malformed entry as bad.
+// ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. If an entry is malformed, the result bad is this entry.
 func ParseProxies(list []string) (out []netip.Prefix, bad string) {
 	for _, text := range list {
 		if ip, err := netip.ParseAddr(text); err == nil {

@@ -150,7 +150,7 @@ type problem struct {
 // encodeError encodes err, which is an object with the error's kind and text, and adds the members of the error's data. It leaves out
 // the data of internal errors.
 func encodeError(kind fault.Kind, data, err any) json.RawMessage {
-	b, _ := json.Marshal(err)     // strings and a number always marshal
+	b, _ := json.Marshal(err)     // cannot fail, because err has only strings and a number
 	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
 		return b

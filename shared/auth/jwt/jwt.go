@@ -383,7 +383,7 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// listTexts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
+// listTexts returns the values of the claims that access rules can use: strings, numbers, and arrays of strings and numbers.
 func (c *claims) listTexts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {

@@ -38,7 +38,7 @@ const (
 
 type keySet struct{ *refresh.Value[*issuerKeys] }
 
-// issuerKeys is the result of one fetch.
+// issuerKeys has the keys of an issuer from one fetch.
 type issuerKeys struct{ keys []jose.JSONWebKey }
 
 // newKeySet fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
@@ -139,7 +139,7 @@ func canVerify(key *jose.JSONWebKey) bool {
 }
 
 const (
-	maxDocument = 512 << 10 // bytes
+	maxDocument = 512 << 10 // maximum size of a response in bytes
 	maxKeys     = 100
 )
 
@@ -245,7 +245,7 @@ func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(do
 	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
 }
 
-// Endpoints returns the URLs of the first issuer's endpoints, where people sign in.
+// Endpoints returns the URLs of the authorization and token endpoints of the first issuer. The console uses them to sign people in.
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
 	doc, err := fetcher{a.options.Client}.fetchMetadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {

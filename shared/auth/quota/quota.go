@@ -52,7 +52,8 @@ type RetryAfter struct {
 	Seconds int `json:"retryAfterSeconds"`
 }
 
-// Exceeded returns an error of kind fault.Exhausted for a reached limit. Its [RetryAfter] is one second.
+// Exceeded returns an error of kind fault.Exhausted. The parameter limit is the name of the reached limit, and most is its value.
+// The error's [RetryAfter] is one second.
 func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
@@ -229,8 +230,9 @@ func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(
 	return nil, Exceeded(c.name, float64(limit), "the limit %s of %d %s at the same time is reached", c.name, limit, c.what)
 }
 
-// Share divides memory between principals. No principal may hold more memory than is left free. For example, with a total of 60 MiB, a
-// single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process only.
+// Share divides memory between principals. A principal may hold at most as much memory as is left free afterwards. For example,
+// with a total of 60 MiB, a single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process
+// only.
 type Share struct {
 	name, what string
 	total      int
