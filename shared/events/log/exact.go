@@ -122,8 +122,9 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 // maxSameID limits how many events with the same id a lookup by id checks. It checks the newest ones.
 const maxSameID = 100
 
-// visitID calls visit with the segments after since that have an event with the given id, newest first, until visit returns true. If uri is
-// not empty, it skips segments of other URIs. It calls visit with nil for a segment that has just expired.
+// visitID calls visit with the segments that have an event with the given id and whose keys are greater than since. It begins with the
+// newest segment and stops when visit returns true. If uri is not empty, it skips segments of other URIs. It calls visit with nil for a
+// segment that has just expired.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
@@ -144,7 +145,7 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 	return nil
 }
 
-// has reports whether the log has an event. It needs no read if the log has no entries since the event was published.
+// has reports whether the log has an event. If the log has no entry since the event was published, has needs no read.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {
@@ -172,7 +173,8 @@ func (s stamped) append(ctx context.Context, workspace, uri string, events []eve
 	return done, s.log.AppendPatterns(ctx, done, events, patterns, false)
 }
 
-// appendUnordered chooses a shard for each event by its id, to spread the URI and the patterns over several partitions.
+// appendUnordered chooses a shard (one of [Shards] partitions) for each event by the event's id. So the events of one URI, and their
+// copies for the patterns, are spread over several partitions.
 func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
 	shards := map[int][]event.Event{}
 	for _, e := range events {

@@ -16,9 +16,11 @@
 // The key of an entry is a time in microseconds since 1970. Either the store or the writer chooses it, so there are two kinds
 // of logs:
 //
-//	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
-//	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
-//	         so readers read the last few seconds again; see [Window].
+//	exact    The store stamps (chooses) the keys in the order of commits, so a position in one partition is a position in
+//	         all partitions. SQLite is such a store.
+//	stamped  The writers stamp the keys with their clocks, because the store (DynamoDB) cannot. If a partition has several
+//	         writers, a smaller key can be committed after a larger one, so readers read the last few seconds again; see
+//	         [Window].
 //
 // [Log.TotalOrder] tells the two kinds apart. Only appending differs so much that each kind has its own implementation; see
 // [appender].
@@ -53,7 +55,7 @@ const (
 	// be committed after larger ones. An append may take [SlowAppend] (2 s), the writer's clock may be slow by [MaxSkew] (1 s) and the
 	// reader's clock fast by as much. The remaining second is a safety margin.
 	Window = 5 * time.Second
-	// SlowAppend limits the time from the choice of an append's key to its commit. A slower append is repeated with a new key.
+	// SlowAppend limits the time from choosing the key of an append to its commit. An append that takes longer is repeated with a new key.
 	SlowAppend = 2 * time.Second
 	// MaxSkew is how far a clock may be from the true time.
 	MaxSkew = time.Second
@@ -71,14 +73,14 @@ type Entry struct {
 	// NoticeID and Notice are set if the entry is a notice, i.e. in a topic's partition.
 	NoticeID string
 	Notice   json.RawMessage
-	// Lost says that events or notices are missing here: an item cannot be decoded, or the backend lost events.
+	// Lost says that events or notices are missing at this position, because an item cannot be decoded or a backend has lost events.
 	Lost bool
 
 	id string // the result of [Entry.ID] for events and losses, computed once for all readers of the entry
 }
 
 func eventEntry(key int64, e *event.Event) Entry {
-	// Include the time of publication, because a publisher may use an id again for another event after the deduplication period.
+	// Include the time of publication. A few minutes after an event, its publisher may use the same id for another event.
 	id := e.Key() + "#" + strconv.FormatInt(e.Published.UnixMicro(), 36)
 	if e.Gap {
 		return Entry{Key: key, Lost: true, id: id}
@@ -185,8 +187,8 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far before its own position a reader must read p again, because smaller keys may have been committed late. It is 0
-// if the keys of p grow in the order of commits.
+// LookBack returns how far before its last position a reader must read the partition p again, because smaller keys may have been committed
+// late. It returns 0 if the keys of p grow in the order of commits.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
 		return 0
@@ -264,8 +266,8 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
-	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store stamps keys, it
-	// returns 0, and it also writes the segment to further partitions (copies) in the same commit.
+	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store chooses the keys,
+	// putSegment returns 0, and also writes the segment to the partitions in copies in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
 }
 
@@ -488,8 +490,8 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI as a sub-resource of its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls
-// it for [Appended.Unrecorded].
+// RecordChild records a URI as a sub-resource of its parents for a month, so that [Log.LatestBelow] and [Log.ListBelow] find it. Fanout
+// calls it if [Appended.Unrecorded] is true.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	ops := l.parentOps(workspace, uri)
 	if len(ops) == 0 {

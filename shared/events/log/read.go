@@ -35,8 +35,8 @@ func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limi
 	return l.read(ctx, p, after, end, limit, false)
 }
 
-// ReadPast reads like [Log.Read], but returns an entry with [Entry.Lost] for an item that a later release wrote. It is for
-// readers that cannot wait for that release.
+// ReadPast reads like [Log.Read], but does not stop before an item that a later release wrote. Instead, it returns an entry with
+// [Entry.Lost] for the item, for readers that cannot wait for that release.
 func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, l.DB.End(), limit, true)
 }
@@ -92,7 +92,8 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 	return entries, page.More, next, nil
 }
 
-// completeStamp adds the items with the same stamp as the page's last item, because the next page begins after that stamp.
+// completeStamp reads the remaining items with the same stamp as the page's last item and adds them to the page. Otherwise readers would
+// miss them, because the next page begins after that stamp.
 func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
 	if len(page.Last) < stampSize {
 		return nil
@@ -145,7 +146,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 	return events, nil
 }
 
-// positionedEvent is an event with its position in the log, by which [Log.Latest] sorts.
+// positionedEvent is an event with its place in the log, which [Log.Latest] needs for sorting.
 type positionedEvent struct {
 	segment  string // the sort key of the event's segment
 	position int    // the index of the event in the segment
@@ -167,8 +168,8 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	return events[:fit]
 }
 
-// Newest returns a page of up to n events of the partitions, newest first, that were written between since and until. For the first page,
-// pass "" as before. For each further page, pass the previous page's next, which is "" after the last page.
+// Newest returns a page of up to n events, newest first, that were written to the partitions between since and until. For the first page,
+// the parameter before is "". For each further page, it is the previous page's next, which is "" after the last page.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
 	if before = at; skip > 0 {
@@ -300,7 +301,7 @@ func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.
 type Cursor struct {
 	// At is a time in microseconds since 1970. Every entry with a key up to At was sent to the client.
 	At int64
-	// Sent holds the hashes (see [Sealer.Hash]) of entries after At that were sent, too; at most [MaxSent].
+	// Sent has the hashes (see [Sealer.Hash]) of entries after At that were also sent to the client. There are at most [MaxSent].
 	Sent []uint64
 	// Places has separate positions for some partitions, at most [MaxPlaces]. In these partitions, they count instead of At.
 	Places []Place
@@ -324,7 +325,8 @@ const MaxPlaces = 16
 // that resumes from the cursor gets these entries again, but it never misses any.
 const MaxSent = 64
 
-// Sealer encodes cursors as opaque tokens, authenticated with a key of the deployment and bound to the workspace.
+// Sealer encodes cursors as opaque tokens. It authenticates them with a key of the deployment, so that a client cannot change a token or
+// use it in another workspace.
 type Sealer struct {
 	key     []byte
 	hashers sync.Pool // HMACs with the key, which sum reuses

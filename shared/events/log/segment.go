@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry. The other
-// entries have the keys just before that key or, in a partition with several writers, the same key.
+// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry. The keys of
+// the other entries are the numbers just before it or, in a partition with several writers, the same key.
 type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
@@ -51,7 +51,7 @@ func (s segment) encode() ([]byte, error) {
 	return value, err
 }
 
-// has reports whether the segment has an event or names it in Before. end is the key of the segment.
+// has reports whether the segment contains an event or names it in Before. end is the key of the segment's last entry.
 func (s segment) has(e *event.Event, end int64) bool {
 	published := e.Published.UnixMicro()
 	for i, id := range s.Before {
@@ -106,7 +106,7 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the entries of an item, but leaves out losses ([Entry.Lost]). It returns no entries for an item of a later release.
+// events returns the entries of an item without losses ([Entry.Lost]). It returns no entries if a later release wrote the item.
 func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	entries, _ := l.decode(ctx, item)
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
@@ -259,7 +259,7 @@ type logEnd struct {
 	fresh    []event.Event // the events of the batch that are still to be written
 }
 
-// appendTo appends events of a URI to the partition p, except the events that its last segment already has.
+// appendTo appends events of a URI to the partition p. It skips the events that the partition's last segment already has.
 func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
 	end, err := l.readEnd(ctx, p, uri, events)
 	if err != nil {
@@ -268,7 +268,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, 
 	return l.appendAfter(ctx, p, workspace, uri, end)
 }
 
-// readEnd reads the last segment of a partition, and finds out which events of the batch it already has.
+// readEnd reads the last segment of the partition p, and finds out which events of a batch this segment already has.
 func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []event.Event) (end logEnd, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
@@ -306,8 +306,8 @@ func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
-// appendAfter appends the events in end.fresh to the partition p of the URI and, in the same commits, to the further partitions in copies.
-// If the batch needs several segments, each segment names the events that are in the earlier segments.
+// appendAfter appends the events in end.fresh to the partition p of the URI. In the same commits, it also appends them to the partitions
+// in copies. If the batch needs several segments, each segment names the events of the earlier ones.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
@@ -382,7 +382,7 @@ func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice 
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
 
-// NotifyFor is like [Log.Notify] for a notice that readers get only for the duration life (at most the retention).
+// NotifyFor is like [Log.Notify], but the log keeps the notice only for the duration life (at most the retention).
 func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, nonce(), notice, life)
 }
