@@ -190,9 +190,9 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, false
 }
 
-// stampedMerge is the [merge] for a log whose writers stamp the keys (DynamoDB). There, a smaller key may be committed after larger ones.
-// So stampedMerge does not sort the entries but returns them as they arrive. Each source has a floor, a position up to which all its
-// entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after it.
+// stampedMerge is the [merge] for a log whose writers make the keys (DynamoDB). A smaller key may be committed after larger ones, so
+// stampedMerge does not sort the entries. It returns them in the order in which they arrive. Each source has a floor, a position up to
+// which all its entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after this floor.
 type stampedMerge struct {
 	at    *position
 	in    *inbox
@@ -233,8 +233,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	return !p.more
 }
 
-// receive moves the tails' batches from the inbox to the queue. [Feed.Poll] calls it only when no source has older entries to read from the
-// log. If the inbox has dropped a batch of a source, the source reads the log again.
+// receive moves the tails' batches from the inbox to the queue. [Feed.Poll] calls it only when the sources have no older entries to read
+// from the log. If the inbox has dropped a batch of a source, receive makes this source read the log again.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)
@@ -325,9 +325,9 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 
 const maxReads = 16 // partitions that a feed reads concurrently when it opens
 
-// begin makes a feed without a cursor skip the entries that the log already has. It cannot skip them by their keys, because
-// after a writer's clock was set back, new entries may have smaller keys than old ones. So begin reads the old entries and
-// marks them as sent. A partition with a single writer has no such problem, so its source starts after the last key.
+// begin makes a feed without a cursor skip the entries that the log already has. Their keys are not enough to tell old entries from new
+// ones: after a writer's clock was set back, new entries may have smaller keys. So begin reads the old entries and marks them as sent. In
+// a partition with a single writer, keys always grow, so its source just starts after the last key.
 func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
 	log := m.at.log
 	read, ctx := errgroup.WithContext(ctx)
@@ -364,7 +364,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 	return read.Wait()
 }
 
-// position is how far a feed has read each of its partitions.
+// position describes how far a feed has read each of its partitions.
 type position struct {
 	log     *eventlog.Log
 	sources map[string]*source // by the names of their partitions
@@ -399,7 +399,7 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBehind returns the source of at.behind with the earliest position, or nil.
+// furthestBehind returns the source in at.behind whose position is the earliest, or nil if at.behind is empty.
 func (at *position) furthestBehind() *source {
 	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // drop sources that were removed from the feed
 	if len(at.behind) == 0 {
@@ -413,8 +413,8 @@ func (at *position) finishPast(s *source) {
 	at.behind = slices.DeleteFunc(at.behind, func(other *source) bool { return other == s })
 }
 
-// recent remembers recently returned entries, oldest first. A feed may read an entry twice: from the log and from the tail of
-// a partition, or from the partitions of two patterns that match the event. It drops the second copy.
+// recent remembers recently returned entries, oldest first, because a feed may read an entry twice: once from the log and once from the
+// partition's tail, or from the partitions of two patterns that match the event. The feed then drops the second copy.
 type recent struct {
 	ids   map[string]struct{}
 	order []handedOut

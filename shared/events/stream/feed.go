@@ -28,8 +28,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An event gets from the log to a stream as follows: tail.run reads it, and tail.distribute puts it into the inbox of every
-// feed. [Feed.Poll] takes it from the inbox and returns it as a [Delivery], as soon as the feed's merge says that it is next.
+// An event takes the following way from the log to a stream. tail.run reads it, and tail.distribute puts it into the inbox of every feed
+// of the tail. When the feed's merge says that the event is next, [Feed.Poll] returns it as a [Delivery].
 
 // tail reads the new entries of one partition for all feeds of this process that need them. It ends when its last feed leaves.
 type tail struct {
@@ -74,7 +74,7 @@ type batch struct {
 	read    time.Time
 }
 
-// run reads the partition when the store reports a write, or at intervals if the store cannot be watched.
+// run reads the partition whenever the store reports a write. If the store cannot report writes, run reads at intervals.
 func (t *tail) run(ctx context.Context) {
 	defer t.tails.running.Done()
 	defer t.unwatch()
@@ -242,7 +242,7 @@ func (t *tail) end(err error, matches func(renewal) bool) {
 	}
 }
 
-// distribute gives a batch to every feed. It never waits for a feed that has no room for the batch; see inbox.offer.
+// distribute gives a batch to every feed of the tail. It never waits for a slow feed; see inbox.offer.
 func (t *tail) distribute(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
@@ -254,7 +254,7 @@ func (t *tail) distribute(b *batch) {
 
 // Feed returns the events and notices of one stream. Only one goroutine may call its methods.
 type Feed struct {
-	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
+	// Truncated reports that events may be missing, because the log no longer has all entries since the cursor.
 	Truncated bool
 
 	tails     *Tails
@@ -317,7 +317,7 @@ const (
 	pageEffort = effort / 25
 )
 
-// Ready returns a channel that gets a value when [Feed.Poll] has returned no delivery and may have one now.
+// Ready returns a channel that receives a value when [Feed.Poll] may have a delivery again after it has returned none.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
 // Poll returns the next delivery. ok is false if no delivery is ready. ok is also false after Poll has dropped many entries, so that the
@@ -346,7 +346,8 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of a source's older entries. An item that a later release wrote makes the source stuck (see [source]).
+// readPast reads the next page of the source's older entries from the log. If a later release wrote the next item, readPast marks the
+// source as stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()
@@ -363,7 +364,8 @@ func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	return nil
 }
 
-// deliver turns an entry into a delivery, or returns false if the feed has returned it before or its pattern was removed.
+// deliver turns an entry into a delivery. It returns false if the feed must not return the entry, for example because it has returned it
+// before or its pattern was removed.
 func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if !f.at.has(q.src) {
 		return Delivery{}, false
@@ -401,7 +403,7 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	return d, true
 }
 
-// CursorMoved reports whether the feed has read and dropped older entries of the log since its last delivery or the last call. A
+// CursorMoved reports whether the feed has dropped older entries of the log since its last delivery or the last call of CursorMoved. The
 // caller should then send [Feed.Cursor] to the client, so that a resumed feed need not read these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
@@ -506,7 +508,7 @@ func (ts *Tails) Running() int {
 	return len(ts.tails)
 }
 
-// pause returns the time until the next poll of a store that cannot be watched. since is the time since the last entry.
+// pause returns how long to wait before the next read of a store that does not report writes. since is the time since the last entry.
 func pause(since time.Duration) time.Duration {
 	if since > quiet {
 		return idlePoll
@@ -586,7 +588,7 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // refused it. The client can resume from its last cursor with a new token.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.RecordInterest] unless the cached interest lasts for most of the log's retention.
+// recordInterest calls [subscription.RecordInterest], unless the cache has an interest that still lasts for most of the log's retention.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -25,11 +25,11 @@ type inbox struct {
 	err        error           // the error that ended the feed, or nil
 }
 
-// offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of its
-// partition, the position up to which the tail has read.
+// offer adds a tail's batch to the inbox. A batch without entries normally does not wake the reader, because it only tells up to which
+// position (the floor) the tail has read its partition.
 //
-// If too many entries wait, offer ends the feed. But while the feed is catching up, offer instead drops the batch and all further
-// batches of the same partition, and the feed reads their entries from the log later.
+// If too many entries wait, offer ends the feed. But while the feed is catching up, offer drops the batch instead, and all further batches
+// of the same partition. The feed reads their entries from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -61,7 +61,8 @@ func (in *inbox) offer(b *batch) {
 	}
 }
 
-// addFloor adds a batch without entries. It replaces an earlier such batch of the same partition. The caller holds in.mu.
+// addFloor adds a batch without entries, and replaces an earlier such batch of the same partition, because only the latest floor matters.
+// The caller holds in.mu.
 func (in *inbox) addFloor(b *batch) {
 	n := len(in.batches)
 	for i := n - 1; i >= 0 && len(in.batches[i].entries) == 0; i-- {
