@@ -205,7 +205,7 @@ func parseTime(v any) (time.Time, bool) {
 	return time.UnixMicro(int64(seconds * 1e3)).UTC(), true
 }
 
-// maxNesting allows a payload of [event.MaxDepth] levels, our envelope around it and possibly one of the sender.
+// maxNesting allows a payload of [event.MaxDepth] levels, in the envelope that we add and possibly in an envelope of the sender.
 const maxNesting = event.MaxDepth + 4
 
 // neverMapped lists headers that are left out of every document, because they have credentials or describe the transfer.
@@ -349,7 +349,7 @@ func isS3(records json.RawMessage) bool {
 	return n > 0
 }
 
-// decodeMessage replaces the text of an SNS message with the JSON in it, if it is JSON.
+// decodeMessage decodes the text of an SNS message if the text is JSON, and replaces the text with the result.
 func decodeMessage(envelope map[string]any) {
 	if text, ok := envelope["Message"].(string); ok {
 		if inner, err := DecodeDocument([]byte(text)); err == nil {

@@ -210,7 +210,7 @@ type hookMessage struct {
 	Challenge string          `json:"challenge"`
 }
 
-// cost returns the message's events in the quota. A gap counts as ten, because each webhook subscriber gets a notice of it.
+// cost returns how many events of the quota the message uses. A gap counts as ten, because each webhook subscriber gets a notice of it.
 func (m *hookMessage) cost() int {
 	if m.EventID == "" && m.Type == "gap" {
 		return 10
@@ -218,7 +218,8 @@ func (m *hookMessage) cost() int {
 	return 1
 }
 
-// handle publishes the event, or acts on the control message, in a verified webhook. dropped says why it could not publish.
+// handle publishes the event, or acts on the control message, in a verified webhook. If the event could not be published, dropped is the
+// reason.
 func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
 	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
 	switch {

@@ -103,7 +103,7 @@ func Catalog(providers ...Provider) []byte {
 	return b.Bytes()
 }
 
-// Config returns the YAML of a configuration with the providers' sources. Comments list the setup steps of each.
+// Config returns the YAML of a configuration with the providers' sources. Comments list the setup steps of each provider.
 func Config(providers ...Provider) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Sources, as mcpevents catalog init wrote them. They are yours to change. HOST is where providers reach the server.\n" +
