@@ -296,8 +296,8 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot of the fast lane if its endpoint has as many attempts as allowed, and hold is
-	// how long it waits if other endpoints use up the slots.
+	// busyHold is how long a page waits for a slot of the fast lane if the endpoint already has as many attempts as allowed. hold is how
+	// long it waits if attempts to other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -365,11 +365,11 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// pageResult has the writes and tasks that remain to be made when the events of a page have been sent.
+// pageResult has the writes and tasks that remain when the events of a page have been sent.
 type pageResult struct {
 	ops         []store.Op      // writes that record the outcomes
 	left        []task.Page     // tasks for the events that were not sent
-	subscribers map[string]bool // the subscribers for which left has no task
+	subscribers map[string]bool // the subscribers that are done, i.e. for which left has no task
 }
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded.
@@ -507,8 +507,8 @@ func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.P
 	return again
 }
 
-// deadLetterPages turns page tasks into dead letters of the deliveries queue. The tasks do not count any retries yet. So if an operator
-// sends a task back to the queue, the task can be retried [maxPageRetries] times again.
+// deadLetterPages turns page tasks into dead letters of the deliveries queue. The tasks have no retries counted. So if an operator sends a
+// task back to the queue, the task can be retried [maxPageRetries] times again.
 func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {

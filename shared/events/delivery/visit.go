@@ -73,7 +73,8 @@ type verdict struct {
 	due    time.Time      // for the action postpone: when to attempt the delivery
 }
 
-// judge decides whether a subscriber gets an event, for [visit.judge] and [single.judge]. right says which events the principal may receive.
+// judge decides whether a subscriber gets an event, for [visit.judge] and [single.judge]. right says which events the principal may
+// receive.
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
 	ruling, err := judge.Decide(ctx, d.Switches, right, sub, e)
 	if err != nil {

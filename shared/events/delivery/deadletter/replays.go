@@ -81,7 +81,7 @@ type Replay struct {
 	Total     int          `json:"total"`
 	Replayed  int          `json:"replayed"`
 	Skipped   int          `json:"skipped"`
-	// Because maps a reason to the number of letters and events that were skipped for it.
+	// Because has the number of skipped letters and events by reason, for example "ended".
 	Because map[string]int `json:"because,omitempty"`
 	// Before is the position at which the replay continues. Next is when the next delivery of the replay will be due.
 	Before string    `json:"before,omitempty"`

@@ -99,8 +99,9 @@ const (
 	recordPages = 3
 )
 
-// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for others with
-// attempts in the delivery log, most of which have ended. A test event has only the second part. next is empty on the last page.
+// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for other
+// subscriptions with attempts in the delivery log, most of which have ended. A test event has only the second part. next is empty on the
+// last page.
 func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.readSubject(ctx, e)
 	if err != nil {

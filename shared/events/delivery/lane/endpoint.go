@@ -12,8 +12,8 @@ import (
 )
 
 // endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. All callbacks of a
-// client usually have the same origin, so one bad endpoint must not harm the others of its origin. An origin as a whole counts as failing
-// only if connections to it fail, or if [originAfter] of its endpoints fail without a success in between.
+// client usually have the same origin, so one bad endpoint must not harm the other endpoints of its origin. An origin as a whole counts as
+// failing only if connections to it fail, or if [originAfter] of its endpoints fail without a success in between.
 //
 //	   ┌────────── answers in time ───────────┐
 //	   ▼                                      │

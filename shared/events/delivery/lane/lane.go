@@ -328,8 +328,8 @@ func (s *FastSlot) release() {
 
 // Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns a [DetachedSlot], which
 // the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits
-// for the answer until the slot's Rest is over. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and releases
-// the slot.
+// for the answer until the slot's Rest is over. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and
+// releases the slot.
 func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()

@@ -112,8 +112,8 @@ type Ending struct {
 	Subscriptions int
 }
 
-// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, except the subscriptions that end even
-// without the change. A workspace without a new catalog keeps its current one.
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones. It leaves out subscriptions that
+// also end without the change. A workspace without a new catalog keeps its current one.
 func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {

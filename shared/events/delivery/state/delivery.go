@@ -496,7 +496,8 @@ func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Eve
 	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
 }
 
-// storeClaimed writes an event that [Deliveries.claimBody] returned to the store. Then it lets the other deliveries of the event continue.
+// storeClaimed writes an event to the store, after [Deliveries.claimBody] has returned it. Then it lets the other deliveries of the event
+// continue.
 func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err error) {
 	written := false
 	defer func() { body.release(written, err) }()

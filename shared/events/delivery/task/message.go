@@ -152,7 +152,8 @@ func DecodePage(m queue.Message) (Page, error) {
 	return Decode(m.Body, func(t Page) int { return t.V })
 }
 
-// IsNewer reports whether a newer program wrote a message. It must stay in its queue until such a program handles it.
+// IsNewer reports whether an error says that a newer program wrote a message. The message must stay in its queue until a newer process
+// handles it.
 func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. With the queue's pauses, so many
