@@ -200,8 +200,8 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
 		return caller, fault.New(fault.Invalid, "principal is empty, too long or repeated")
 	}
-	// We do not know which providers this principal may use, so use the operator's rights here. When the principal
-	// sends a message, the principal's own rights decide.
+	// We do not know which providers the named principal may use, so look them up with the operator's rights. When the principal sends
+	// a message, the principal's own rights decide.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }
 
@@ -242,7 +242,7 @@ func encodeHash(b []byte) string {
 	return opaque.Encode(h[:])
 }
 
-// ConsentsKey returns the partition with the consents of a principal, and the prefix of their sort keys.
+// ConsentsKey returns a key with the partition of a principal's consents and with the prefix of their sort keys.
 func ConsentsKey(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {

@@ -41,7 +41,7 @@ const (
 // Kinds lists all kinds.
 var Kinds = []Kind{UserMessage, assistantResponse}
 
-// Method returns the MCP method for messages of this kind.
+// Method returns the MCP method for messages of this kind, for example conversation/userMessage.
 func (k Kind) Method() string { return "conversation/" + string(k) }
 
 // Message is a message from a client: the params of conversation/userMessage or conversation/assistantResponse.
@@ -204,8 +204,8 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	return nil
 }
 
-// eventsProvider returns a provider that publishes messages as events, so that callers can consent to it like to any
-// other. It returns nil if no messages are published.
+// eventsProvider returns the built-in provider that publishes messages as events, so that callers can consent to it like to any other
+// provider. It returns nil if no messages are published.
 func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := listKinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
@@ -270,7 +270,7 @@ type Context struct {
 type Memory struct {
 	Content   string  `json:"content"`
 	Relevance float64 `json:"relevance"` // 0 to 1
-	// Source begins with the provider's name. If the provider names a source itself, that follows after a colon.
+	// Source is the provider's name. If the provider names a source itself, it follows after a colon, for example "crm: notes".
 	Source string `json:"source"`
 }
 
@@ -436,7 +436,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, cut to at most room bytes, or "" if not even the beginning fits.
+// quotePart returns a provider's text under its heading, in at most room bytes. If the text does not fit, quotePart cuts it and returns
+// false. If not even the beginning of the text fits, it returns "".
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

@@ -93,7 +93,8 @@ type Service struct {
 // minBurst is the smallest burst of messages that a principal may send, even if its quota is low.
 const minBurst = 20
 
-// NewRate returns a quota of messages per second, with bursts of two seconds' messages, or at least of [minBurst].
+// NewRate returns a quota of messages per second. A burst may have as many messages as two seconds allow, or [minBurst] if that is
+// more.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
@@ -364,7 +365,7 @@ type provider struct {
 	workspace                string
 	to                       string // hash of the destination; a consent is only for this destination
 	kinds                    []Kind // the kinds of messages that it receives
-	plain                    bool   // whether the provider receives the principal's real id instead of a pseudonym
+	plain                    bool   // whether the provider receives the principal id itself, not a pseudonym
 	isVisible                func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker

@@ -17,13 +17,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// route is the destination of a request at the gateway. Its member is the key of the name in the params, e.g. "name" or "uri".
+// route is the item that a request names, by which the gateway finds the backend for the request. The params have the name under the
+// key member, e.g. "name" or "uri".
 type route struct {
 	kind         api.Kind
 	name, member string
 }
 
-// routeName returns a router for methods that name an item in a member of their params. For example, tools/call has "name".
+// routeName returns a router for a method whose params name an item under the key member. For example, the params of tools/call have
+// the tool's name under "name".
 func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.RequiredString(member)

@@ -66,8 +66,8 @@ func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
-// admit checks the origin and the credentials of a request. If it refuses the request, or if the request is a browser's
-// preflight, it answers itself and returns nil.
+// admit checks the origin and the credentials of a request. It returns nil if it has answered the request, which happens if it refuses
+// the request or if the request is a browser's preflight.
 func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
 		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})

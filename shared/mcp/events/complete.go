@@ -169,7 +169,8 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the name of the token's claim with which the event type's access rule compares the completed variable, if there is one.
+// claim returns the name of the token's claim that must contain the variable's value, so that the caller may receive the event. It
+// returns false if the event type's access rule has no such claim.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

@@ -170,7 +170,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 	}
 	c.Answer.Wait()
 	list := h.Backends.List(ctx, c.Client(), kind)
-	// All pages of the list have the same hint: the shortest TTL and the strictest scope of all its parts.
+	// All pages of the list must have the same caching hint, so use the shortest TTL and the strictest scope of its parts.
 	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
 	if !list.Shared {
 		page.cache.Scope = method.Private
@@ -324,13 +324,13 @@ type Tools interface {
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
 }
 
-// listed is an encoded entry of a list. Its JSON is the concatenation of the pieces.
+// listed is an entry of a list, encoded as JSON in several pieces that have to be concatenated.
 type listed struct {
 	entry  *catalog.Entry
 	pieces [][]byte
 }
 
-// entries are the catalog's entries in one list, with their indices by name.
+// entries are the entries of the catalog in one list. The map at has the index of each entry by its name.
 type entries struct {
 	all []listed
 	at  map[string]int
@@ -350,7 +350,8 @@ type listing struct {
 	open                         bool // all principals see the same lists, because no entry has an access rule
 }
 
-// eventResource is an event type as a resource: an EventResource of SEP-1803 if its URI is fixed, and otherwise an EventResourceTemplate.
+// eventResource is an event type in the form of a resource. It is an EventResource of SEP-1803 if its URI is fixed, and otherwise an
+// EventResourceTemplate.
 type eventResource struct {
 	URI         string    `json:"uri,omitempty"`
 	URITemplate string    `json:"uriTemplate,omitempty"`
@@ -454,7 +455,7 @@ const (
 	atBackends      = 'b'
 )
 
-// maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for the longest name of an entry.
+// maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for a cursor with the longest name of an entry.
 const maxCursor = 1200
 
 // member returns the cursor as the JSON member nextCursor of a page. The parameter list is the name of the list, for example "tools",
@@ -511,7 +512,7 @@ func parseCursor(list, token string) (p place, ok bool) {
 	return p, bytes.IndexByte([]byte{atCatalog, atSubscriptions, atBackends}, p.where) >= 0
 }
 
-// partedPage is a page of a list that has several parts: entries of the catalog, webhook subscriptions, and items of backends.
+// partedPage is a page of a list that consists of several parts: entries of the catalog, webhook subscriptions, and items of backends.
 type partedPage struct {
 	from   place
 	pieces [][]byte

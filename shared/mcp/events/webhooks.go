@@ -178,8 +178,8 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 	return method.Result{}, err
 }
 
-// readParams reads the params that events/subscribe and events/unsubscribe share. It refuses a caller without authentication. All such
-// callers are the same principal, so each of them could end or take over another one's subscription by guessing its parameters.
+// readParams reads the params that events/subscribe and events/unsubscribe share. It refuses callers without authentication: they are
+// all the same principal, so each of them could end or take over the subscription of another one by guessing its parameters.
 func (h *Webhooks) readParams(c *method.Call) (r subscription.SubscribeRequest, err error) {
 	if c.Principal.Anonymous && !h.Anonymous {
 		return r, subscription.NeedsPrincipal()
@@ -194,8 +194,7 @@ func (h *Webhooks) readParams(c *method.Call) (r subscription.SubscribeRequest, 
 	return r, err
 }
 
-// readTTL reads ttlMs. If it is absent, the client asks for the default, and if it is null, the client asks for a subscription without an
-// expiry.
+// readTTL reads ttlMs. The client leaves it out to ask for the default, and sends null to ask for a subscription that does not expire.
 func readTTL(c *method.Call) (subscription.TTL, error) {
 	for key, value := range jsonrpc.Members(c.Msg.Params) {
 		if string(key) == "ttlMs" && string(value) == "null" {

@@ -157,8 +157,8 @@ type EventType struct {
 	Arguments   json.RawMessage `json:"arguments"`
 }
 
-// Event is an event as a model reads it. An entry without an id is not an event: its note tells the model, for example, that
-// the subscription has ended.
+// Event is an event as a model reads it. An entry without an id is not an event, but a note to the model, for example that the
+// subscription has ended.
 type Event struct {
 	Subscription string          `json:"subscription,omitempty"`
 	ID           string          `json:"id,omitempty"`

@@ -76,7 +76,7 @@ func (m Row) CheckCall(c *Call) error {
 	return nil
 }
 
-// Table contains the methods of the endpoint by name. All other methods are unknown and are not advertised.
+// Table contains the methods of the endpoint by name. The endpoint answers other methods with an error, and does not advertise them.
 type Table map[string]Row
 
 // Has reports whether the method is served.

@@ -174,8 +174,8 @@ func SendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error)
 	Send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
-// SessionFailed answers a request whose session cannot be loaded: with 404 if the session does not exist, and otherwise with
-// 503. The 404 has no JSON-RPC body, because the status alone tells clients to initialize again.
+// SessionFailed answers a request whose session cannot be loaded: with 404 if the session does not exist, and otherwise with 503. The
+// response with 404 has no JSON-RPC body, because clients initialize again on the status alone.
 func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	if errors.Is(err, session.ErrNone) {
 		http.Error(w, "session not found", http.StatusNotFound)

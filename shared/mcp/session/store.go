@@ -448,7 +448,7 @@ func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection s
 	return s.decode(ctx, sess.ID, sess.Key, items[0]), nil
 }
 
-// maxDecoded is the largest session, in bytes of JSON, that decode caches in its decoded form. With this limit, the whole
+// maxDecoded is the maximum size, in bytes of JSON, of the sessions that decode caches in decoded form. With this limit, the whole
 // cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
@@ -474,7 +474,8 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return &sess
 }
 
-// Change changes the stored session with the function alter. After a conflict with another request it tries again, up to five times.
+// Change reads the session again, applies the function alter to it, and stores it. After a conflict with another request it tries again,
+// up to five times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		it, err := store.One(ctx, s.DB, itemKey(sess.Key, sortSession), "read the session")

@@ -139,7 +139,8 @@ func readCursor(c *method.Call) (string, error) {
 	return cursor, nil
 }
 
-// setUpFilter sets up and returns the part of the filter that the server supports and the caller may receive.
+// setUpFilter makes the stream send the notifications that the client asked for, if the server supports them and the caller may receive
+// them. It returns these notifications.
 func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) {
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
@@ -188,8 +189,8 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	return out, nil
 }
 
-// watchTasks begins to receive the states of the tasks that a listen names, until the stream ends. It returns the ids of the tasks whose
-// states the client will receive.
+// watchTasks begins to receive the states of the tasks that a subscriptions/listen names, until the stream ends. It returns the ids of
+// the tasks whose states the client will receive.
 func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !s.Streams.Backends.Any(ctx) {
 		return nil, nil
@@ -211,7 +212,7 @@ func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (
 	return watched, err
 }
 
-// sendTask sends a state of a task, if the caller may still see its backend. If t is nil, no further states will come.
+// sendTask sends a state of a task if the caller may still use the task's backend. If t is nil, no further states will come.
 func (s *Stream) sendTask(ctx context.Context, t *api.Task) error {
 	if t == nil {
 		s.tasks = nil

@@ -224,7 +224,8 @@ func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends handles a change of the configured backends.
+// sendOtherBackends follows the topics of new backends after the configuration of the backends has changed, and notifies the client
+// that the lists may have changed.
 func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := s.Streams.Feeds.Log.Position()
 	for _, topic := range s.backendTopics(ctx) {

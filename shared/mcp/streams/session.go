@@ -247,7 +247,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	return uris, fresh, nil
 }
 
-// add adds a target to the feed, which keeps its position if it already follows the target's topic.
+// add adds a target to the feed. If the feed already follows the target's topic, it keeps its position in the topic.
 func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 	switch {
 	case t.topic != "":

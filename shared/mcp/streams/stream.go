@@ -42,7 +42,7 @@ type Stream struct {
 	// subscriptionID is the id of the request subscriptions/listen or events/stream, which every message of the stream
 	// repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
-	tasks          <-chan *api.Task // states of the tasks that a listen names; nil without any
+	tasks          <-chan *api.Task // receives the states of the tasks that a subscriptions/listen names; nil without tasks
 	ends           []func()         // are called in reverse order when the stream ends
 }
 

@@ -46,7 +46,7 @@ type Streams struct {
 	MaxURIs, MaxPatterns int
 }
 
-// Backends are the backends behind the gateway, as streams use them.
+// Backends gives streams access to the backends behind the gateway.
 type Backends interface {
 	// Any reports whether there are backends. The answer may change at any time.
 	Any(ctx context.Context) bool
@@ -134,14 +134,14 @@ type Target struct {
 	// URI is the canonical form of the URI, and asked is the URI as the client sent it.
 	URI, asked string
 	Patterns   []match.Pattern
-	topic      string // the topic of a webhook subscription's changes; empty unless the URI begins with subscription://
+	topic      string // for subscription:// URIs, the topic of the webhook subscription's changes; otherwise empty
 	// Backend is the name of the backend that serves the URI, or empty if this server does.
 	Backend string
 	// lost is true while the catalog has no event type for the URI, or the caller may not receive its events.
 	lost bool
 }
 
-// CountOpen returns the number of the target's patterns that are parents or have wildcards.
+// CountOpen returns how many patterns of the target have wildcards or are parents of other URIs.
 func (t Target) CountOpen() (n int) {
 	for _, p := range t.Patterns {
 		if p.Kind != match.Concrete {

@@ -29,7 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// IsLocal reports whether the URL's host is localhost or a loopback address, so that the server runs on this machine.
+// IsLocal reports whether the server runs on this machine, which it does if the URL's host is localhost or a loopback address.
 func IsLocal(server string) bool {
 	u, err := url.Parse(server)
 	if err != nil {

@@ -593,8 +593,8 @@ func AppendMember(dst []byte, name string, value []byte) []byte {
 	return append(append(AppendString(dst, name), ':'), value...)
 }
 
-// MaxComparedMembers is the maximum number of members whose names [HasRepeatedMember] compares. It bounds the memory for a hostile object,
-// for example one with a million members.
+// MaxComparedMembers is the maximum number of members whose names [HasRepeatedMember] compares. It limits the memory that a hostile
+// object needs, for example one with a million members.
 const MaxComparedMembers = 1000
 
 // HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
@@ -644,7 +644,7 @@ func findRepeated(b []byte, i int) (end int, pointer string, found bool) {
 	return skipValue(b, i), "", false
 }
 
-// names is a set of the names in an object. Nearly every object has at most 16 members, and needs no map.
+// names is a set of the names in an object. It uses a map only above 16 names, because nearly all objects have fewer.
 type names struct {
 	few  [16][]byte
 	more map[string]bool

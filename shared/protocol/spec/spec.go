@@ -162,7 +162,7 @@ func SevereAs(level, least string) bool {
 	return slices.Index(severities, level) >= slices.Index(severities, least)
 }
 
-// OwnPrefix begins the names that this project defines: _meta keys and extensions.
+// OwnPrefix is the beginning of all _meta keys and extension names that this project defines.
 const OwnPrefix = "io.github.mcp-events/"
 
 // IsOwn reports whether a name has our prefix. It ignores case, because some JSON readers do.
@@ -201,9 +201,10 @@ const (
 
 // The extensions that this project defines, by their names in capabilities.
 const (
-	// OwnExtension consists of the event subscriptions of SEP-1803 and our additions.
+	// OwnExtension is the name of the extension that adds the event subscriptions of SEP-1803 and our additions to them.
 	OwnExtension = OwnPrefix + "subscriptions"
-	// ConversationExtension repeats capabilities.conversationEvents as an extension, for clients that only read extensions.
+	// ConversationExtension is the name of an extension whose settings repeat capabilities.conversationEvents, for clients that only
+	// read extensions.
 	ConversationExtension = OwnPrefix + "conversation"
 )
 

@@ -304,7 +304,7 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 			return err
 		}
 		cursor := d.Cursor
-		if len(r.out.Events) == 0 { // check before the first event, because the wait may have been long
+		if len(r.out.Events) == 0 { // check the caller's rights again, because the wait may have been long
 			changed, err := h.recheck(ctx, feed, r)
 			if err != nil {
 				return err
