@@ -453,7 +453,7 @@ var (
 	ErrExhausted error = fault.Exhausted
 	// ErrUnavailable is the error of a server that does not answer, or of a [Store] that fails. It is [Retryable].
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of a [File] that belongs to another subscription, or of a second subscription to the same events at one [Handler].
+	// ErrConflict is the error of another subscription's [File], or of a second subscription to the same events at one [Handler].
 	ErrConflict error = fault.Conflict
 	// ErrTooLarge is the error of data over a limit of the server.
 	ErrTooLarge error = fault.TooLarge
