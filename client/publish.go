@@ -28,13 +28,13 @@ type Publisher struct {
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client
 
-	// URI becomes the URI of each event that has none. If it is set, each JSON value that [Publisher.PublishFrom] reads is the data of an
+	// URI becomes the URI of each event without one. If it is set, each JSON value that [Publisher.PublishFrom] reads is the data of an
 	// event. If it is empty, the values are whole events, for example {"uri": "event://orders/42/shipped", "data": {}}, CloudEvents, or
 	// arrays of these.
 	URI string
 	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
 	ID string
-	// Time becomes the time of each event that has none. If it is zero, the server sets the time.
+	// Time becomes the time of each event without one. If it is zero, the server sets the time.
 	Time time.Time
 	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
 	Batch int

@@ -275,7 +275,7 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// makeMisfit returns arguments that do not match a schema, or nil if it finds none.
+// makeMisfit returns arguments that do not match a schema, or nil if it cannot find any.
 func makeMisfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`

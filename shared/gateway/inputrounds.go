@@ -164,7 +164,7 @@ func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMess
 }
 
 // sessionRequest turns a question of an input_required result into a request for a client with a session. The request uses in.id as its id
-// and, if the user has to visit a URL, also as its elicitationId. 2026-07-28 has neither of them.
+// and, if the user has to visit a URL, also as its elicitationId. 2026-07-28 does not have these two ids.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
 		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))

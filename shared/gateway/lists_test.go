@@ -756,8 +756,9 @@ func TestDisconnectedClientIsNoFailureOfABackend(t *testing.T) {
 	})
 }
 
-// GWN-14: given a backend that hangs, then a call of a tool, a prompt or a resource that a backend before it lists does not wait for it, and
-// neither does a call of a tool with another backend's prefix. A tool of a backend after it waits, because the hanging backend may have a tool of the same name, which would take precedence.
+// GWN-14: a backend hangs. Calls of a tool, prompt or resource that an earlier backend lists do not wait for it, and calls of a tool with
+// another backend's prefix do not wait either. A call of a later backend's tool waits, because the hanging backend may have a tool of the
+// same name, which would take precedence.
 func TestCallWaitsOnlyForBackendsThatTakePrecedence(t *testing.T) {
 	for _, c := range []struct {
 		kind api.Kind

@@ -252,7 +252,7 @@ type sqlJob string
 func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
 func (sqlJob) Done(error)                  {}
 
-// OPS-16 OPS-12: a server is neither healthy nor ready while its writes to the database fail. Its metrics are still served, and one of
+// OPS-16 OPS-12: a server is unhealthy and not ready while its writes to the database fail. Its metrics are still served, and one of
 // them says that it is unhealthy.
 func TestAliveAndReady(t *testing.T) {
 	e := serve(t, nil)

@@ -41,7 +41,7 @@ const maxPrincipals = 10_000
 
 // NewRate returns a Rate. The function limitOf returns a principal's limit per second, and burst returns how many things a
 // principal with this limit may do in one instant. The other two parameters are for error messages: name is the name of the limit
-// (for example "publishRate"), and what is the plural of the counted things (for example "events").
+// (for example "publishRate"), and the parameter what is the plural of the counted things (for example "events").
 func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
@@ -200,8 +200,8 @@ type Concurrency struct {
 }
 
 // NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
-// principals together. The other two parameters are for error messages: name is the name of the limit, and what is the plural of
-// the counted things (for example "calls").
+// principals together. The other two parameters are for error messages: name is the name of the limit, and the parameter what is
+// the plural of the counted things (for example "calls").
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
@@ -240,7 +240,7 @@ type Share struct {
 }
 
 // NewShare returns a Share that divides total bytes. The other two parameters are for error messages: name is the name of the
-// limit, and what is the use of the bytes, for example "answers that clients have not read".
+// limit, and the parameter what is the use of the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }

@@ -211,7 +211,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 		if err != nil {
 			return nil, err
 		}
-		if have != nil && have.State == Disabled { // insert replaces the disabled record in one write, so that a crash loses neither
+		if have != nil && have.State == Disabled { // insert replaces the disabled record in one write, so that a crash cannot lose one of them
 			want.Revision, want.Marked, want.Paused = have.Revision, have.Marked, have.Paused
 			have, replaces = nil, true
 		}

@@ -312,7 +312,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 		return c, nil
 	}
 	// All stored deliveries are finished, but later events may still wait in a queue to become deliveries. If the log has no event after
-	// the cursor, the queues have none either: it would have waited for longer than the log keeps events, which we assume does not happen.
+	// the cursor, the queues are empty, too: an event there would have waited for longer than the log keeps events, which we assume does not
+	// happen.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err

@@ -43,7 +43,7 @@ func New(h http.Handler, l *slog.Logger) *Transport {
 }
 
 // logPanics logs panics of a handler. The caller of the handler only sees that the connection ends.
-func logPanics(h http.Handler, l *slog.Logger) http.Handler {
+func logPanics(h http.Handler, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			p := recover()
@@ -51,7 +51,7 @@ func logPanics(h http.Handler, l *slog.Logger) http.Handler {
 				return
 			}
 			if p != http.ErrAbortHandler {
-				l.ErrorContext(r.Context(), "upstream panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				log.ErrorContext(r.Context(), "upstream panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			}
 			panic(http.ErrAbortHandler)
 		}()

@@ -255,7 +255,7 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 // readCallerEvent reads an event type from a list that a backend returned for this caller. The backend acts for its callers, so its
 // event types may differ from caller to caller. The parameter entry is the catalog's event type with the same name. readCallerEvent
 // returns nil if x is malformed, if the name belongs to another event type, or if the backend delivers the type only by webhook,
-// because the gateway receives a backend's events only on streams and by polls.
+// because the gateway receives a backend's events only on streams and with polls.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType

@@ -278,7 +278,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (
 	return c.Get(ctx, name)
 }
 
-// hold returns a document's entry, which it adds if the cache has none, and the value of c.notified.
+// hold returns a document's entry, which it adds if it is missing, and the value of c.notified.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
