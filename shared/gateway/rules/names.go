@@ -12,8 +12,8 @@ import (
 // the name against the rules. Some JSON libraries ignore the case of member names, so params must not have, for example, both name and
 // Name.
 //
-// member is the member of params with the name, or "ref" for completion/complete. There the name is the member name of the object ref or,
-// if template is set, the member uri. The other member must be absent.
+// The parameter member is the member of params with the name, or "ref" for completion/complete. There the name is the member name of the
+// object ref or, if template is set, the member uri. The other member must be absent.
 func CheckNames(params json.RawMessage, member string, template bool) error {
 	object, own, other := params, member, ""
 	if member == "ref" {
