@@ -517,7 +517,12 @@ func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
 			r.round()
 			r.back(t, 1)
 			r.queues[queue.Slow] = nil
-			r.now = r.now.Add(10 * time.Minute)
+			began := r.now
+			r.round()
+			if items, err := r.db.Get(t.Context(), store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}); err != nil || items[0] != nil || len(r.queues[queue.Slow]) > 0 {
+				t.Errorf("the search continues after its end: %v, %v", items, err)
+			}
+			r.now = began.Add(10 * time.Minute)
 			r.round()
 			r.back(t, 0)
 		})
@@ -545,12 +550,12 @@ func TestASearchThatIsCutOffGoesOn(t *testing.T) {
 	r.round()
 	owed(r)
 	r.now = r.now.Add(-24 * time.Hour)
-	_, _, retry := r.process()
 	for rounds := 1; len(r.queues[queue.Slow]) == 0; rounds++ {
 		if rounds > 40 {
 			t.Fatal("the retry does not come")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
+		_, _, retry := r.process()
 		left := 700 // queries of this round
 		retry.DB = storetest.Hooked{DB: r.db, OnQuery: func() error {
 			if left--; left == 0 {

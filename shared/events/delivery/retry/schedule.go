@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -33,21 +34,23 @@ type Job struct {
 	Log *slog.Logger
 
 	latest time.Time // when Run was called last
-	// search and searchUntil are the minutes that [Job.continueSearch] still has to search after the clock was set back.
-	search, searchUntil time.Time
 }
 
-// readUntilKey is the key of the item with the job's position: the minute up to which it has read the due table.
-var readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+var (
+	// readUntilKey is the key of the item with the job's position: the minute up to which it has read the due table.
+	readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// aheadKey is the key of the item with the position of [Job.continueSearch], which searches the due table after the clock was set back.
+	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
+)
 
-// The partitions of the due table are the ones whose names sort between FirstDuePartition and AfterDue, because in these names a shard
-// number follows after "due#". In other names, for example due#watermark, a letter follows.
+// The names of all partitions of the due table sort between FirstDuePartition and AfterDue, because a shard number follows after "due#". In
+// other names that begin with "due#", a letter follows.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// maxDelay is the longest time from the writing of a due entry until the entry is due.
+// maxDelay is the longest time by which a due entry is written ahead of the time at which it is due.
 const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
@@ -55,14 +58,16 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 // Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry after it has sent the
 // entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
-	now := r.now().Round(0)                    // Round removes the monotonic clock, which would hide that the clock was set back
-	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show that the clock was set back
-		r.beginSearch(now, r.latest)
+	now := r.now().Round(0)                    // without the monotonic clock, which does not show that the clock was set back
+	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show it
+		if err := r.beginSearch(ctx, now, r.latest.Truncate(time.Minute)); err != nil {
+			return 0, err
+		}
 	}
 	r.latest = now
 	due := minutes.Position{
-		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // older due entries have expired in the store
-		Ahead: func(_ context.Context, was time.Time) error { r.beginSearch(now, was); return nil },
+		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // the store keeps due entries no longer than that
+		Ahead: func(ctx context.Context, was time.Time) error { return r.beginSearch(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
 		n, err := r.moveMinute(ctx, minute, now, nil)
@@ -73,7 +78,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves a minute's due entries to the slow queue. If pick is not nil, it moves only the entries for which pick returns true.
+// moveMinute moves a minute's due entries to the slow queue. If only is not nil, entries for which it returns false stay.
 func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, pick func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -143,22 +148,72 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 // are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
 // for an hour. So after such a change, Run searches once through all minutes that may have such entries.
 
-// beginSearch makes [Job.continueSearch] search the due table, because the clock was set back from the time old to the time now.
-func (r *Job) beginSearch(now, old time.Time) {
-	r.search = now.Truncate(time.Minute).Add(time.Minute)
-	r.searchUntil = periodic.Later(r.searchUntil, old.Add(maxDelay)) // an earlier search may not have ended yet
+// search is the value of the item at [aheadKey]. The item's version is the minute at which the search continues. The search ends at Until,
+// the last minute for which a process could have written an entry while the clock was ahead.
+type search struct {
+	V     int   `json:"v"`
+	Was   int64 `json:"was"` // the minute that the job had reached when the clock was set back, in seconds since 1970
+	Until int64 `json:"until"`
+}
+
+// beginSearch stores that the due table must be searched, because the clock was set back. The parameter was is the minute that the job had
+// reached before, which is later than now.
+func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
+	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
+	if err != nil {
+		return err
+	}
+	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(maxDelay).Unix()}
+	if it != nil {
+		var before search
+		if err := json.Unmarshal(it.Value, &before); err == nil {
+			if before.Was == next.Was {
+				return nil // the last call of Run began this search, and then could not save the job's position
+			}
+			next.Until = max(next.Until, before.Until) // the clock was set back twice
+		}
+	}
+	value, _ := json.Marshal(next)
+	err = r.DB.Write(ctx, store.Put(store.Item{
+		Key: aheadKey, Version: now.Truncate(time.Minute).Add(time.Minute).Unix(), Value: value,
+	}))
+	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
 // continueSearch continues a search for the entries that were written while the clock was ahead.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
-	for r.search.Before(r.searchUntil) {
-		n, err := r.moveMinute(ctx, r.search, now, func(e state.DueEntry) bool { return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance })
-		if moved += n; err != nil {
-			return moved, err
-		}
-		r.search = r.search.Add(time.Minute)
+	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
+	if err != nil || it == nil {
+		return 0, err
 	}
-	return moved, nil
+	var s search
+	if err := json.Unmarshal(it.Value, &s); err != nil {
+		return 0, r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
+	}
+	had := it.Version
+	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
+		for range 60 {
+			n, err := r.moveMinute(ctx, from, now, func(e state.DueEntry) bool { return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance })
+			moved += n
+			if err != nil {
+				return moved, err
+			}
+			from = from.Add(time.Minute)
+		}
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: it.Value}, store.VersionIs(had)))
+		if errors.Is(err, store.ErrConflict) {
+			return moved, nil // another call of Run searches, too, or the clock was set back again
+		}
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "save the position of the search after a clock change")
+		}
+		had = from.Unix()
+	}
+	err = r.DB.Write(ctx, store.Delete(aheadKey, store.VersionIs(had)))
+	if errors.Is(err, store.ErrConflict) {
+		err = nil
+	}
+	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
 // Schedule has the delay before each attempt of a delivery. The first delay is 0, because the first attempt does not wait.
