@@ -39,8 +39,8 @@ type joinedPage struct {
 // page fails as a whole only if its subscribers cannot be read, or if a new task cannot be queued. If a failed page is redelivered to this
 // process, the process does not repeat the webhooks to the subscribers that it has already served.
 func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
-	inHurry := d.batches.begin(len(batch))
 	defer d.batches.end()
+	wide := 0 // tasks for wide fan-outs
 	received := make([]receivedPage, len(batch))
 	batch = slices.Clone(batch)
 	for i, m := range batch {
@@ -52,8 +52,12 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 		case r.err == nil:
 			r.task.Since = m.Sent.UnixMilli()
 		}
+		if r.task.Wide {
+			wide++
+		}
 		received[i] = r
 	}
+	inHurry := d.batches.begin(wide)
 	if err := d.progress.RecordLate(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
@@ -312,18 +316,18 @@ type batches struct {
 const (
 	// maxIdle is the time for which a process may have been idle between its last three batches, in all, to count as busy.
 	maxIdle = time.Second
-	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml). Behind a full
-	// batch, more messages probably wait in the queue, for example if an event has very many subscribers.
+	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml).
 	fullBatch = 10
 )
 
 // begin records that a batch begins, and reports whether the process is busy. A busy process probably gets another batch soon, so the
-// pages of this batch are in a hurry; see [Options.MinWait].
-func (b *batches) begin(messages int) (busy bool) {
+// pages of this batch are in a hurry; see [Options.MinWait]. The parameter wide is the number of tasks with [task.Page.Wide]. If a full
+// batch consists of such tasks, more of them probably wait in the queue.
+func (b *batches) begin(wide int) (busy bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.idle = [2]time.Duration{time.Since(b.ended), b.idle[0]}
-	return messages >= fullBatch || max(b.idle[0], b.idle[1], b.idle[0]+b.idle[1]) < maxIdle
+	b.idle = [2]time.Duration{periodic.Since(time.Now(), b.ended), b.idle[0]}
+	return wide >= fullBatch || max(b.idle[0], b.idle[1], b.idle[0]+b.idle[1]) < maxIdle
 }
 
 func (b *batches) end() {
@@ -349,7 +353,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait
 // moving from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
-		parts[i].Hops, parts[i].Since, parts[i].Late = t.Hops+1, t.Since, t.Late
+		parts[i].Hops, parts[i].Since, parts[i].Late, parts[i].Wide = t.Hops+1, t.Since, t.Late, t.Wide
 	}
 	return parts
 }

@@ -48,6 +48,9 @@ type Page struct {
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
 	Retries int `json:"rt,omitempty"`
 
+	// Wide is set if the events went to at least [WideFanout] subscribers. Then many page tasks were queued together.
+	Wide bool `json:"wd,omitempty"`
+
 	// Late is set if the events are late on purpose, because they are replayed or a switch paused them.
 	Late bool `json:"lt,omitempty"`
 
@@ -226,6 +229,10 @@ func parseBound(digits string, open uint64) uint64 {
 	return v
 }
 
+// WideFanout is a number of subscribers for which there are 80 page tasks of [PageTarget] subscribers. That is eight times as many as a
+// function receives in a batch.
+const WideFanout = 80 * PageTarget
+
 // Pages returns the page tasks that deliver the events of one URI to a range of subscribers. The subscribers are stored under the
 // pattern key, and count is their number. A task has as many events as fit into a message.
 func Pages(workspace, key string, r subscription.Range, count int, events []event.Event) []Page {
@@ -238,6 +245,7 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 			if i == 0 || size+n > taskBytes {
 				tasks = append(tasks, Page{
 					V: Version, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),
+					Wide: count >= WideFanout,
 				})
 				size = 0
 			}
