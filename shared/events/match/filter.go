@@ -181,13 +181,23 @@ func (v values) accept(got any) bool {
 	case string:
 		return v.texts[got] || slices.ContainsFunc(v.globs, func(g glob) bool { return g.matches(got) })
 	case json.Number:
-		return v.numbers[jsonrpc.ParseDecimal(got)]
+		return v.numbers[jsonrpc.ParseDecimal(got)] || len(v.numbers) > 0 && v.numbers[rounded(got)]
 	case bool:
 		return v.bools[got]
 	case []any: // a list is accepted if one of its elements is
 		return slices.ContainsFunc(got, v.accept)
 	}
 	return false
+}
+
+// rounded returns the number that a program reads which decodes numbers as float64, as JavaScript does. For example, such a subscriber can
+// select the id 1234567890123456789 only as 1234567890123456800.
+func rounded(n json.Number) jsonrpc.Decimal {
+	f, err := n.Float64()
+	if err != nil {
+		return jsonrpc.ParseDecimal(n)
+	}
+	return jsonrpc.ParseDecimal(json.Number(strconv.FormatFloat(f, 'g', -1, 64)))
 }
 
 // glob is a text with `*` for any characters, split at its stars. For example, "a*b" becomes {"a", "b"}.

@@ -10,7 +10,6 @@ package match
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -374,7 +373,7 @@ func scalar(raw json.RawMessage) (string, bool) {
 	case string:
 		return v, true
 	case json.Number:
-		return canonicalNumber(v.String()), true
+		return jsonrpc.ParseDecimal(v).String(), true
 	case bool:
 		return strconv.FormatBool(v), true
 	}
@@ -395,7 +394,7 @@ func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
 func withCanonicalNumbers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
-		return json.Number(canonicalNumber(v.String()))
+		return json.Number(jsonrpc.ParseDecimal(v).String())
 	case []any:
 		for i := range v {
 			v[i] = withCanonicalNumbers(v[i])
@@ -406,36 +405,4 @@ func withCanonicalNumbers(v any) any {
 		}
 	}
 	return v
-}
-
-// maxZeros is the largest number of zeros that canonicalNumber writes instead of an exponent. Numbers that need more are beyond float64.
-const maxZeros = 330
-
-// canonicalNumber returns the shortest decimal form of a JSON number, because encoders differ. For example, 5.0 and 50e-1 become 5.
-// It keeps all significant digits, so that large integers stay exact.
-func canonicalNumber(text string) string {
-	number, exponent, _ := strings.Cut(strings.Replace(text, "E", "e", 1), "e")
-	number, negative := strings.CutPrefix(number, "-")
-	whole, fraction, _ := strings.Cut(number, ".")
-	point, err := strconv.Atoi(cmp.Or(exponent, "0"))
-	point += len(whole)
-	digits := strings.TrimLeft(whole+fraction, "0")
-	point -= len(whole) + len(fraction) - len(digits)
-	digits = strings.TrimRight(digits, "0")
-	switch {
-	case digits == "":
-		return "0"
-	case err != nil || point > len(digits)+maxZeros || point < -maxZeros:
-		return text
-	case point <= 0:
-		digits = "0." + strings.Repeat("0", -point) + digits
-	case point < len(digits):
-		digits = digits[:point] + "." + digits[point:]
-	default:
-		digits += strings.Repeat("0", point-len(digits))
-	}
-	if negative {
-		return "-" + digits
-	}
-	return digits
 }

@@ -46,6 +46,34 @@ func (d Decimal) Compare(e Decimal) int {
 	return strings.Compare(d.digits, e.digits) * d.sign()
 }
 
+// maxZeros is how many zeros [Decimal.String] writes at most, before it uses an exponent. JavaScript writes 1e21 with an exponent, Python
+// writes 1e+16, so a small limit would be enough. But a number must not become much longer, because clients choose it.
+const maxZeros = 21
+
+// String returns the number as JSON. Equal numbers have equal texts: 5.0 and 50e-1 are both 5. Large integers stay exact.
+func (d Decimal) String() string {
+	if d.digits == "" {
+		return "0"
+	}
+	sign, zeros := "", d.exponent-len(d.digits)
+	if d.negative {
+		sign = "-"
+	}
+	switch {
+	case zeros > maxZeros || -d.exponent > maxZeros:
+		text := d.digits[:1]
+		if len(d.digits) > 1 {
+			text += "." + d.digits[1:]
+		}
+		return sign + text + "e" + strconv.Itoa(d.exponent-1)
+	case zeros >= 0:
+		return sign + d.digits + strings.Repeat("0", zeros)
+	case d.exponent > 0:
+		return sign + d.digits[:d.exponent] + "." + d.digits[d.exponent:]
+	}
+	return sign + "0." + strings.Repeat("0", -d.exponent) + d.digits
+}
+
 func (d Decimal) sign() int {
 	switch {
 	case d.digits == "":
