@@ -58,12 +58,14 @@ type Config struct {
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
 // ParseFile does the same as [Parse], with another file name in messages.
-func ParseFile(name string, src []byte) (*Config, error) {
+func ParseFile(name string, src []byte) (*Config, error) { return parse(name, src, false) }
+
+func parse(name string, src []byte, stored bool) (*Config, error) {
 	if isBlank(src) {
 		return &Config{file: name, source: src}, nil
 	}
 	f, root := strictyaml.Parse(name, src, maxSource)
-	p := parser{file: f, config: &Config{file: name, source: slices.Clone(src)}}
+	p := parser{file: f, stored: stored, config: &Config{file: name, source: slices.Clone(src)}}
 	if root != nil {
 		f.Fields(root, nameMembers("the configuration"),
 			strictyaml.Func("keys", p.readKeys),
@@ -242,6 +244,7 @@ func (p *parser) readProvider(n *strictyaml.Node) rules.Provider {
 type parser struct {
 	file   *strictyaml.File
 	config *Config
+	stored bool // the text was stored by this or an earlier version, whose checks it passed
 }
 
 // nameMembers returns a function that tells [strictyaml.File.Fields] how error messages name a member of a mapping: only by the

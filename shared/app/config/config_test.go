@@ -175,6 +175,12 @@ func TestParseFaults(t *testing.T) {
 	}
 }
 
+// An earlier version stored an empty list of allowed names, which allowed everything.
+func TestAStoredEmptyAllowListCanBeRead(t *testing.T) {
+	_, err := parseStored([]byte("backends:\n  - {name: b, url: 'https://b', tools: {allow: []}}\n"))
+	expect.OK(t, err)
+}
+
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
 	return expect.Value(Parse([]byte(src)))(t)

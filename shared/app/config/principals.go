@@ -133,8 +133,8 @@ func (l Limits) QuotaLimit(name string) float64 {
 	return 0
 }
 
-// QuotaLimit returns the limit of a quota for a principal: the principal's own limit, otherwise the workspace's,
-// otherwise the limit from the settings.
+// QuotaLimit returns the limit of a quota for a principal: the principal's own limit, otherwise the limit that the configuration sets for
+// each principal of the workspace, otherwise the limit from l.
 func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64 {
 	for _, id := range []identity{{workspace, principal}, {workspace, ""}} {
 		if most, ok := c.quotas[id][name]; ok {
@@ -274,8 +274,10 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Func("allow", func(n *strictyaml.Node, what string) {
-			// An absent list allows everything. An empty list is refused, because its author may want to allow nothing.
-			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 {
+			// An absent list allows everything. An empty list is refused, because its author may want to allow nothing. Earlier versions
+			// stored it, and took it for an absent one.
+			faults := p.file.Count()
+			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 && !p.stored && p.file.Count() == faults {
 				p.file.Add(n.Line, "%s is empty; leave it out to allow everything, or set deny: [\"*\"] to allow nothing", what)
 			}
 		}),

@@ -47,7 +47,8 @@ func Read(ctx context.Context, db store.DB) (Document, error) {
 	return d, err
 }
 
-func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
+// parseStored parses a text that was checked before it was stored.
+func parseStored(src []byte) (*Config, error) { return parse("stored configuration", src, true) }
 
 // Replace returns the edit that replaces the stored configuration with next. The edit also records the workspaces whose backends
 // have changed, so that [settings.Announce] can announce the changes.
