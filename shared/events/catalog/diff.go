@@ -371,7 +371,8 @@ func digest(text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// ParseContract decodes the result of [Entry.EncodeContract]. Use the entry only with [FindBreakingFeature].
+// ParseContract decodes the result of [Entry.EncodeContract]. The entry has only the parts that [FindBreakingFeature] compares. For
+// example, it has no name and no access rule, so do not use it for anything else.
 func ParseContract(text []byte) (*Entry, error) {
 	var c contract
 	if err := json.Unmarshal(text, &c); err != nil {

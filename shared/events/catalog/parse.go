@@ -106,7 +106,6 @@ func (p *parser) readEntry(n *strictyaml.Node) {
 	}
 	e.input = inputSchema(e)
 	e.arguments = newSchema(e.input)
-	e.requireClaims()
 	e.contractID = sync.OnceValue(func() string { return digest(e.EncodeContract()) })
 	p.entries = append(p.entries, e)
 }
@@ -419,25 +418,6 @@ func inputSchema(e *Entry) json.RawMessage {
 	schema["additionalProperties"] = json.RawMessage(`false`)
 	out, _ := json.Marshal(schema)
 	return out
-}
-
-// requireClaims makes the published input schema require the variables of claims. The server validates arguments with the schema as it was
-// before, because [Access.Check] refuses a subscription without such a variable as Forbidden, and not as Invalid.
-func (e *Entry) requireClaims() {
-	if e.Access == nil || len(e.Access.Claims) == 0 {
-		return
-	}
-	schema := map[string]json.RawMessage{}
-	_ = json.Unmarshal(e.input, &schema) // cannot fail, because inputSchema encoded it
-	var required []string
-	_ = json.Unmarshal(schema["required"], &required)
-	for _, v := range e.vars {
-		if _, tied := e.Access.Claims[v]; tied && !slices.Contains(required, v) {
-			required = append(required, v)
-		}
-	}
-	schema["required"], _ = json.Marshal(required)
-	e.input, _ = json.Marshal(schema)
 }
 
 // RangeType says whether a filter accepts ranges, such as {"$gt": 5}, and whether their bounds are numbers or times.
