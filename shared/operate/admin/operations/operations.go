@@ -57,6 +57,8 @@ const (
 )
 
 // rest is the OpenAPI document without the operations, which [Document] adds.
+//
+//go:embed document.json
 var rest []byte
 
 // Document returns the OpenAPI document.
