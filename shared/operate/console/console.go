@@ -81,7 +81,7 @@ const (
 func New(o Options, log *slog.Logger) *Handler {
 	h := &Handler{Options: o, log: log, files: map[string]file{}}
 	h.signIn = refresh.New(refresh.Options{
-		Name: "the authorization server", Fresh: fresh, Stale: refresh.Forever, Backoff: retry, EmptyBackoff: retry,
+		Name: "the authorization server", Fresh: fresh, Shared: refresh.Forever, Stale: refresh.Forever, Backoff: retry, EmptyBackoff: retry,
 	}, h.ask)
 	root, _ := fs.Sub(static, "static")
 	_ = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
