@@ -427,7 +427,8 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 			if it.Counts[name] >= 0 {
 				continue
 			}
-			if err := s.DB.Write(ctx, store.Add(it.Key, map[string]int64{name: -it.Counts[name]}, nil)); err != nil {
+			heal := store.Add(it.Key, map[string]int64{name: -it.Counts[name]}, map[string]int64{name: 0}) // conflicts if another call has healed it
+			if err := s.DB.Write(ctx, heal); err != nil && !errors.Is(err, store.ErrConflict) {
 				return fault.Wrap(fault.Unavailable, err, "heal the shapes in use")
 			}
 		}
