@@ -432,7 +432,11 @@ func withoutRequired(schema json.RawMessage, pointers []string) json.RawMessage 
 		node, _ := root.(map[string]any)
 		for _, name := range path[:len(path)-1] {
 			properties, _ := node["properties"].(map[string]any)
-			node, _ = properties[name].(map[string]any)
+			next, ok := properties[name]
+			if !ok {
+				next = node["items"] // if the name is the index of an element of a list
+			}
+			node, _ = next.(map[string]any)
 		}
 		if required, ok := node["required"].([]any); ok {
 			node["required"] = slices.DeleteFunc(required, func(name any) bool { return name == path[len(path)-1] })

@@ -21,12 +21,12 @@ func TestThePayloadSchemaDoesNotRequireRedactedMembers(t *testing.T) {
       properties:
         author: {type: string}
         head: {type: object, required: [author], properties: {author: {type: string, minLength: 2}}}
-        list: {type: array}
+        list: {type: array, items: {type: object, required: [author]}}
 `)))(t)
 	var listed struct {
 		PayloadSchema json.RawMessage `json:"payloadSchema"`
 	}
 	expect.OK(t, json.Unmarshal([]byte("{"+string(encodeEvent(cat.ByName("a.b")))+"}"), &listed))
 	expect.Equal(t, "the schema", string(jsonrpc.Encode(jsonrpc.Value(listed.PayloadSchema))),
-		`{"properties":{"author":{"type":"string"},"head":{"properties":{"author":{"minLength":2,"type":"string"}},"required":[],"type":"object"},"list":{"type":"array"}},"required":["id"],"type":"object"}`)
+		`{"properties":{"author":{"type":"string"},"head":{"properties":{"author":{"minLength":2,"type":"string"}},"required":[],"type":"object"},"list":{"items":{"required":[],"type":"object"},"type":"array"}},"required":["id"],"type":"object"}`)
 }
