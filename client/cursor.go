@@ -85,7 +85,8 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked saves a cursor like start, but also while hold(true) is in effect. The caller holds c.mu.
+// startLocked does the work of start, but ignores c.held, because saveAndHold saves one more cursor after it has set c.held. The caller
+// holds c.mu.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {

@@ -53,13 +53,14 @@ package client
 //
 //	client.go     Connect, sessions, Call, the list of event types, one JSON-RPC request and its answer
 //	subscribe.go  Subscribe and its options, the choice of the mode
-//	flow.go       calls the program's function for each event, acknowledges events, moves the saved cursor
-//	inband.go     polls and streams                        of event types
-//	webhook.go    webhook subscriptions and their refresh  of event types
-//	uris.go       webhooks (SEP-1803) and streams          of URIs
+//	flow.go       calls the program's function for each event, acknowledges events, decides which cursor to save
+//	inband.go     polls and streams of event types
+//	webhook.go    webhook subscriptions of event types, and their refresh
+//	uris.go       webhooks (SEP-1803) and streams of URIs
 //	handler.go    the HTTP handler that receives webhooks
+//	cursor.go     saves cursors in the background
 //	store.go      where cursors are kept
-//	publish.go    the publisher, which shares only the errors with the rest
+//	publish.go    the publisher, which shares only the errors with the other files
 //
 // Single HTTP requests are sent by shared/protocol/httpcall. The folders below are commands of mcpevents that use this package:
 // listen prints events, run runs a command for each event, tools serves events as MCP tools, and check tests another server.

@@ -200,7 +200,8 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program, and then continues reading at the gap's cursor, which is after the lost events.
+// handleGap reports a gap to the program, and then advances to the gap's cursor, if it has one. The cursor is after the lost events. (A
+// webhook's gap message has a cursor before them; see [hook.resumeAt].)
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {

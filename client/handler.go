@@ -169,10 +169,10 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the right one may
-// be missing, for example because its events/subscribe is not answered yet. If no candidate has the secret that signed the request, the
-// sender should then try again. Candidates whose registration (SEP-1803) is not answered come last, because verifying a signature for
-// them blocks until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the handler does
+// not know the id but may learn it soon, for example because an events/subscribe is not answered yet. If the secrets of all candidates
+// then fail, the sender should try again. Candidates whose registration (SEP-1803) is not answered come last, because verifying a
+// signature for them blocks until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

@@ -145,7 +145,8 @@ func (o Offers) Has(kind Kind) bool {
 	return kind == UserMessage && o.OnUserMessage || kind == assistantResponse && o.OnAssistantResponse
 }
 
-// Enabled reports whether callers are asked to send any messages.
+// Enabled reports whether the configuration enables user messages or assistant responses. [Service.Offers] decides for each principal
+// which of them the server asks for.
 func (s *Service) Enabled(ctx context.Context) bool {
 	now, err := s.current(ctx)
 	return err == nil && now.Conversation.Enabled()

@@ -53,9 +53,10 @@ var (
 // everyCall replaces a call's [requestID], which is a number, in the key of the mark that cancels all calls of a session.
 var everyCall = json.RawMessage("all")
 
-// cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID], or [everyCall] for all calls of the session.
-func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
+// cancelKey returns the key of the mark that cancels a call. id is the id under which the backend gets the call (see [requestID]), or
+// [everyCall] to cancel all calls of the session.
+func cancelKey(c api.Client, id json.RawMessage) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(id)}
 }
 
 // cancelSession cancels all calls of a client's session. It writes the mark for calls of other instances, and ends the calls of this

@@ -41,7 +41,8 @@ type elicitations struct {
 	db     store.DB
 	log    *slog.Logger
 	broken *metric.Undecodable
-	// The id that the client knows for each stray question; sessionBridge.strayID returns the key.
+	// strays maps stray questions (see strays.go) to the ids under which clients know them. The keys come from [sessionBridge.strayID]. A
+	// later call needs the id to forward the backend's cancellation of a question that an earlier call passed on.
 	strays bounded.Map[string, json.RawMessage]
 }
 

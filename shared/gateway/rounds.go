@@ -29,7 +29,8 @@ import (
 //	  │◀──────── result  │◀──────────────── result │
 //
 // The sealed requestState contains everything that the next round needs. The cost of this design is that the backend
-// repeats in each round all work that it did before its elicitation. We accept it because the client keeps no connection.
+// repeats in each round all work that it did before its elicitation. We accept it because the client sends its answers in a new
+// request, which may reach another instance than the one with the connection to the backend.
 
 // rounds is the content of a requestState.
 type rounds struct {

@@ -263,7 +263,8 @@ func isPermanent(err error) bool {
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
 
-// params returns the params of a request that have only _meta, with the client's name and capabilities.
+// params returns params with only a _meta, which has the client's name and capabilities, or the gateway's name if the client's is unknown.
+// The callers add the members of subscriptions/listen or tasks/get.
 func (l *taskListen) params(version spec.Version) json.RawMessage {
 	info := l.client.Info
 	if len(info) == 0 {

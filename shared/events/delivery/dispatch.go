@@ -83,9 +83,10 @@ type Options struct {
 	// delay of at least [state.EarlyMessage], the page waits for a shorter time, because it can send the message while it still writes the
 	// delivery.
 	SlowLaneDelay time.Duration
-	// Detached is how many first attempts may continue at the same time after their page task has stopped waiting for them. If an attempt
-	// may not continue, it is canceled, and the slow lane repeats it. In a process that is frozen after its batch, such as a Lambda
-	// function, an attempt can continue only if another batch follows soon. For such a process, Detached must be 0 unless MinWait is set.
+	// Detached is how many first attempts may continue in the background at the same time after their page has stopped waiting. Other
+	// attempts are canceled, and the slow lane repeats them. A process that is frozen between batches, such as a Lambda function, can finish
+	// an attempt in the background only if another batch follows soon. With MinWait, pages detach attempts only while batches quickly follow
+	// each other. So without MinWait, Detached must be 0 in such a process.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64

@@ -192,8 +192,8 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	return nil
 }
 
-// EachOf calls visit with the key of each demand of a principal for events of a backend, for example to delete it. A demand may
-// contain the principal's token. When a demand is removed, the relay ends the subscription at the backend.
+// EachOf calls visit with the key of each demand of a principal for events of a backend. Package erase deletes these demands, because they
+// may contain the principal's token. When a demand is deleted, the relay ends the subscription at the backend.
 func EachOf(ctx context.Context, db store.DB, workspace, backend, principal string, visit func(store.Key) error) error {
 	q := queryOf(partition(workspace, backend), catalog.CallerID(principal))
 	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })

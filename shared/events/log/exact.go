@@ -97,8 +97,8 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.extra...)...)
 }
 
-// idPartition returns the partition of the index items for an event id. An index item's sort key is the stamp of the event's segment, and
-// its value is the event's URI. Together they give the segment's key in the store.
+// idPartition returns the partition of the index items for an event id, with which [exact.visitID] finds the event's segment. An index
+// item has the segment's sort key. Its value is the event's URI, which tells the segment's partition.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
 // addIDItems appends the writes of the events' index items to ops. The first op must write the events' segment, so that the index items
@@ -240,12 +240,13 @@ func (s stamped) mayUse(stamp int64) bool {
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. It is only for a log whose
-// writers make the keys, because in the other kind of log [Log.Append] has already written the copies. done is the result of appending the
-// events to their own partition. It may be empty.
+// AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. Call it only if writers
+// stamp the keys (see the package comment), because in an exact log [Log.Append] has already written the copies.
 //
-// The copies get the same keys as the events in their own partition, so that a reader of a pattern gets the events of a URI in the right
-// order, even if the clocks of two writers differ.
+// done is the result of appending the events to their own partition. The copies get the same keys as those events, unless the keys are too
+// old or too far in the future (see [stamped.mayUse]). So a reader of a pattern gets the events of a URI in order even if the clocks of
+// two writers differ. If done has no keys, as for an unordered event type, the copies get keys from the clock. With unordered set, the
+// shard depends on the event's id instead of the URI.
 //
 // AppendPatterns writes to the partitions concurrently. If it wrote to one after the other on a slow store, a large batch could take
 // longer than a Lambda function may run, and each retry would fail in the same way.

@@ -289,8 +289,8 @@ type merge interface {
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. placed reports whether c is exact for the partition of every concrete URI,
-	// so that it need not name returned entries of these partitions.
+	// cursor returns the position after all returned entries. If placed is true, c has the exact position in each of the feed's partitions of
+	// concrete URIs, so the caller need not add the entries returned from them to [eventlog.Cursor.Sent].
 	cursor() (c eventlog.Cursor, placed bool)
 }
 

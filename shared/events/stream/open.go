@@ -189,9 +189,9 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 // changeLag limits how long a reader may use the previous catalog after fanout has begun to use a changed one.
 const changeLag = 2 * time.Minute
 
-// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. If the
-// event type became unordered, the position is earlier by changeLag, because fanout may have used other partitions for so long before this
-// process learned of the change.
+// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. For an
+// unordered event type, the position is earlier by [changeLag]. The type may have just become unordered, and then fanout may have written
+// its events to other partitions for up to changeLag before this process learned of the change.
 func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {

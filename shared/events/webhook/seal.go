@@ -211,7 +211,7 @@ type Opener struct {
 	opened *bounded.Map[[sha256.Size]byte, []byte]
 }
 
-// NewOpener returns an Opener that uses a private keyset, unencrypted.
+// NewOpener returns an Opener for a private keyset in Tink's binary format. The keyset must not be encrypted.
 func NewOpener(private []byte) (*Opener, error) {
 	h, err := readPrivate(private)
 	if err != nil {

@@ -180,9 +180,11 @@ func spread(wait, most time.Duration) time.Duration {
 // the new hashes, because the changes have already been announced.
 //
 // A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
-// with an error. So compareLists skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces
-// its changes, even with notify unset. It also announces a list that a client got without the backend's entries, even if the list is
-// unchanged.
+// with an error. So compareLists skips such a list and adds it to f.unread. When it can fetch the list again, it announces a change even
+// with notify unset.
+//
+// If a client got the combined list without the backend's entries, [api.LeftOut] is stored instead of the hash. Then compareLists always
+// announces the list, even if the backend has not changed it, so that the client reads the list again.
 func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) error {
 	f.Outdate()
 	notified := map[string]bool{}

@@ -347,7 +347,8 @@ func (p *process) discard(x *exchange) {
 	x.queue, x.size = nil, 0
 }
 
-// open registers a request before it is sent, and hands it the questions that wait for a call.
+// open registers the request x before it is sent. If a client's call may be waiting for the answer (see [gatewayMethods]), x also gets the
+// process's notifications and questions that arrived while no call was running.
 func (p *process) open(x *exchange, params json.RawMessage) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -157,8 +157,8 @@ type EventType struct {
 	Arguments   json.RawMessage `json:"arguments"`
 }
 
-// Event is an event as a model reads it. An entry without an id is not an event, but a note to the model, for example that the
-// subscription has ended.
+// Event is an event as a model reads it. If ID is empty, it is only a note to the model instead, for example that the subscription has
+// ended.
 type Event struct {
 	Subscription string          `json:"subscription,omitempty"`
 	ID           string          `json:"id,omitempty"`
@@ -187,7 +187,7 @@ type Events struct {
 	limit, size int
 }
 
-// NewEvents returns a result without events for a query.
+// NewEvents returns an empty result for a query. Callers add events with [Events.Add], up to the query's limit.
 func NewEvents(q Query) *Events {
 	return &Events{Events: []Event{}, Subscription: q.Subscription, limit: q.Limit}
 }

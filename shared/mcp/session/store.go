@@ -128,7 +128,8 @@ func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }
 
-// Partition returns the partition of a session's items.
+// Partition returns the key of the item that stores a session. All other items of the session are in the same partition. The parameter is
+// [Session.Key], not the session's id.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
 // listEntry returns the entry of the session in the list of its principal's sessions. Its version is the time at which the

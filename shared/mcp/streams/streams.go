@@ -235,7 +235,7 @@ func MayReceive(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 // and makes the stream read the session from the store again.
 var SessionNotice = json.RawMessage(`{"changed":true}`)
 
-// Subscriptions shows the caller's webhook subscriptions.
+// Subscriptions lists and reads the caller's webhook subscriptions, for the methods that serve URIs with [SubscriptionScheme].
 type Subscriptions interface {
 	List(ctx context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error)
 	Read(ctx context.Context, p auth.Principal, uri string) (*subscription.View, error)

@@ -67,7 +67,7 @@ type sourceHandlers struct {
 	catalogs catalog.Source
 }
 
-// listSources returns the sources of the caller's workspace by name.
+// listSources returns the sources of the caller's workspace, sorted by name.
 func (h *sourceHandlers) listSources(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {

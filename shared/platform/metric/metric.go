@@ -440,7 +440,8 @@ func NewUndecodable(log *slog.Logger) *Undecodable {
 	return &Undecodable{Tally{Name: MetricUndecodable, Text: "stored item undecodable", Log: log}}
 }
 
-// Add counts an item of a kind. There must be few kinds.
+// Add counts a stored item that cannot be decoded. kind says what the item stores, for example "session". It is an attribute of the
+// metric, so it must have only a few different values.
 func (u *Undecodable) Add(ctx context.Context, kind string) {
 	if u == nil {
 		return

@@ -275,8 +275,8 @@ func Each(ctx context.Context, db DB, partition Key, what string, visit func(*It
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf visits the items of a query like [Each]. The query must not be in reverse order, because EachOf
-// continues after the last key.
+// EachOf is [Each] for the items that a query selects, instead of a whole partition. It reads all pages. The query must not be in reverse
+// order, because EachOf continues after the last key of each page.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)

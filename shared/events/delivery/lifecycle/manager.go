@@ -165,8 +165,9 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	})
 }
 
-// A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
-// the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
+// A gap notice tells the client of an MCP Events subscription that events were lost, and from which cursor the client can resume
+// (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). Without the notice, the client would learn of the gap only with its next
+// refresh. There are two causes:
 //
 //   - A delivery is given up. The notice's cursor lies before the lost event and before all deliveries that are still to be sent, so one
 //     notice also covers deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash

@@ -288,9 +288,10 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 // subscription's status, in one item per minute. A process that records a failure reads the items of all processes and adds them
 // up.
 //
-// A process stores a failure immediately. A write per success would be too expensive, so it stores successes together with the
-// status, at the latest when their number has doubled. The sum may therefore lack up to half of another process's latest successes.
-// For example, if the rate appears to be 95 %, the real rate is at least 90 %.
+// A process writes its counts with each failure and with each write of the status. A write per success would be too expensive, so other
+// successes wait until there are [rateUnwritten] of them, and later until their number has doubled. The sum may therefore lack successes
+// of other processes: the first few of each one, and later about half. For example, if two processes with many attempts appear to fail
+// at 95 %, the real rate is usually at least 90 %.
 
 const (
 	rateWindow  = time.Hour

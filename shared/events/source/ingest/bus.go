@@ -218,8 +218,8 @@ func (m *hookMessage) cost() int {
 	return 1
 }
 
-// handle publishes the event, or acts on the control message, in a verified webhook. If the event could not be published, dropped is the
-// reason.
+// handle publishes the event of a verified webhook, or carries out its control message. If the event can never be published, handle drops
+// it and returns the reason. After an error, the backend must send the webhook again.
 func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
 	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
 	switch {

@@ -287,8 +287,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
-		// The request may be a replay for which an attacker has made up the id. So remember only the hash of the signed text, unless it is
-		// already known.
+		// Do not record the id here. It is either recorded already, or this is a replay: an attacker can repeat a signed request with a
+		// different unsigned id. Record only the hash of the signed text, if it is new.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}

@@ -132,9 +132,11 @@ const (
 	begunFor = time.Minute
 )
 
-// Seen remembers the ids of events that sources sent, and the hashes of signed requests, to detect duplicates that the events queue misses
-// because they are more than five minutes apart, and replays of a signed request under other ids. An id is recorded only after its event is
-// durable. The record is written with the next commit, and until then this process keeps it in memory.
+// Seen detects events that were already accepted. It remembers their ids, because the events queue recognizes duplicates only within five
+// minutes. It also remembers the hashes of signed requests, because an attacker could replay a signed request under another id.
+//
+// A key is recorded only after its event is durable. The record may be written a little later ([store.Unhurried]), so this process also
+// keeps its recent keys in memory.
 type Seen struct {
 	DB store.DB
 

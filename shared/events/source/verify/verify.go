@@ -450,7 +450,8 @@ func (s Settings) Headers() []string {
 const (
 	MaxSecrets = 5  // the maximum number of secrets of a source
 	minSecret  = 16 // bytes
-	// minPathSecret is larger than minSecret because proxies log URLs. 24 bytes are enough for 96 bits in hexadecimal.
+	// minPathSecret is the minimum for a secret in the URL's path (scheme none). Such secrets are often hexadecimal, and 24 hexadecimal
+	// digits have 96 bits.
 	minPathSecret = 24
 	maxSecret     = 1024
 

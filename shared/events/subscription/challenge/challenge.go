@@ -183,8 +183,8 @@ func (c challenge) untilNext(window time.Duration) int {
 	return int(seconds - c.at.Unix()%seconds)
 }
 
-// begin counts a challenge that is about to be sent. It returns an error if the principal has reached its limit of challenges per minute,
-// or of challenges that wait for an answer from the host.
+// begin counts a challenge before it is sent. It returns an error if the principal has reached its limit of challenges per minute, or if
+// [maxPending] of its challenges to this host are still unanswered.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}

@@ -140,7 +140,8 @@ func (mq *memoryQueue) wakeWorker() {
 	}
 }
 
-// wakeReader wakes the pump to read rows from the file, if some are needed and memory has room for them.
+// wakeReader wakes the pump (the queue's background goroutine) if it should read rows: messages are only in the file, and the window has
+// room for them.
 func (mq *memoryQueue) wakeReader() {
 	if _, ok := mq.window.nextFetch(); ok {
 		mq.wakePump(time.Time{})

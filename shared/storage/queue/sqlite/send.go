@@ -49,8 +49,8 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// send writes messages in one transaction. If a message with the same deduplication id is being forwarded, send waits until its
-// forwarding has ended, and then tries again.
+// send writes messages in one transaction. If a [Queues.Forward] is still writing a message with the same deduplication id, send waits for
+// it and tries again, because only then is it known whether the queue has accepted that id.
 func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	for {
 		s := &sending{queue: mq, msgs: msgs}

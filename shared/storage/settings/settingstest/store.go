@@ -1,4 +1,5 @@
-// Package settingstest has a [Store] for the tests of documents, with only the methods that shared/storage/settings needs.
+// Package settingstest has an in-memory [Store] for tests that read or write an operator's files (catalogs, configuration). It has only
+// the methods that shared/storage/settings calls.
 package settingstest
 
 import (

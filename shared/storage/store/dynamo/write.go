@@ -199,7 +199,7 @@ func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (don
 	return err == nil, err
 }
 
-// onlyCounts returns the item that an Add creates.
+// onlyCounts returns the item without its value and version. An Add that replaces an expired item writes only the key, counts and expiry.
 func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }
