@@ -243,10 +243,10 @@ func (s stamped) mayUse(stamp int64) bool {
 // AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. Call it only if writers
 // stamp the keys (see the package comment), because in an exact log [Log.Append] has already written the copies.
 //
-// done is the result of appending the events to their own partition. The copies get the same keys as those events, unless the keys are too
-// old or too far in the future (see [stamped.mayUse]). So a reader of a pattern gets the events of a URI in order even if the clocks of
-// two writers differ. If done has no keys, as for an unordered event type, the copies get keys from the clock. With unordered set, the
-// shard depends on the event's id instead of the URI.
+// The parameter done is the result of appending the events to their own partition. The copies get the same keys as those events, unless
+// the keys are too old or too far in the future (see [stamped.mayUse]). So a reader of a pattern gets the events of a URI in order even if
+// the clocks of two writers differ. If done has no keys, as for an unordered event type, the copies get keys from the clock. With unordered
+// set, the shard depends on the event's id instead of the URI.
 //
 // AppendPatterns writes to the partitions concurrently. If it wrote to one after the other on a slow store, a large batch could take
 // longer than a Lambda function may run, and each retry would fail in the same way.
