@@ -46,8 +46,8 @@ func (d Decimal) Compare(e Decimal) int {
 	return strings.Compare(d.digits, e.digits) * d.sign()
 }
 
-// maxZeros is how many zeros [Decimal.String] writes at most, before it uses an exponent. JavaScript writes 1e21 with an exponent, Python
-// writes 1e+16, so a small limit would be enough. But a number must not become much longer, because clients choose it.
+// maxZeros is how many zeros [Decimal.String] writes at most. A number that needs more gets an exponent, because a short number that a
+// client sends, such as 1e300, must not become long.
 const maxZeros = 21
 
 // String returns the number as JSON. Equal numbers have equal texts: 5.0 and 50e-1 are both 5. Large integers stay exact.

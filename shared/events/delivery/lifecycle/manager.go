@@ -234,7 +234,7 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	notice.Control.Gap, notice.Control.Body = state.GapAbandoned, body
 	due := now
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
-		due = periodic.Earlier(next, now.Add(gapEvery)) // not later, because the last notice lies in the future if the clock was set back
+		due = periodic.Earlier(next, now.Add(gapEvery)) // not later, because the last notice is in the future if the clock was set back
 	}
 	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // cannot fail
 	done, err = m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
