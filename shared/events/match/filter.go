@@ -181,7 +181,7 @@ func (v values) accept(got any) bool {
 	case string:
 		return v.texts[got] || slices.ContainsFunc(v.globs, func(g glob) bool { return g.matches(got) })
 	case json.Number:
-		return v.numbers[jsonrpc.ParseDecimal(got)] || len(v.numbers) > 0 && v.numbers[rounded(got)]
+		return len(v.numbers) > 0 && (v.numbers[jsonrpc.ParseDecimal(got)] || v.numbers[rounded(got)])
 	case bool:
 		return v.bools[got]
 	case []any: // a list is accepted if one of its elements is
@@ -193,6 +193,9 @@ func (v values) accept(got any) bool {
 // rounded returns the number that a program reads which decodes numbers as float64, as JavaScript does. For example, such a subscriber can
 // select the id 1234567890123456789 only as 1234567890123456800.
 func rounded(n json.Number) jsonrpc.Decimal {
+	if len(n) <= 15 && !strings.ContainsAny(string(n), "eE") { // a float64 keeps 15 digits, so most numbers need no rounding
+		return jsonrpc.ParseDecimal(n)
+	}
 	f, err := n.Float64()
 	if err != nil {
 		return jsonrpc.ParseDecimal(n)

@@ -469,28 +469,9 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	}
 	// The count "i_SHAPE" tells fanout until when to look for interests in patterns of this shape. It must not be earlier than the end of
 	// any such interest. So write it before the interest. It is an hour later than needed, so that most later calls need not write it.
-	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
-	for {
-		it, err := store.One(ctx, db, shapes, "read the interest in a shape")
-		if err != nil {
-			return eventlog.Interest{}, err
-		}
-		had, raised := int64(0), least+int64(time.Hour/time.Second)
-		if it != nil {
-			had = it.Counts[name]
-		}
-		if had > least {
-			break
-		}
-		// If another caller has just raised the count, the limit makes this write fail, so that the two additions do not add up.
-		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, store.ErrConflict) {
-			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
-		}
+	if err := raiseInterest(ctx, db, shapes, name, until); err != nil {
+		return eventlog.Interest{}, err
 	}
 	in, err := log.RecordInterest(ctx, workspace, p.Key, until)
 	if err != nil {
@@ -499,4 +480,27 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	// Fanout may still be storing a batch of events, for which it looked for interests before this one was recorded. Wait even if the
 	// interest was stored already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
+}
+
+// raiseInterest raises the named count of the item shapes to at least until.
+func raiseInterest(ctx context.Context, db store.DB, shapes store.Key, name string, until time.Time) error {
+	raised := until.Add(time.Hour).Unix()
+	for {
+		it, err := store.One(ctx, db, shapes, "read the interest in a shape")
+		if err != nil {
+			return err
+		}
+		had := int64(0)
+		if it != nil {
+			had = it.Counts[name]
+		}
+		if had > until.Unix() {
+			return nil
+		}
+		// If another caller has just raised the count, the limit makes this write fail, so that the two additions do not add up.
+		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
+		if !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
+		}
+	}
 }

@@ -201,7 +201,7 @@ func unknownEvent(name string) error {
 }
 
 // upsert writes the subscription want, as a new one or by a refresh of the existing one with the same id. It returns the existing
-// subscription, or nil if there was none or if it had expired or was disabled. If a new one replaces a disabled one, its replay begins at
+// subscription, or nil if it did not exist, had expired or was disabled. If a new one replaces a disabled one, its replay begins at
 // from.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false

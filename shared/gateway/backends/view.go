@@ -179,7 +179,7 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 }
 
 // cachedList returns the list in which to look up a name without a request, or nil if the list must be fetched first. After a timeout, the
-// view pauses its requests for the list. During the pause, cachedList returns the last list, or an empty one if there is none.
+// view pauses its requests for the list. During the pause, cachedList returns the last list, or an empty one before the first.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	if l == nil {

@@ -21,7 +21,7 @@ var ErrAnswer = errors.New("upstream: the backend answered with an error")
 // ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
-// StatusOf returns the status of a [StatusError] in err, or 0 if there is none.
+// StatusOf returns the status of a [StatusError] in err, or 0 if err does not contain one.
 func StatusOf(err error) int {
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		return status.Status
