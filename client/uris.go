@@ -186,9 +186,9 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether the server may be unable to send the events that occurred before this stream was opened. Without
-// sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes a stream only in the same session
-// and after the id of an event that it has sent there, and never from a saved cursor.
+// mayMissEvents reports whether events may be lost that occurred before this stream was opened, because the server does not know
+// where to resume. A server without sessions resumes from a cursor. A server with sessions resumes only from the id of an event
+// that it has sent in the same session, so a cursor from an earlier run of the program is of no use.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""
