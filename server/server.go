@@ -246,10 +246,13 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	return accepted, nil
 }
 
-// Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking. If it refuses a
-// catalog or the name of a workspace, it keeps all catalogs but still applies the configuration, so that a removed key stops
-// working, and returns the error. With [AuthKeys], Reload also returns an error if the configuration has no keys. It
-// nevertheless revokes all keys if the configuration has an empty list of keys, and keeps them if it has no list.
+// Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking.
+//
+// If o has an invalid catalog or workspace name, Reload changes no catalog and returns an error. It still applies the
+// configuration, so that a key which was removed from it stops working.
+//
+// With [AuthKeys], Reload also returns an error if the configuration has no keys. If its list of keys is empty, all keys stop
+// working. If the list is missing, the present keys stay valid.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.running == nil || s.closed.Load() {
 		return ErrClosed
