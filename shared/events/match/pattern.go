@@ -106,8 +106,8 @@ func InCatalog(cat *catalog.Catalog, uri string) bool {
 	return err == nil
 }
 
-// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. A URI may be both an event's URI and a
-// parent. For an unknown URI, the error is of kind Invalid.
+// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. They can be several, because a URI
+// may be the URI of an event and also a parent of other URIs. For an unknown URI, the error is of kind Invalid.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
