@@ -351,9 +351,9 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 	return nil
 }
 
-// isSubscribed reports whether the stream is still subscribed to an event that it has read. Unless [stream.Delivery.InOrder] is set, an
-// event may arrive before an earlier notice that the client has unsubscribed from its URI. For such an event, isSubscribed reads the
-// session's subscriptions from the store, once for all events that were read together.
+// isSubscribed reports whether the stream is still subscribed to the URI of an event that it has read. If [stream.Delivery.InOrder] is
+// false, the client may have unsubscribed before the event, and the notice about that may not have arrived yet. Then isSubscribed reads
+// the session's subscriptions from the store, once for all events that were read together.
 func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bool, error) {
 	if d.InOrder {
 		return true, nil
