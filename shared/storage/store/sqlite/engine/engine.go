@@ -252,8 +252,8 @@ var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultCantOpen: true, sqlite.ResultReadOnly: true, sqlite.ResultProtocol: true,
 }
 
-// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later,
-// because the disk is full, the file is locked, or the context of the call has ended.
+// Kind returns the kind of an error of this package. It is fault.Unavailable if the same call may succeed later, for
+// example after an error because the disk is full, the file is locked, or the context of the call has ended.
 func Kind(err error) fault.Kind {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fault.Unavailable

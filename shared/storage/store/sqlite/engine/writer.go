@@ -25,7 +25,8 @@ type Tx struct {
 	*Conn
 	// Now is the time of the commit.
 	Now time.Time
-	// Attempt is the number of the transaction, so that a job notices when it is repeated in another one.
+	// Attempt is different in each transaction. A job whose transaction was rolled back is applied again in another one, and notices
+	// this by the new number.
 	Attempt int64
 }
 
