@@ -24,7 +24,7 @@ type Table string
 const (
 	// Subscriptions holds subscriptions, how many of them use each event pattern, and the quotas of their owners.
 	Subscriptions Table = "subscriptions"
-	// Log holds the event log, the latest event of each URI, and which parts of the log have readers.
+	// Log holds the event log, the latest event of each URI, and the partitions of the log that open streams read.
 	Log Table = "log"
 	// Deliveries holds deliveries to retry, the bodies of their events, when they are due, delivery records and dead letters.
 	Deliveries Table = "deliveries"
