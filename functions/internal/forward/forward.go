@@ -24,8 +24,8 @@ import (
 // Invoke calls a function and returns its response.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
-// Handler forwards requests. If the other function cannot serve a request, the response says that the service is
-// temporarily unavailable.
+// Handler forwards requests to a function with Invoke. If the function fails, the response says that the service is temporarily
+// unavailable.
 type Handler struct {
 	Invoke Invoke
 	Log    *slog.Logger
