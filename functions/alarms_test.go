@@ -189,6 +189,13 @@ func TestAlarms(t *testing.T) {
 		} {
 			expect.Contains(t, name, text, "MetricName: "+name)
 		}
+		for _, q := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue"} {
+			expect.Contains(t, "the alarm for the depth of "+q, all["DepthAlarm"],
+				"MetricName: ApproximateNumberOfMessagesVisible, Dimensions: [{Name: QueueName, Value: !GetAtt "+q+".QueueName}]")
+		}
+		for _, q := range []string{"DeadQueue", "EventsDeadQueue"} { // at the first message
+			expect.Contains(t, q+"Alarm", all[q+"Alarm"], "!GetAtt "+q+".QueueName", "Threshold: 1,")
+		}
 	})
 	t.Run("OPS-14 a dead letter raises an alarm although retry removes it from its queue", func(t *testing.T) {
 		for _, name := range []string{"DeadQueueAlarm", "EventsDeadQueueAlarm"} {
@@ -215,6 +222,7 @@ func TestAlarms(t *testing.T) {
 		shown := charts(t)
 		for _, q := range []string{"Inbox", "Events", "Deliveries", "Slow", "Dead"} {
 			expect.Has(t, "the dashboard's metrics", shown, "AWS/SQS ApproximateAgeOfOldestMessage QueueName ${"+q+"Queue.QueueName}")
+			expect.Has(t, "the dashboard's metrics", shown, "AWS/SQS ApproximateNumberOfMessagesVisible QueueName ${"+q+"Queue.QueueName}")
 		}
 		for alarm, name := range map[string]string{
 			"ErrorsAlarm": "Errors", "ThrottlesAlarm": "Throttles", "RecursionAlarm": "RecursiveInvocationsDropped", "StreamsAlarm": "ConcurrentExecutions",
