@@ -209,9 +209,31 @@ func TestBytesOfMessagesAreForwarded(t *testing.T) {
 		x := start(t, g, client, "p_t", id, fmt.Sprintf(params, `"p_t"`))
 		expect.OK(t, x.end(t))
 		want := fmt.Sprintf(response, id)
-		expect.Equal(t, "the client's message", strings.Replace(x.next(t).text, `"resultType":"complete",`, "", 1), want)
+		added := strings.NewReplacer(`"resultType":"complete",`, "", `"`+spec.MetaServer+`":{"name":"gw","version":"1"},`, "")
+		expect.Equal(t, "the client's message", added.Replace(x.next(t).text), want)
 		expect.Equal(t, "what the backend got", string(s.received("tools/call")[0].Params), fmt.Sprintf(params, `"t"`))
 	}
+}
+
+// SUB-09: every result for a client of 2026-07-28 names a server. It is the backend if the backend does so itself, and otherwise the gateway.
+func TestResultsNameAServer(t *testing.T) {
+	const gateway, own = `{"name":"gw","version":"1"}`, `{"name":"own","version":"2"}`
+	for _, stateless := range []bool{false, true} {
+		result := ""
+		g := instances(t, 1, serving(t, stateless, func(x *turn) { x.result(result) }))[0]
+		server := func(version string) string {
+			return string(jsonrpc.Member(jsonrpc.Member(called(t, g, someone(version), "").result(t), "_meta"), spec.MetaServer))
+		}
+		for meta, want := range map[string]string{`{}`: gateway, `{"a":1}`: gateway, `{"` + spec.MetaServer + `":` + own + `}`: own} {
+			result = `{"resultType":"complete","content":[],"_meta":` + meta + `}`
+			expect.Equal(t, fmt.Sprintf("backend of 2026: %v, the server for %s", stateless, meta), server(v2026), want)
+		}
+		result = text("no _meta")
+		expect.Equal(t, fmt.Sprintf("backend of 2026: %v, the server", stateless), server(v2026), gateway)
+		expect.Equal(t, fmt.Sprintf("backend of 2026: %v, the server for a session", stateless), server(v2025), "")
+	}
+	asked := called(t, instances(t, 1, serving(t, false, asksTwice))[0], someone(v2026), "").result(t)
+	expect.Equal(t, "the server of input_required", string(jsonrpc.Member(jsonrpc.Member(asked, "_meta"), spec.MetaServer)), gateway)
 }
 
 // GWN-15: whatever id a client gives its request, the backend gets a number that no parser rounds, and the client gets its own id

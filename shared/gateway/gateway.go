@@ -58,7 +58,8 @@ type Options struct {
 	Commands backends.Commands // nil if this process runs none
 	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It may be nil.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
-	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
+	// Server is the MCP Implementation object with which the gateway identifies itself to backends, and to clients in the results of backends
+	// that do not identify themselves.
 	Server json.RawMessage
 	// Key is the 32-byte secret for sealing the state that clients carry between requests. All instances of a deployment have the same
 	// key. Nil means a random key, which suffices in a process that serves no clients.

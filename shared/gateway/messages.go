@@ -149,7 +149,15 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 	if m.Result == nil {
 		return between.Error(x.call.Method, m.Raw)
 	}
-	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
+	return jsonrpc.Replace(m.Raw, "result", x.addServer(between.Result(x.call.Method, m.Result))), 0
+}
+
+// addServer lets a result for a client of 2026-07-28 name the gateway as its server, unless it names the backend.
+func (x *exchange) addServer(result json.RawMessage) json.RawMessage {
+	if !x.call.Version.Stateless() {
+		return result
+	}
+	return translate.AddServer(result, x.gateway.options.Server)
 }
 
 // isOutdated reports whether the error in a response suggests that the backend's version or lists have changed, for example because the

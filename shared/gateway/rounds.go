@@ -191,7 +191,7 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	b.x.outcome = outcomeInput
 	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
 	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.Seal(jsonrpc.Encode(b.rounds), b.stateBinding()))...)
-	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
+	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, b.x.addServer(append(body, '}'))), true)
 }
 
 // withdraw removes a pending elicitation that the backend has cancelled. If it was the only one, the call continues. But if the gateway has

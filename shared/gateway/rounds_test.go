@@ -327,7 +327,7 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	c := someone(v2026)
 	c.Level = "warning"
 	o := called(t, g, c, meta)
-	expect.Equal(t, "the result", string(o.result(t)), `{"resultType":"complete","content":[],"_meta":{"big":12345678901234567890}}`)
+	expect.Equal(t, "the result", string(o.result(t)), `{"resultType":"complete","content":[],"_meta":{"`+spec.MetaServer+`":{"name":"gw","version":"1"},"big":12345678901234567890}}`)
 	want := []string{
 		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"high"}}`,
 		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":12345678901234567890,"progress":2}}`,

@@ -443,15 +443,14 @@ func (f *fixture) statelessRequest(key, method, params string) *http.Request {
 	return f.request("POST", key, statelessBody("1", method, params), statelessHeaders(method, params)...)
 }
 
-// stateless calls a method in 2026-07-28. Every result must have its type and the server's identity (SUB-09, EVX-18), except that the
-// result of a tool has only what its backend sent.
+// stateless calls a method in 2026-07-28. Every result must have its type and the server's identity (SUB-09, EVX-18).
 func (f *fixture) stateless(key, method, params string) reply {
 	f.t.Helper()
 	r := f.answer(f.statelessRequest(key, method, params))
 	var m struct {
 		Result *described
 	}
-	if json.Unmarshal([]byte(r.Body), &m) == nil && method != spec.MethodToolsCall && m.Result != nil &&
+	if json.Unmarshal([]byte(r.Body), &m) == nil && m.Result != nil &&
 		(m.Result.ResultType == "" || m.Result.Meta[spec.MetaServer] == nil) {
 		f.t.Errorf("%s: got the result %.500s, want its type and the server", method, r.Body)
 	}

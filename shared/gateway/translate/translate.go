@@ -7,8 +7,8 @@
 //	results              adds resultType, caching hints    removes resultType
 //	error codes          changes -32002, -32022            changes -32020, -32021, -32022, -32602 (see [Revisions.ErrorCode])
 //
-// It leaves all other bytes alone. All functions are pure: they use no backend, store or clock. Package gateway handles a
-// backend's questions to the client.
+// All results for clients of 2026-07-28 also get a serverInfo if they have none (see [AddServer]). The package leaves all other bytes
+// alone. All functions are pure: they use no backend, store or clock. Package gateway handles a backend's questions to the client.
 package translate
 
 import (
@@ -108,6 +108,29 @@ func (r Revisions) Result(method string, result json.RawMessage) json.RawMessage
 
 func addComplete(result json.RawMessage) json.RawMessage {
 	return jsonrpc.Insert(result, "resultType", json.RawMessage(`"complete"`))
+}
+
+// AddServer adds the server's Implementation object to the _meta of a result, unless the backend has identified itself there. It replaces
+// a _meta that is not an object, for example null. "Servers SHOULD include this field on every response" (2026-07-28, ResultMetaObject).
+func AddServer(result, server json.RawMessage) json.RawMessage {
+	if len(result) == 0 || result[0] != '{' {
+		return result
+	}
+	var meta json.RawMessage
+	for name, value := range jsonrpc.Members(result) {
+		if string(name) == "_meta" {
+			meta = value
+		}
+	}
+	if jsonrpc.Member(meta, spec.MetaServer) != nil {
+		return result
+	}
+	added := jsonrpc.Insert(jsonrpc.Without(meta, func(name string) bool { return name == spec.MetaServer }), spec.MetaServer, server)
+	if meta != nil {
+		return jsonrpc.Replace(result, "_meta", added)
+	}
+	members := bytes.TrimRight(result[:len(result)-1], " \t\r\n")
+	return append(jsonrpc.AppendMember(slices.Clip(members), "_meta", added), '}')
 }
 
 // ErrorCode converts an error code for the client's revision. It keeps [spec.CodeNeedsURL] of a session-based backend for a stateless

@@ -129,6 +129,29 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 	}
 }
 
+// SUB-09: a result gets the server's identity only if the backend did not identify itself.
+func TestAddServer(t *testing.T) {
+	const server, member = `{"name":"s"}`, `"` + spec.MetaServer + `":{"name":"s"}`
+	for in, want := range map[string]string{
+		`{}`:                         `{"_meta":{` + member + `}}`,
+		`{ "content" : [] }`:         `{ "content" : [],"_meta":{` + member + `}}`,
+		`{ }`:                        `{"_meta":{` + member + `}}`,
+		`{ "_meta" : { "a" : 1 } }`:  `{ "_meta" : {` + member + `,"a":1} }`,
+		`{"_meta":{},"x":{"a":1e3}}`: `{"_meta":{` + member + `},"x":{"a":1e3}}`,
+		`{"_meta":null,"x":1}`:       `{"_meta":{` + member + `},"x":1}`,
+		`{"_meta":[1]}`:              `{"_meta":{` + member + `}}`,
+		`{"_meta":{"` + spec.MetaServer + `":null,"a":1}}`:                `{"_meta":{` + member + `,"a":1}}`,
+		`{"_meta":{"io.modelcontextprotocol/server\u0049nfo":{}}, "x":1}`: `{"_meta":{"io.modelcontextprotocol/server\u0049nfo":{}}, "x":1}`,
+		`{"x":{` + member + `}}`:                                          `{"x":{` + member + `},"_meta":{` + member + `}}`,
+		`[1]`:                                                             `[1]`,
+		``:                                                                ``,
+	} {
+		message := json.RawMessage(in + "}")
+		expect.Equal(t, in, string(AddServer(message[:len(in)], json.RawMessage(server))), want)
+		expect.Equal(t, in+": the message around it", string(message), in+"}")
+	}
+}
+
 // GWN-17: params for a session-based backend lose the members of 2026-07-28, and params for a stateless backend get them.
 func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	const (
