@@ -87,10 +87,8 @@ func TestSubscribe(t *testing.T) {
 			expect.Equal(t, "the granted time of "+tc.name, got.RefreshBefore.Sub(f.clock), tc.want)
 		}
 		f.Options.AllowNoExpiry = true
-		if got, err := f.trySubscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
-			t.Errorf("null where it is allowed: %v %v", got, err)
-		}
-		expect.True(t, "the time of the refresh is set", !expect.Value(f.trySubscribe(SubscribeRequest{}))(t).RefreshBefore.IsZero())
+		expect.True(t, "null is granted where it is allowed", f.subscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}).RefreshBefore.IsZero())
+		expect.True(t, "the time of the refresh is set", !f.subscribe(SubscribeRequest{}).RefreshBefore.IsZero())
 	})
 	t.Run("EVX-09 expiry stops delivery to the second and is swept", func(t *testing.T) {
 		f := newFixture(t, Options{MinTTL: time.Minute})
@@ -101,9 +99,7 @@ func TestSubscribe(t *testing.T) {
 			t.Error("the end is not where it was granted")
 		}
 		f.clock = got.RefreshBefore
-		n, err := f.Sweep(t.Context())
-		expect.OK(t, err)
-		expect.MustEqual(t, "the swept subscriptions", n, 1)
+		expect.MustEqual(t, "the swept subscriptions", expect.Value(f.Sweep(t.Context()))(t), 1)
 		expect.Equal(t, "subscribers that are left", len(f.subscribers(key)), 0)
 	})
 	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {
@@ -179,9 +175,7 @@ func TestSubscribe(t *testing.T) {
 		f := newFixture(t, Options{VerifyRegistrations: true})
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 		first := f.register(alice, r)
-		if ended, err := f.Disable(t.Context(), "default", "alice", first.Subscription.ID, ReasonGone, 0); !ended || err != nil {
-			t.Fatal(ended, err)
-		}
+		expect.MustEqual(t, "it is disabled", expect.Value(f.Disable(t.Context(), "default", "alice", first.Subscription.ID, ReasonGone, 0))(t), true)
 		f.register(alice, r)
 		expect.Equal(t, "challenges", len(f.outside.verified), 2)
 	})
@@ -261,39 +255,20 @@ func TestOwnersAreNotified(t *testing.T) {
 	}
 }
 
-// TestADisabledSubscriptionIsCreatedAgain replaces the record of a disabled subscription.
+// TestADisabledSubscriptionIsCreatedAgain replaces the record of a disabled subscription, which stays if the new one cannot be written.
 func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
-	disabled := func(t *testing.T) (*fixture, SubscribeRequest, string) {
-		f := newFixture(t, Options{})
-		request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
-		id := f.subscribe(request).ID
-		resumed := expect.Value(f.Lookup(t.Context(), "default", "alice", id))(t)
-		if ended, err := f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", resumed.Resumed); err != nil || !ended {
-			t.Fatal(ended, err)
-		}
-		return f, request, id
+	f := newFixture(t, Options{})
+	request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+	id := f.subscribe(request).ID
+	expect.MustEqual(t, "it is disabled", expect.Value(f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", f.resumed()))(t), true)
+	f.Store.DB = refusing(f.db, fault.New(fault.Unavailable, "the process dies"))
+	expect.Error(t, "a subscription without a write of the record", expect.ErrOf(f.trySubscribe(request)))
+	f.Store.DB = f.db
+	expect.Equal(t, "the state of the record", expect.Value(f.Find(t.Context(), "default", id))(t).State, Disabled)
+	if again := f.subscribe(request); again.ID != id || again.Refreshed {
+		t.Errorf("got %+v, want a new subscription with the id %s", again, id)
 	}
-	t.Run("and its record stays if the new one cannot be written", func(t *testing.T) {
-		f, request, id := disabled(t)
-		f.Store.DB = refusing(f.db, fault.New(fault.Unavailable, "the process dies"))
-		if _, err := f.trySubscribe(request); err == nil {
-			t.Fatal("subscribed without a write of the record")
-		}
-		if got, err := f.Find(t.Context(), "default", id); err != nil || got == nil || got.State != Disabled {
-			t.Errorf("got %+v, %v, want the disabled subscription", got, err)
-		}
-	})
-	t.Run("and is listed and counted as an active one", func(t *testing.T) {
-		f, request, id := disabled(t)
-		if again := f.subscribe(request); again.ID != id || again.Refreshed {
-			t.Errorf("got %+v, want a new subscription with the id %s", again, id)
-		}
-		counts, err := f.CountStates(t.Context(), "default", 10)
-		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
-			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
-		}
-		expect.Equal(t, "subscriptions that count towards the quota", expect.Value(tally.ReadCount(t.Context(), f.db, "default", "alice"))(t), 1)
-	})
+	expect.Map(t, "the subscriptions by state", expect.Value(f.CountStates(t.Context(), "default", 10))(t), map[State]int{Active: 1, Disabled: 0, Paused: 0, Suspended: 0})
 }
 
 // The limit of a count applies to each state, so the other states do not take away from the active ones.
@@ -318,9 +293,8 @@ func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testin
 	f.Service.Log.Now = func() time.Time { return time.Now().Add(48 * time.Hour) }
 	made := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme","repo":"app"}`)})
 	c := expect.Value(f.Registrar.Sealer.Open("default", made.Cursor))(t)
-	if _, truncated := f.Service.Log.StartPosition(c, c.At, f.Service.Log.Oldest()); truncated {
-		t.Errorf("EVX-11: a reader with the new cursor %+v is told of a gap", c)
-	}
+	_, truncated := f.Service.Log.StartPosition(c, c.At, f.Service.Log.Oldest())
+	expect.True(t, "EVX-11: a reader with the new cursor is told of no gap", !truncated)
 }
 
 // The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
@@ -469,9 +443,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		v := newVerifier(t, silent)
 		attackers := maxFailedByAll / 10
 		for n := range maxFailedByAll {
-			if err := v.ask(principal("attacker%d", n%attackers), "https://host.example/%d", n); !errors.Is(err, errNoEcho) {
-				t.Fatal(n, err)
-			}
+			expect.Is(t, "a challenge", v.ask(principal("attacker%d", n%attackers), "https://host.example/%d", n), errNoEcho)
 		}
 		for n := range attackers {
 			v.wantLimit(v.ask(principal("attacker%d", n), "https://host.example/more"), "failedVerificationsPerHost")
@@ -509,9 +481,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 				hangUp()
 				return fault.Wrap(fault.Unavailable, ctx.Err(), "verify the target")
 			}
-			if err := v.askIn(ctx, alice, fmt.Sprintf("https://host.example/%d", n)); !fault.Is(err, fault.Unavailable) {
-				t.Fatal(n, err)
-			}
+			expect.Fault(t, "a challenge", v.askIn(ctx, alice, fmt.Sprintf("https://host.example/%d", n)), fault.Unavailable)
 		}
 		v.wantLimit(v.ask(alice, "https://host.example/more"), "failedVerifications")
 	})
@@ -522,9 +492,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		registrar.Service = &Service{Store: Store{DB: v.db, Now: v.Now}, Catalog: v.Catalog, Log: v.Log}
 		other.Registrar = &registrar
 		for n := range maxFailed {
-			if err := []*verifier{v, {&other, v.endpoints}}[n%2].ask(alice, "https://host.example/%d", n); !errors.Is(err, errNoEcho) {
-				t.Fatal(n, err)
-			}
+			expect.Is(t, "a challenge", []*verifier{v, {&other, v.endpoints}}[n%2].ask(alice, "https://host.example/%d", n), errNoEcho)
 		}
 		v.wantLimit(v.ask(alice, "https://host.example/more"), "failedVerifications")
 	})

@@ -30,6 +30,12 @@ func refusing(db store.DB, err error) store.DB {
 	}}
 }
 
+// wantSum checks the sum of the default workspace.
+func (f *fixture) wantSum(want int64) {
+	f.t.Helper()
+	expect.Equal(f.t, "the sum", expect.Value(tally.ReadCount(f.t.Context(), f.db, "default", ""))(f.t), want)
+}
+
 // TestTheSumOfAWorkspace: OPS-15. The store's side of it, counts with a limit, is in the suite of both stores.
 func TestTheSumOfAWorkspace(t *testing.T) {
 	request := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
@@ -43,17 +49,13 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		}
 		return f
 	}
-	used := func(t *testing.T, f *fixture, want int64) {
-		t.Helper()
-		expect.Equal(t, "the sum", expect.Value(tally.ReadCount(t.Context(), f.db, "default", ""))(t), want)
-	}
 	t.Run("OPS-15 a workspace has as many as it may, whoever they are of", func(t *testing.T) {
 		sum := int64(10)
 		f := limited(t, 100, &sum)
 		var won atomic.Int64
 		var all sync.WaitGroup
 		for i := range 4 {
-			who := auth.Principal{ID: fmt.Sprintf("p%d", i), Workspace: "default", Scopes: auth.Scopes()}
+			who := principal("p%d", i)
 			all.Go(func() {
 				for range 5 {
 					switch _, err := f.Register(t.Context(), who, request); {
@@ -68,7 +70,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		all.Wait()
 		expect.Equal(t, "the registrations", won.Load(), sum)
 		expect.Equal(t, "the number of subscribers", len(f.subscribers(build)), int(sum))
-		used(t, f, sum)
+		f.wantSum(sum)
 		found, _, err := f.Select(t.Context(), "default", Choice{}, "", 100)
 		expect.OK(t, err)
 		expect.Equal(t, "the listed subscriptions", len(found), int(sum))
@@ -77,42 +79,42 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		f.register(alice, request)
 		sum = 0 // which is any number
 		f.register(alice, request)
-		used(t, f, 12)
+		f.wantSum(12)
 	})
 	t.Run("OPS-15 what ended makes room, whichever way it ended", func(t *testing.T) {
 		sum := int64(1)
 		f := limited(t, 100, &sum)
 		first := f.register(alice, request).Subscription
 		expect.OK(t, f.Deregister(t.Context(), alice, URI(first.ID)))
-		used(t, f, 0)
+		f.wantSum(0)
 		second := f.register(alice, request).Subscription
 		end := func(*Subscription) error { return &Terminated{} }
 		expect.OK(t, expect.ErrOf(f.Terminate(t.Context(), "default", alice.ID, second.ID, end, func(*Subscription, error) []store.Op { return nil })))
-		used(t, f, 0)
+		f.wantSum(0)
 		expect.OK(t, expect.ErrOf(f.Enable(t.Context(), "default", alice.ID, second.ID)))
-		used(t, f, 1)
+		f.wantSum(1)
 		expect.OK(t, f.End(t.Context(), "default", alice.ID, second.ID))
 		f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 		third := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 		expect.Equal(t, "the limit of one more", fault.LimitOf(expect.ErrOf(f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}))), "workspaceSubscriptions")
 		f.clock = third.RefreshBefore.Add(2 * time.Minute)
 		expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
-		used(t, f, 0)
+		f.wantSum(0)
 	})
 	t.Run("OPS-15 what was refused does not count, and what may have been written does", func(t *testing.T) {
 		sum := int64(5)
 		f := limited(t, 1, &sum)
 		f.register(alice, request)
 		expect.Equal(t, "the limit", fault.LimitOf(expect.ErrOf(f.Register(t.Context(), alice, request))), "subscriptions")
-		used(t, f, 1)
+		f.wantSum(1)
 		expect.Equal(t, "active subscriptions in the lists", expect.Value(f.CountStates(t.Context(), "default", 100))(t)[Active], 1)
 		f.Store.QuotaOf = quotaOf(5)
 		f.Store.DB = refusing(f.db, fault.New(fault.Invalid, "no"))
 		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
-		used(t, f, 1)
+		f.wantSum(1)
 		f.Store.DB = refusing(f.db, fault.New(fault.Unavailable, "no answer"))
 		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
-		used(t, f, 2)
+		f.wantSum(2)
 	})
 }
 
@@ -124,7 +126,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.Store.SumOf = func(context.Context, string) int64 { return limit }
 		f.register(alice, request)
-		f.register(auth.Principal{ID: "bob", Workspace: "default", Scopes: auth.Scopes()}, request)
+		f.register(bob, request)
 		return f
 	}
 	// drift changes the sum as such a process leaves it.
@@ -140,13 +142,6 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		}
 		return corrected
 	}
-	used := func(t *testing.T, f *fixture, want int64) {
-		t.Helper()
-		it, err := store.One(t.Context(), f.db, tally.Key("default", ""), "read the sum")
-		if err != nil || it == nil || it.Counts[tally.Member] != want {
-			t.Errorf("the sum is %+v, %v, want %d", it, err, want)
-		}
-	}
 	t.Run("OPS-15 a workspace that is locked out is let in again", func(t *testing.T) {
 		f := start(t)
 		expect.Equal(t, "corrected right sums", recount(t, f, 2), 0)
@@ -154,13 +149,13 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		expect.MustEqual(t, "the limit of the workspace", fault.LimitOf(expect.ErrOf(f.Register(t.Context(), alice, request))), "workspaceSubscriptions")
 		expect.Equal(t, "corrected sums", recount(t, f, 12), 1)
 		f.register(alice, request)
-		used(t, f, 3)
+		f.wantSum(3)
 	})
 	for _, by := range []int64{-2, -1, 1, 2} {
 		f := start(t)
 		drift(t, f, by)
 		recount(t, f, 2)
-		used(t, f, 2)
+		f.wantSum(2)
 	}
 	t.Run("OPS-15 a registration that is under way during one recount changes nothing", func(t *testing.T) {
 		f := start(t)
@@ -168,7 +163,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		recount(t, f, 1)
 		drift(t, f, -1)
 		expect.Equal(t, "corrected sums", recount(t, f, 3), 0)
-		used(t, f, 2)
+		f.wantSum(2)
 	})
 }
 
@@ -226,9 +221,7 @@ func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 		expect.OK(t, f.db.Write(t.Context(), store.Put(store.Item{Key: k, Value: []byte("{broken")})))
 	}
 	f.clock = until
-	n, err := f.Sweep(t.Context())
-	expect.OK(t, err)
-	expect.Equal(t, "AWS-16 the swept subscriptions", n, all-2)
+	expect.Equal(t, "AWS-16 the swept subscriptions", expect.Value(f.Sweep(t.Context()))(t), all-2)
 	slices.Sort(aside)
 	expect.List(t, "the items that were set aside", aside, slices.Sorted(slices.Values([]string{entry.Sort, record.Sort})))
 	f.clock = f.clock.Add(time.Minute)
