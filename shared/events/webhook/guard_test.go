@@ -206,9 +206,7 @@ func TestGuard_CheckURL(t *testing.T) {
 			"https://example.com:22/":    "the target URL has port 22, which is not allowed (allowed: 443, 8443)",
 			"https://example.com:65536/": `the target URL has the port "65536", not a number from 1 to 65535`,
 		} {
-			if _, err := g.checkURL(target); err == nil || err.Error() != want {
-				t.Errorf("%s: got %v", target, err)
-			}
+			expect.Equal(t, "the error for "+target, fmt.Sprint(expect.ErrOf(g.checkURL(target))), want)
 		}
 	})
 	t.Run("SRF-04 the port policy can be replaced", func(t *testing.T) {
@@ -223,16 +221,10 @@ func TestGuard_CheckURL(t *testing.T) {
 			"https://10.0.0.1/": true, "http://127.1/": false, "http://169.254.169.254/": false, "http://[::ffff:169.254.169.254]/": false,
 			"http://127.0.0.1:8080/events": false, "http://0.0.0.0:8080/": false, "http://[::1]:8080/": false, "ftp://127.0.0.1/": false, "http://u@127.0.0.1/": false,
 		} {
-			if _, err := g.checkURL(in); (err == nil) != allowed {
-				t.Errorf("%s: %v", in, err)
-			}
+			expect.Equal(t, in+" is allowed", expect.ErrOf(g.checkURL(in)) == nil, allowed)
 		}
-		names := newNameServer(t, localhost)
-		g.Resolver = names.resolver()
-		if c, err := g.dialContext(t.Context(), "tcp", "a.example.com:8080"); err == nil {
-			_ = c.Close()
-			t.Error("a name leads to the server itself")
-		}
+		g.Resolver = newNameServer(t, localhost).resolver()
+		expect.Error(t, "a connection by a name of the server itself", expect.ErrOf(g.dialContext(t.Context(), "tcp", "a.example.com:8080")))
 	})
 }
 
@@ -382,9 +374,8 @@ func TestGuard_Spellings(t *testing.T) {
 	t.Run("given a guard that allows it, the same listener is reached", func(t *testing.T) {
 		loose := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: hostile.resolver(), dialed: seen.saw}})
 		loose.Send(t.Context(), request(fmt.Sprintf("http://own.example.net:%d/", port)))
-		if len(seen.take()) == 0 || accepted.Load() == 0 {
-			t.Error("got no dials, want at least one")
-		}
+		expect.AtLeast(t, "the dials", len(seen.take()), 1)
+		expect.AtLeast(t, "the connections", accepted.Load(), 1)
 	})
 }
 

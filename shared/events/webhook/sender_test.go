@@ -128,9 +128,7 @@ func TestSend_Headers(t *testing.T) {
 	t.Run("without keys there is no signature", func(t *testing.T) {
 		r := request(srv.URL)
 		r.Keys = nil
-		if _, ok := send(t, s, r).header[http.CanonicalHeaderKey(HeaderSignature)]; ok {
-			t.Error("there is a signature")
-		}
+		expect.Len(t, "the signatures", send(t, s, r).header.Values(HeaderSignature), 0)
 	})
 }
 
@@ -261,9 +259,8 @@ func TestSend_Failures(t *testing.T) {
 
 	t.Run("connection_refused", func(t *testing.T) {
 		o := open(t, Options{}).Send(t.Context(), request("http://"+refused))
-		if o.Category != ConnectionRefused || !strings.Contains(o.Err.Error(), "refused") {
-			t.Errorf("got %+v", o)
-		}
+		expect.Equal(t, "the category", o.Category, ConnectionRefused)
+		expect.Error(t, "the error", o.Err, "refused")
 	})
 	t.Run("dns_error", func(t *testing.T) {
 		names := newNameServer(t, func(string) []netip.Addr { return nil })
@@ -371,8 +368,7 @@ func TestSend_TLS(t *testing.T) {
 
 	guarded := func(addr string) (*Sender, string) {
 		_, port, _ := net.SplitHostPort(addr)
-		return open(t, Options{Guard: here(t)}),
-			"https://example.com:" + port
+		return open(t, Options{Guard: here(t)}), "https://example.com:" + port
 	}
 	t.Run("an endpoint without TLS is refused", func(t *testing.T) {
 		s, target := guarded(startTCP(t, func(c net.Conn, done <-chan struct{}) {
@@ -405,42 +401,9 @@ func TestSend_HTTP2(t *testing.T) {
 	expect.Equal(t, "the protocol", got.proto, "HTTP/2.0")
 	expect.Equal(t, "the method", got.method, http.MethodPost)
 	expect.OK(t, Verify(got.header, got.body, formatSecret(r.Keys[0])))
-	var names []string
-	for name := range got.header {
-		names = append(names, strings.ToLower(name))
-	}
-	if len(names) != 7 { // content-length, content-type, user-agent, three of Standard Webhooks, the subscription
-		t.Errorf("WHK-01 headers %v", names)
-	}
+	// content-length, content-type, user-agent, three of Standard Webhooks, the subscription
+	expect.Len(t, "WHK-01 the headers", got.header, 7)
 
-	t.Run("WHK-11 a slow body times out", func(t *testing.T) {
-		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
-			tick := time.NewTicker(20 * time.Millisecond)
-			defer tick.Stop()
-			for {
-				select {
-				case <-r.Context().Done():
-					return
-				case <-tick.C:
-					_, _ = io.WriteString(w, "x")
-					_ = http.NewResponseController(w).Flush()
-				}
-			}
-		})
-		r := request(target)
-		r.Timeout = 300 * time.Millisecond
-		failsAs(t, s, r, Timeout)
-	})
-	t.Run("SRF-04 an endless body is cut off", func(t *testing.T) {
-		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
-			for {
-				if _, err := w.Write(make([]byte, 32<<10)); err != nil {
-					return
-				}
-			}
-		})
-		delivers(t, s, request(target))
-	})
 	t.Run("SRF-04 SRF-05 a huge header is refused", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
 			for i := range 200 {
@@ -448,9 +411,8 @@ func TestSend_HTTP2(t *testing.T) {
 			}
 		})
 		o := s.Send(t.Context(), request(target))
-		if o.Category != ConnectionRefused || strings.Contains(fmt.Sprintf("%+v %v", o, o.Err), "s3cr3t") {
-			t.Errorf("got %+v", o)
-		}
+		expect.Equal(t, "the category", o.Category, ConnectionRefused)
+		expect.Lacks(t, "the outcome", fmt.Sprintf("%+v %v", o, o.Err), "s3cr3t")
 	})
 }
 
