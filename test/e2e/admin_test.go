@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,19 +18,8 @@ import (
 // TestAdmin tests the admin API of the stand-alone server. TestOnLocalAWS does the same on AWS.
 func TestAdmin(t *testing.T) {
 	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}, Catalog: operatedCatalog(t)})
+	s := harness.StartServer(t, harness.ServerOptions{})
 	operating(t, &s.Target, 0, nil)
-}
-
-// operatedCatalog returns the sample catalog with the event type that announces disabled subscriptions.
-func operatedCatalog(t *testing.T) string {
-	t.Helper()
-	catalog := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml")))(t)
-	return string(catalog) + `
-  - name: mcpevents.subscription_disabled
-    uri: event://mcpevents/subscription-disabled
-    access: {scopes: [events:operate]}
-`
 }
 
 // operating uses a system as its operators and owners do. Within is the time after which every process knows a
@@ -56,58 +43,13 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		t.Helper()
 		harness.Eventually(t, harness.Patience, id+" arrives", func() bool { return hook.IDs()[id] >= times })
 	}
-	const letters = 8
 	hook.Answer(func(int, *harness.Delivery) harness.Reply {
 		return harness.Reply{Status: http.StatusRequestEntityTooLarge}
 	})
-	for i := range letters {
-		publish(fmt.Sprintf("evt_%d", i))
-	}
-	harness.Eventually(t, harness.Patience, "the dead letters and their records are there", func() bool {
-		return len(o.list("dead-letters")) == letters && len(o.list("deliveries?outcome=dead")) == letters
-	})
+	publish("evt_1")
+	harness.Eventually(t, harness.Patience, "the dead letter is there", func() bool { return len(o.list("dead-letters")) == 1 })
 	hook.Answer(nil)
 
-	t.Run("OPS-02 a subscription can be found by each property and shows its last error", func(t *testing.T) {
-		for _, query := range []string{"", "?principal=owner", "?event=ci.build_finished", "?origin=" + url.QueryEscape(origin), "?state=active"} {
-			expect.Equal(t, "the subscriptions with "+query, o.members("subscriptions"+query, "id"), id)
-		}
-		expect.Equal(t, "the paused subscriptions", o.members("subscriptions?state=paused", "id"), "")
-		harness.Eventually(t, harness.Patience, "the error is shown", func() bool {
-			var s struct{ Delivery struct{ LastError string } }
-			o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s)
-			return s.Delivery.LastError == "http_4xx"
-		})
-	})
-	t.Run("OPS-03 WHK-14 a delivery can be found by subscription, event, origin and time", func(t *testing.T) {
-		for query, want := range map[string]int{
-			"deliveries?event=evt_3": 1, "subscriptions/" + id + "/deliveries": letters, "deliveries?subscription=" + id: letters,
-			"deliveries?origin=" + url.QueryEscape(origin) + "&since=2020-01-01T00:00:00Z": letters, "deliveries?outcome=dead": letters,
-			"deliveries?outcome=delivered": 0, "deliveries?until=2020-01-01T00:00:00Z": 0,
-		} {
-			found := o.list(query)
-			expect.Len(t, query, found, want)
-			for _, it := range found {
-				if it["subscription"] != id || it["category"] != "http_4xx" || it["attempt"] != 1.0 || strings.Contains(fmt.Sprint(it), "passed") {
-					t.Errorf("%s: got %v", query, it)
-				}
-			}
-		}
-	})
-	t.Run("OPS-05 an event can be found by its id, URI and type, and delivered again", func(t *testing.T) {
-		var e struct{ ID, URI string }
-		o.call("GET", "events/evt_2", "", http.StatusOK, &e)
-		if e.ID != "evt_2" || len(o.list("events?uri="+e.URI)) != letters || len(o.list("events?name=ci.build_finished")) != letters {
-			t.Errorf("got %v", e)
-		}
-		publish("evt_again")
-		arrives("evt_again", 1)
-		harness.Eventually(t, harness.Patience, "the first delivery is settled", func() bool { // redelivering earlier is a conflict
-			status, _ := o.ask("chief", "POST", "events/evt_again/deliver", `{"subscription":"`+id+`"}`)
-			return status == http.StatusAccepted
-		})
-		arrives("evt_again", 2)
-	})
 	t.Run("OPS-05 events published since a given time are delivered again to one subscription", func(t *testing.T) {
 		since := time.Now().UTC().Format(time.RFC3339Nano)
 		var missed []string
@@ -140,7 +82,6 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		})
 		expect.Equal(t, "the total", r.Total, len(missed))
 		expect.Equal(t, "the replayed", r.Replayed, len(missed))
-		expect.Equal(t, "how often the earlier event arrived", hook.IDs()["evt_again"], 2)
 	})
 	t.Run("OPS-09 no identity can see or change data that is not its own", func(t *testing.T) { identities(t, o, id, hook) })
 	t.Run("OPS-02 WHK-15 a test event is delivered", func(t *testing.T) {
@@ -155,66 +96,10 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		arrives(fmt.Sprint(mine[0]["event"]), 2)
 		o.callAs("owner", "POST", "dead-letters/"+letter+"/retry", "", http.StatusNotFound, nil)
 	})
-	t.Run("OPS-04 WHK-13 a replay is counted, runs once, shows its progress and can be canceled", func(t *testing.T) {
-		const left = letters - 1
-		var count struct{ Count int }
-		o.call("POST", "replays", `{"select":{"subscription":"`+id+`"},"dryRun":true}`, http.StatusOK, &count)
-		expect.Equal(t, "the count", count.Count, left)
-		expect.Equal(t, "the number of dead letters", len(o.list("dead-letters")), left)
-		type job struct {
-			ID, State                string
-			Total, Replayed, Skipped int
-		}
-		var slow, same, ended job
-		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &slow)
-		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &same)
-		expect.Equal(t, "the total", slow.Total, left)
-		expect.Equal(t, "the ID", slow.ID, same.ID)
-		o.call("DELETE", "replays/"+slow.ID, "", http.StatusOK, &ended)
-		expect.Differ(t, "the state", ended.State, "running")
-		harness.Eventually(t, harness.Patience, "the numbers of what was under way", func() bool {
-			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
-			return max(slow.Replayed, ended.Replayed)+len(o.list("dead-letters")) == left // the first replay may be done already
-		})
-		o.call("POST", "replays", `{"select":{}}`, http.StatusAccepted, &slow)
-		harness.Eventually(t, harness.Patience, "the replay is done", func() bool {
-			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
-			return ended.State == "done"
-		})
-		expect.Equal(t, "the replayed dead letters", ended.Replayed, ended.Total)
-		for i := range letters {
-			arrives(fmt.Sprintf("evt_%d", i), 2)
-		}
-	})
 	t.Run("OPS-06 WHK-22 every process knows a switch within 5 s, and no event is lost", func(t *testing.T) {
 		switched(t, o, hook, publish, within, origin)
 	})
-	t.Run("OPS-06 a subscription is paused, and resumed by the person who paused it", func(t *testing.T) {
-		var s struct{ State string }
-		if o.call("POST", "subscriptions/"+id+"/pause", "", http.StatusOK, &s); s.State != "paused" || o.members("subscriptions?state=paused", "id") != id {
-			t.Errorf("got %+v", s)
-		}
-		publish("evt_paused")
-		o.callAs("owner", "POST", "subscriptions/"+id+"/resume", "", http.StatusForbidden, nil)
-		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
-		arrives("evt_paused", 1)
-	})
-	t.Run("WHK-12 a disabled subscription is announced, and resumed by an operator", func(t *testing.T) {
-		hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusGone} })
-		publish("evt_gone")
-		var s struct{ State string }
-		harness.Eventually(t, harness.Patience, "it is disabled", func() bool {
-			o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s)
-			return s.State == "disabled"
-		})
-		harness.Eventually(t, harness.Patience, "an event says so", func() bool { return len(o.list("events?name=mcpevents.subscription_disabled")) == 1 })
-		hook.Answer(nil)
-		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, &s)
-		expect.Equal(t, "the state", s.State, "active")
-		publish("evt_back")
-		arrives("evt_back", 1)
-	})
-	t.Run("OPS-11 the console is served next to the API, and finds everything it requests", func(t *testing.T) { console(t, o, publish) })
+	t.Run("OPS-11 the console's live stream shows an event", func(t *testing.T) { live(t, o, publish) })
 	t.Run("OPS-07 WHK-21 an erased principal leaves no data", func(t *testing.T) { erasing(t, o, publish, items) })
 	t.Run("OPS-08 the audit trail has every action", func(t *testing.T) {
 		trail := o.list("audit?limit=100")
@@ -224,7 +109,6 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		}
 		for action, who := range map[string]string{
 			"subscription.test": "owner", "dead-letter.retry": "owner", "replay.start": "chief", "switch.pause": "chief", "switch.resume": "chief",
-			"event.deliver": "chief", "subscription.pause": "chief", "subscription.resume": "chief",
 		} {
 			expect.Equal[any](t, "who did "+action, by[action], who)
 		}
@@ -232,18 +116,6 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		if newest := o.list("audit?limit=1"); newest[0]["action"] != "subscription.end" || newest[0]["target"] != id || newest[0]["before"] == nil {
 			t.Errorf("got %v", newest)
 		}
-		var overview struct {
-			Subscriptions map[string]int
-			Quotas        []struct {
-				Name      string
-				Max, Used int
-			}
-		}
-		o.call("GET", "overview?principal=owner", "", http.StatusOK, &overview)
-		if q := overview.Quotas; len(q) == 0 || q[0].Name != "subscriptions" || q[0].Max < 1000 || q[0].Used != 0 {
-			t.Errorf("OPS-15: got %v", q)
-		}
-		expect.Equal(t, "the active subscriptions", overview.Subscriptions["active"], 0)
 		expect.Equal(t, "the number of backends", len(o.list("backends")), 0)
 	})
 }

@@ -8,8 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -126,7 +124,7 @@ func TestConversation(t *testing.T) {
 	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
 	s := harness.StartServer(t, harness.ServerOptions{
-		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t), "5s"),
+		Catalog: sampleCatalog(t) + conversationCatalog, Config: conversationConfig(memory, notes, newDiary(t), "5s"),
 		Args: []string{"--log-level", "debug"},
 	})
 	conversing(t, &s.Target, memory, notes)
@@ -171,7 +169,7 @@ func TestConversationOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
 	aws := harness.StartAWS(t, harness.AWSOptions{
-		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t), "10s"), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},
+		Catalog: sampleCatalog(t) + conversationCatalog, Config: conversationConfig(memory, notes, newDiary(t), "10s"), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},
 	})
 	conversing(t, &aws.Target, memory, notes)
 	expect.AtLeast(t, "CNV-02 the running instances", aws.Starts("StreamFunction"), 2)
@@ -181,13 +179,6 @@ func TestConversationOnLocalAWS(t *testing.T) {
 			t.Errorf("a message is in the store: %s", item)
 		}
 	}
-}
-
-// withConversation returns the repository's catalog with the events of conversations.
-func withConversation(t *testing.T) string {
-	t.Helper()
-	catalog := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml")))(t)
-	return string(catalog) + conversationCatalog
 }
 
 // newDiary starts a backend that asks for messages.

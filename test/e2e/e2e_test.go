@@ -7,6 +7,7 @@ package e2e
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -39,6 +40,12 @@ func decode[T any](tb testing.TB, b []byte) T {
 	var v T
 	expect.OK(tb, json.Unmarshal(b, &v), b)
 	return v
+}
+
+// sampleCatalog returns the repository's catalog.
+func sampleCatalog(tb testing.TB) string {
+	tb.Helper()
+	return string(expect.Value(os.ReadFile(filepath.Join(harness.Root(tb), "catalog.yaml")))(tb))
 }
 
 // registered is the result of resources/subscriptions/register.

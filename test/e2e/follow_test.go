@@ -222,25 +222,6 @@ func following(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-24 with an open variable, each event has its URI and arguments in every mode", func(t *testing.T) {
-		args := object{"owner": own + "-about"}
-		f := follow(t, s, "github.push", args)
-		hook := receiver.Endpoint("about")
-		subscribe(t, alice, hook, "github.push", args)
-		st := opened(t, s, 1, "github.push", args, "")
-		s.Publish(t, push(own+"-about", own+"-about", "a%20b"))
-		uri := "event://github/" + own + "-about/a%20b/push"
-		for mode, occ := range map[string]occurrence{
-			"poll": f.wait(t, 1)[0], "push": occurrences(t, st, 1)[0], "webhook": decode[occurrence](t, hook.Wait(t, 1)[0].Body),
-		} {
-			expect.Equal(t, mode+": the uri in _meta", decode[string](t, occ.Meta[harness.Prefix+"uri"]), uri)
-			if got, want := occ.Meta[harness.Prefix+"arguments"], marshal(t, object{"owner": own + "-about", "repo": "a b"}); !sameJSON(t, got, want) {
-				t.Errorf("%s: the arguments in _meta are %s, want %s", mode, got, want)
-			}
-		}
-		unsubscribe(t, alice, hook, "github.push", args)
-	})
-
 	t.Run("EVX-03 the same arguments select the same in every mode", func(t *testing.T) {
 		message := func(channel, user, thread string) harness.Event {
 			return harness.Event{

@@ -28,22 +28,13 @@ const toolRules = `    tools:
 // TestGateway tests the rules of backends in one stand-alone process.
 func TestGateway(t *testing.T) {
 	t.Parallel()
-	config := gatewayConfig(t)
-	s := harness.StartServer(t, harness.ServerOptions{Config: config})
+	s := harness.StartServer(t, harness.ServerOptions{Config: gatewayConfig(t)})
 	followsRules(t, &s.Target, s.Output)
 	forwardsExtensions(t, &s.Target)
 	t.Run("GWN-25 a call is counted by backend and outcome", func(t *testing.T) {
 		for _, want := range []string{`backend="old",outcome="ok"`, `backend="new",outcome="denied"`, `backend="new",outcome="missing_scope"`} {
 			expect.Contains(t, "the metrics", s.Metrics(t), "mcpevents_gateway_call_duration_seconds_count{"+want)
 		}
-	})
-	t.Run("GWN-25 changed rules apply while the server runs", func(t *testing.T) {
-		s.SetConfig(t, strings.Replace(config, `deny: ["*error*"]`, `deny: ["*text*"]`, 1))
-		harness.Eventually(t, harness.Patience, "the rule for the tool is in use", func() bool {
-			return !slices.Contains(toolNames(t, s.Stateless("alice")), "old_test_simple_text")
-		})
-		s.Stateless("alice").Refused(t, -32602, "tools/call", object{"name": "old_test_simple_text", "arguments": object{}})
-		s.Stateless("alice").Call(t, "tools/call", object{"name": "old_test_error_handling", "arguments": object{}}, nil)
 	})
 }
 
@@ -103,14 +94,6 @@ func forwardsExtensions(t *testing.T, target *harness.Target) {
 			expect.Equal(t, "the status of a notification", c.Notify(t, "notifications/com.example/changed", nil), http.StatusAccepted)
 		})
 	}
-}
-
-func toolNames(t *testing.T, c *harness.Client) (names []string) {
-	t.Helper()
-	for _, tool := range c.All(t, "tools/list", "tools") {
-		names = append(names, fmt.Sprint(tool["name"]))
-	}
-	return names
 }
 
 // followsRules calls what the rules allow and deny, with clients of both kinds of revisions. shared/gateway tests all rules.

@@ -4,14 +4,10 @@ package e2e
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"testing"
 	"time"
 
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
-	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -39,10 +35,8 @@ func mainJob(t *testing.T, target *harness.Target) {
 
 	// Given streams of the official client and of one that checks every member ...
 	sessionBased := target.SDK(t, "alice", harness.V20251125, harness.SDKOptions{})
-	browse(t, sessionBased)
 	sessionBased.Follow(t, "event://ci/build-finished", "event://github/acme", "event://github/acme/website/pull_request")
 	stateless := target.SDK(t, "alice", harness.V20260728, harness.SDKOptions{Extended: true, ListChanged: true})
-	browse(t, stateless)
 	stateless.Follow(t, "event://incidents", "event://deploy/production/web/finished")
 
 	get := target.SessionBased(t, "bob", harness.V20251125)
@@ -136,38 +130,4 @@ func mainJob(t *testing.T, target *harness.Target) {
 			t.Logf("%d events, %d repetitions", len(h.IDs()), repeated)
 		})
 	}
-	// ... and the log contains the latest.
-	t.Run("EVS-04 the latest events can be read", func(t *testing.T) {
-		res, err := stateless.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})
-		if err != nil || len(res.Contents) != 1 {
-			t.Fatalf("read: %v, %v", res, err)
-		}
-		var v struct{ Events []struct{ EventID string } }
-		if err := json.Unmarshal([]byte(res.Contents[0].Text), &v); err != nil || len(v.Events) == 0 || w.events[v.Events[0].EventID] == nil {
-			t.Fatalf("read: %v: %.300s", err, res.Contents[0].Text)
-		}
-	})
-}
-
-// browse performs the usual requests of a client before it subscribes, with the official client.
-func browse(t *testing.T, c *harness.SDKClient) {
-	t.Helper()
-	ctx := t.Context()
-	if c.InitializeResult().ProtocolVersion < harness.V20260728 {
-		expect.OK(t, c.Ping(ctx, nil), "ping")
-	}
-	fixed := map[string]bool{}
-	for r, err := range c.Resources(ctx, nil) {
-		expect.OK(t, err, "resources/list")
-		fixed[r.URI] = true
-	}
-	templates := map[string]bool{}
-	for r, err := range c.ResourceTemplates(ctx, nil) {
-		expect.OK(t, err, "resources/templates/list")
-		templates[r.URITemplate] = true
-	}
-	if !fixed["event://ci/build-finished"] || !templates["event://incidents/{service}/created"] {
-		t.Fatalf("listed: %v, %v", slices.Collect(maps.Keys(fixed)), slices.Collect(maps.Keys(templates)))
-	}
-	expect.OK(t, expect.ErrOf(c.ReadResource(ctx, &sdk.ReadResourceParams{URI: "event://ci/build-finished"})), "resources/read")
 }

@@ -103,26 +103,8 @@ func (o *operated) members(path, member string) string {
 	return strings.Join(all, " ")
 }
 
-// console gets the console's page, and sends the requests that only this page sends.
-func console(t *testing.T, o *operated, publish func(string)) {
-	get := func(url string) (*http.Response, string) {
-		t.Helper()
-		resp := expect.Value(http.Get(url))(t)
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: got %d %s, %v", url, resp.StatusCode, body, err)
-		}
-		return resp, string(body)
-	}
-	host := strings.TrimSuffix(o.target.Admin, "/admin/v1/")
-	resp, page := get(host + "/console")
-	expect.Contains(t, "the page", page, "<script")
-	expect.Contains(t, "the header Content-Security-Policy", resp.Header.Get("Content-Security-Policy"), "default-src 'none'")
-	if _, config := get(host + "/console/config.json"); !strings.Contains(config, `"auth":"keys"`) {
-		t.Errorf("got %s", config)
-	}
-	expect.Contains(t, "the event types", o.members("event-types", "name"), "ci.build_finished")
+// live publishes an event while it reads the stream that the console's live tail reads.
+func live(t *testing.T, o *operated, publish func(string)) {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodGet, o.target.Admin+"live", nil))(t)

@@ -34,17 +34,6 @@ func TestRegister(t *testing.T) {
 func registering(t *testing.T, s *harness.Target, late time.Duration) {
 	receiver := harness.NewReceiver(t)
 	c := s.Stateless("alice")
-	// silent checks that no attempt started later. Each attempt contains the second in which it was made; one that
-	// had already started may arrive at any time.
-	silent := func(t *testing.T, e *harness.Endpoint, answered time.Time) {
-		t.Helper()
-		for _, d := range e.Deliveries() {
-			made, err := strconv.ParseInt(d.Header.Get("webhook-timestamp"), 10, 64)
-			if err != nil || made > answered.Add(late).Unix() {
-				t.Errorf("an attempt of %s was made %d s after the response, want at most %v", d.ID(), made-answered.Unix(), late)
-			}
-		}
-	}
 	t.Run("EVS-08 EVS-09 the result has a standard secret, and events published after it are delivered", func(t *testing.T) {
 		hook := receiver.Endpoint("answer")
 		uris := []string{"event://incidents/registered/created", "event://github/registered/website/pull_request", "event://storage/registered"}
@@ -61,26 +50,6 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		}
 		hook.Wait(t, 20)
 		deregister(t, c, r.URI)
-	})
-	t.Run("EVS-11 deregister cancels pending retries", func(t *testing.T) {
-		failing := receiver.Endpoint("failing")
-		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
-		r := register(t, c, failing, "event://incidents/retried/created")
-		s.Publish(t, incident("retried", "retried"))
-		failing.WaitAttempts(t, 2)
-		deregister(t, c, r.Subscription.URI)
-		answered := time.Now()
-		control := receiver.Endpoint("control")
-		register(t, c, control, "event://incidents/retried/created")
-		control.Answer(func(n int, _ *harness.Delivery) harness.Reply {
-			if n < 4 {
-				return harness.Reply{Status: 500}
-			}
-			return harness.Reply{}
-		})
-		s.Publish(t, incident("control", "retried"))
-		control.WaitAttempts(t, 4) // by then there would have been retries
-		silent(t, failing, answered)
 	})
 	t.Run("EVS-11 under load, no attempt starts after the response", func(t *testing.T) {
 		hook := receiver.Endpoint("load")
@@ -103,7 +72,12 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		s.Publish(t, incident("load-last", "load"))
 		harness.Eventually(t, harness.Patience, "the last event", func() bool { return control.IDs()["load-last"] > 0 })
 		expect.AtMost(t, "the deliveries of an event that was published after the response", hook.IDs()["load-last"], 0)
-		silent(t, hook, answered)
+		for _, d := range hook.Deliveries() { // each attempt contains the second in which it was made; one that had already started may arrive later
+			made, err := strconv.ParseInt(d.Header.Get("webhook-timestamp"), 10, 64)
+			if err != nil || made > answered.Add(late).Unix() {
+				t.Errorf("an attempt of %s was made %d s after the response, want at most %v", d.ID(), made-answered.Unix(), late)
+			}
+		}
 	})
 }
 
@@ -188,16 +162,13 @@ func TestSubscriptionResources(t *testing.T) {
 func subscriptionResources(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	owner, other := s.Stateless("bob"), s.Stateless("reader")
-	listens := map[string]*harness.Stream{
-		"owner": owner.Listen(t, 1, object{"resourcesListChanged": true}, nil),
-		"other": other.Listen(t, 1, object{"resourcesListChanged": true, "eventsListChanged": true}, nil),
-	}
+	listen := owner.Listen(t, 1, object{"resourcesListChanged": true}, nil)
 	session := s.SessionBased(t, "bob", harness.V20251125)
 	sessionBased := session.Open(t, "")
 	changes := func(st *harness.Stream) int { return count(st, "notifications/resources/list_changed") }
 	waitChanges := func(t *testing.T, n int) {
 		t.Helper()
-		for name, st := range map[string]*harness.Stream{"listen": listens["owner"], "GET": sessionBased} {
+		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": sessionBased} {
 			harness.Eventually(t, harness.Patience, "list_changed on the stream "+name, func() bool { return changes(st) >= n })
 		}
 	}
@@ -213,15 +184,6 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 		return uris
 	}
-	t.Run("EVS-12 listed only for its owner", func(t *testing.T) {
-		expect.Has(t, "the owner's subscriptions", listed(owner), uri)
-		expect.Len(t, "the subscriptions that another principal sees", listed(other), 0)
-	})
-	t.Run("EVS-12 lists with subscriptions are private", func(t *testing.T) {
-		var page struct{ CacheScope string }
-		owner.Call(t, "resources/list", nil, &page)
-		expect.Equal(t, "the cache scope", page.CacheScope, "private")
-	})
 	t.Run("EVS-12 readable only by its owner", func(t *testing.T) {
 		st := readStatus(t, owner, uri)
 		if st.URI != uri || st.TargetURI != hook.URL() || len(st.EventURIs) != 2 || st.State != "active" || !st.DeliveryStatus.Active || st.DeliveryStatus.LastDeliveryAt != nil {
@@ -236,10 +198,10 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		gone.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 410} })
 		goneURI := register(t, owner, gone, "event://incidents/owned/created").Subscription.URI
 		waitChanges(t, 2)
-		listen := owner.Listen(t, "state", object{"resourceSubscriptions": []string{goneURI}}, nil)
+		states := owner.Listen(t, "state", object{"resourceSubscriptions": []string{goneURI}}, nil)
 		session.Call(t, "resources/subscribe", object{"uri": goneURI}, nil)
 		s.Publish(t, incident("two", "owned"))
-		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": sessionBased} {
+		for name, st := range map[string]*harness.Stream{"listen": states, "GET": sessionBased} {
 			harness.Eventually(t, harness.Patience, "the update on "+name, func() bool {
 				return slices.ContainsFunc(st.Updates(), func(u *harness.Update) bool { return u.URI == goneURI })
 			})
@@ -254,16 +216,12 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("EVS-12 deregistering sends list_changed and removes it", func(t *testing.T) {
-		before := map[*harness.Stream]int{listens["owner"]: changes(listens["owner"]), sessionBased: changes(sessionBased)}
+		before := map[*harness.Stream]int{listen: changes(listen), sessionBased: changes(sessionBased)}
 		deregister(t, owner, uri)
 		for st, n := range before {
 			harness.Eventually(t, harness.Patience, "list_changed", func() bool { return changes(st) > n })
 		}
 		expect.True(t, "it is not listed any more", !slices.Contains(listed(owner), uri))
 		owner.Refused(t, -32602, "resources/read", object{"uri": uri})
-	})
-	t.Run("EVS-12 another principal is not notified", func(t *testing.T) {
-		// All clients may be notified at this time, of both lists, because the catalog has just been applied.
-		expect.Equal(t, "the list_changed notifications", changes(listens["other"])-count(listens["other"], "notifications/events/list_changed"), 0)
 	})
 }

@@ -4,7 +4,6 @@ package harness
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -67,27 +66,6 @@ func (j *JS) Command(ctx context.Context, script string, args ...string) *exec.C
 	cmd.Env = environment()
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
-}
-
-// Run runs a script to its end, with v as JSON in its standard input, and
-// decodes the JSON that it writes.
-func (j *JS) Run(tb testing.TB, script string, v, result any) {
-	tb.Helper()
-	ctx, cancel := context.WithTimeout(tb.Context(), 2*Patience)
-	defer cancel()
-	input, err := json.Marshal(v)
-	expect.OK(tb, err)
-	cmd := j.Command(ctx, script)
-	cmd.Stdin = strings.NewReader(string(input))
-	var stderr expect.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		tb.Fatalf("%s: %v\n%s", script, err, stderr.Tail(4<<10))
-	}
-	if err := json.Unmarshal(out, result); err != nil {
-		tb.Fatalf("%s wrote %.300q: %v", script, out, err)
-	}
 }
 
 // findNode returns a Node.js that is new enough: the machine's, or the installed one.

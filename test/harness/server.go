@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -217,14 +216,6 @@ func (s *Server) Enqueue(tb testing.TB, name queue.Name, messages ...queue.Outgo
 func (s *Server) Signal(sig os.Signal) {
 	s.tb.Helper()
 	expect.OK(s.tb, s.p.cmd.Process.Signal(sig))
-}
-
-// SetCallers writes another configuration, with keys for these callers only.
-func (s *Server) SetCallers(tb testing.TB, callers []Caller) {
-	tb.Helper()
-	section, keys := keysConfig(callers)
-	maps.Copy(s.Keys, keys)
-	expect.OK(tb, os.WriteFile(s.config, []byte(section), 0o600))
 }
 
 // SetConfig replaces what follows the keys in the configuration.
