@@ -276,6 +276,8 @@ func TestVerifyTarget(t *testing.T) {
 		"it in a 4xx":                {404, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
 		"it in a redirect":           {302, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
 		"it in a 5xx":                {500, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP5xx},
+		"it in a 503":                {503, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP5xx},
+		"it in a 425":                {425, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
 		"it, with other members":     {201, func(c string) string { return `{"ok":true,"challenge":"` + c + `"}` }, ""},
 	} {
 		t.Run("EVX-12 an endpoint that answers with "+name, func(t *testing.T) {
