@@ -88,7 +88,7 @@ var examples = []example{
 	{"addresses", `{"a":[{"cidr":"10.0.0.0/24"}]}`, []string{`{"a":"10.0.0.255"}`}, []string{`{"a":"10.0.1.0"}`, `{"a":"x"}`, `{"a":"::1"}`, `{"a":10}`}, false},
 	{"addresses of version 6", `{"a":[{"cidr":"2001:db8::/32"}]}`, []string{`{"a":"2001:db8::1"}`}, []string{`{"a":"2001:db9::1"}`, `{"a":"10.0.0.1"}`}, false},
 	{"exists", `{"a":{"b":[{"exists":true}]}}`, []string{`{"a":{"b":1}}`, `{"a":{"b":null}}`, `{"a":[{"b":false}]}`}, []string{`{"a":{}}`, `{"a":{"b":{"c":1}}}`, `{"a":{"b":[]}}`, `{"a":1}`}, false},
-	{"does not exist", `{"a":{"b":[{"exists":false}]}}`, []string{`{"a":{}}`, `{"a":{"b":{"c":1}}}`, `{"a":{"b":[]}}`, `{"a":1}`, `{}`}, []string{`{"a":{"b":1}}`, `{"a":{"b":null}}`, `{"a":[{},{"b":1}]}`}, false},
+	{"does not exist", `{"a":{"b":[{"exists":false}]}}`, []string{`{"a":{}}`, `{"a":{"b":{"c":1}}}`, `{"a":{"b":[]}}`, `{"a":[{},{"c":1}]}`, `{"a":1}`, `{}`}, []string{`{"a":{"b":1}}`, `{"a":{"b":null}}`, `{"a":[{},{"b":1}]}`}, false},
 	{"does not exist, or a value", `{"a":[{"exists":false},"x"],"b":[1]}`, []string{`{"b":1}`, `{"a":"x","b":1}`}, []string{`{"a":"y","b":1}`, `{"a":"x"}`}, false},
 	{"an array in the document", `{"a":["x"]}`, []string{`{"a":["w","x"]}`, `{"a":[["x"]]}`}, []string{`{"a":["w"]}`, `{"a":[{"x":"x"}]}`}, false},
 	{"an array of objects", `{"a":{"b":[1],"c":[2]}}`, []string{`{"a":[{"b":1,"c":2}]}`, `{"a":[{"b":5},{"b":1,"c":2}]}`}, []string{`{"a":[{"b":1},{"c":2}]}`}, false},

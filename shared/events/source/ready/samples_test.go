@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -18,7 +19,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
@@ -131,7 +135,8 @@ func (s sample) request(provider string, now time.Time) []byte {
 	return b.Bytes()
 }
 
-// TestSamples runs each sample through its source and the catalog's schema, as mcpevents source check does.
+// TestSamples runs each sample through its source and the catalog's schema, as mcpevents source check does. A subscriber with its
+// arguments gets the event, and one with another value of an argument does not.
 func TestSamples(t *testing.T) {
 	for _, p := range ready.Providers() {
 		cat, c := read(t, p)
@@ -144,6 +149,17 @@ func TestSamples(t *testing.T) {
 				used[fmt.Sprint(s.Want.Source, got.Mapping)] = true
 				if again := try(t, cat, src, s, p.Name, now.Add(time.Minute)); got.ID == "" || again.ID != got.ID || again.URI != got.URI {
 					t.Errorf("redelivered, it has the id %q and the URI %s; first it had %q and %s", again.ID, again.URI, got.ID, got.URI)
+				}
+				selects := func(arguments map[string]any) bool {
+					text := expect.Value(json.Marshal(arguments))(t)
+					chosen := expect.Value(match.Select(cat.ByName(got.Name), text, auth.Principal{}))(t)
+					return match.Matches(chosen.Pattern.Key, got.URI) && chosen.Wants(&event.Event{Name: got.Name, URI: got.URI, Data: got.Data})
+				}
+				expect.True(t, "its arguments select it", selects(s.Arguments))
+				for name, value := range s.Arguments {
+					changed := maps.Clone(s.Arguments)
+					changed[name] = other(value)
+					expect.True(t, fmt.Sprintf("it is not selected by another value of %s than %v", name, value), !selects(changed))
 				}
 			})
 		}
