@@ -124,9 +124,13 @@ type Choice struct {
 	State     State  // result of [Subscription.EffectiveState]
 	URI       string // URI of an event that one of the subscription's patterns matches
 	parents   bool   // only subscriptions to a parent URI, such as event://github/acme
+	other     string // not subscriptions to this event type
 }
 
-const maxSelected = 100 // subscriptions that [Lists.Select] reads for one page
+const (
+	maxSelected = 100  // the maximum number of subscriptions on a page of [Lists.Select]
+	maxRead     = 1000 // the number of subscriptions after which Lists.Select reads no more for one page
+)
 
 // Selected is a subscription with the status of its deliveries.
 type Selected struct {
@@ -135,9 +139,11 @@ type Selected struct {
 }
 
 // Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the
-// last page. Select queries only one index, so a page can be short or empty although more pages follow.
+// last page. Select searches only one index, and reads at most about [maxRead] subscriptions. So a page can be short or empty although
+// more pages follow.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
-	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, maxSelected)}
+	limit = min(limit, maxSelected)
+	q := store.Query{Table: store.Subscriptions, After: after, Limit: limit}
 	records := false
 	switch {
 	case c.Principal != "":
@@ -153,42 +159,59 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	default:
 		q.Partition = indexKey(workspace, "-").Partition
 	}
-	page, err := l.DB.Query(ctx, q)
-	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
-	}
-	found := make([]*store.Item, len(page.Items))
-	for i := range page.Items {
-		found[i] = &page.Items[i]
-	}
-	if !records {
-		keys := make([]store.Key, len(found))
-		for i, it := range found {
-			keys[i] = recordKey(workspace, string(it.Value), it.Sort)
+	for read := 0; ; {
+		page, err := l.DB.Query(ctx, q)
+		if err != nil {
+			return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
 		}
-		if found, err = l.get(ctx, keys); err != nil {
-			return nil, "", err
-		}
-	}
-	for _, it := range found {
-		if it == nil {
-			continue
-		}
-		sub, err := decodeRecord(it)
+		more, err := l.readPage(ctx, workspace, page.Items, records)
 		if err != nil {
 			return nil, "", err
 		}
-		if !sub.isExpired(l.now()) && c.matches(sub) {
-			subs = append(subs, Selected{Subscription: sub})
+		q.After, next = page.Last, ""
+		if page.More {
+			next = page.Last
+		}
+		for i, sub := range more {
+			if sub == nil || sub.isExpired(l.now()) || !c.matches(sub) {
+				continue
+			}
+			if subs = append(subs, Selected{Subscription: sub}); len(subs) == limit && i < len(more)-1 {
+				next = page.Items[i].Sort
+				break
+			}
+		}
+		read += q.Limit
+		q.Limit = min(2*q.Limit, maxSelected) // twice as many as before, because few of them match
+		if next == "" || len(subs) == limit || read >= maxRead {
+			return subs, next, l.addStatuses(ctx, workspace, subs)
 		}
 	}
-	if err := l.addStatuses(ctx, workspace, subs); err != nil {
-		return nil, "", err
+}
+
+// readPage returns the subscriptions of a page's items, which are entries of an index or, if records is true, the subscriptions themselves.
+// A subscription that has ended is nil.
+func (l *Lists) readPage(ctx context.Context, workspace string, items []store.Item, records bool) (subs []*Subscription, err error) {
+	found := make([]*store.Item, len(items))
+	keys := make([]store.Key, len(items))
+	for i := range items {
+		found[i], keys[i] = &items[i], recordKey(workspace, string(items[i].Value), items[i].Sort)
 	}
-	if page.More {
-		next = page.Last
+	if !records {
+		if found, err = l.get(ctx, keys); err != nil {
+			return nil, err
+		}
 	}
-	return subs, next, nil
+	subs = make([]*Subscription, len(found))
+	for i, it := range found {
+		if it == nil {
+			continue
+		}
+		if subs[i], err = decodeRecord(it); err != nil {
+			return nil, err
+		}
+	}
+	return subs, nil
 }
 
 // parentsAfter begins the page positions in the second part of the list of [Lists.SelectCovering], i.e. among the subscriptions to
@@ -207,16 +230,11 @@ func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after
 			return subs, parentsAfter, nil
 		}
 	}
-	more, next, err := l.Select(ctx, workspace, Choice{URI: uri, parents: true}, after, limit-len(subs))
-	for _, sub := range more {
-		if !(Choice{Event: entry}).matches(sub.Subscription) {
-			subs = append(subs, sub)
-		}
-	}
+	more, next, err := l.Select(ctx, workspace, Choice{URI: uri, parents: true, other: entry}, after, limit-len(subs))
 	if next != "" {
 		next = parentsAfter + next
 	}
-	return subs, next, err
+	return append(subs, more...), next, err
 }
 
 func (c Choice) matches(s *Subscription) bool {
@@ -224,7 +242,12 @@ func (c Choice) matches(s *Subscription) bool {
 		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
 		(c.State == "" || c.State == s.EffectiveState()) &&
 		(c.URI == "" || s.Covers(c.URI)) &&
-		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return p.Entry == c.Event }))
+		(c.Event == "" || s.asksFor(c.Event)) &&
+		(c.other == "" || !s.asksFor(c.other))
+}
+
+func (s *Subscription) asksFor(event string) bool {
+	return event == s.Name || slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return p.Entry == event })
 }
 
 func (l *Lists) addStatuses(ctx context.Context, workspace string, subs []Selected) error {

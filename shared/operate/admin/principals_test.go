@@ -516,10 +516,18 @@ func TestOwnersLists(t *testing.T) {
 			}
 		})
 	}
+	f.answerWith(200)
+	f.publish(built, "evt_accepted")
+	expect.Eventually(f, "the deliveries", func() bool { return len(f.list("op", "deliveries?outcome=delivered").Items) == 3 })
+	for range 4 {
+		f.subscribe("bob", "/c", "event://incidents")
+	}
 	f.call("op", "PUT", "switches/all", `{}`, 200, nil)
 	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
 	for path, least := range map[string]int{
-		"subscriptions": 3, "deliveries": 15, "dead-letters": 15, "events?name=ci.build_finished": 5, "event-types": 2, "switches": 2, "audit": 2,
+		"subscriptions": 7, "deliveries": 18, "dead-letters": 15, "events?name=ci.build_finished": 6, "event-types": 2, "switches": 2, "audit": 2,
+		// Filters leave out the newest deliveries, some subscriptions of the principal, and all subscriptions to a parent.
+		"deliveries?outcome=failed": 15, "subscriptions?principal=bob&event=ci.build_finished": 1, "events/evt_accepted/outcomes": 3,
 	} {
 		t.Run("OPS-19 a limit counts the items of "+path, func(t *testing.T) {
 			all := len(f.list("op", path).Items)

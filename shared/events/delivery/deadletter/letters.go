@@ -112,6 +112,10 @@ func NewOperations(o Options) *Operations {
 // ListLetters returns a page of the dead letters that match a query, newest first. It pages and filters like [records.List], so a
 // page may be short or empty although more pages follow.
 func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
+	return o.listUpTo(ctx, workspace, ask, before, limit, records.MaxRead)
+}
+
+func (o *Operations) listUpTo(ctx context.Context, workspace string, ask LetterQuery, before string, limit, most int) ([]Letter, string, error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
@@ -125,7 +129,7 @@ func (o *Operations) ListLetters(ctx context.Context, workspace string, ask Lett
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	return records.ListNewest(ctx, o.Deliveries.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+	return records.ListNewest(ctx, o.Deliveries.DB, q, most, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
 		l, err := readLetter(it)
 		return l, ask.matches(l), err
 	})
@@ -307,7 +311,7 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	}
 	return records.MergeLists(subs, before, limit, func(id, before string, limit int) ([]Letter, string, error) {
 		ask.Subscription = id
-		return o.ListLetters(ctx, workspace, ask, before, limit)
+		return o.listUpTo(ctx, workspace, ask, before, limit, records.MaxRead/len(subs))
 	}, func(l Letter) string {
 		_, sort, _ := parseLetterID(l.ID)
 		return sort

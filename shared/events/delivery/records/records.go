@@ -225,9 +225,13 @@ type Query struct {
 }
 
 // List returns a page of the records that match a query, newest first. before is "" for the first page, and the previous page's next for a
-// further page. After the last page, next is "". List reads at most limit records with one store query, on the most selective field, and
+// further page. After the last page, next is "". List reads the records of the most selective field, at most [MaxRead] of them, and
 // filters them by the other fields. So a page may have fewer records than the limit, or be empty, although more pages follow.
 func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
+	return listUpTo(ctx, db, workspace, ask, before, limit, MaxRead)
+}
+
+func listUpTo(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit, most int) ([]Record, string, error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
@@ -239,7 +243,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 	default:
 		q.Partition = OfAll(workspace)
 	}
-	return ListNewest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
+	return ListNewest(ctx, db, q, most, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
 		}
@@ -269,30 +273,42 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// ListNewest reads one page of items, newest first. read decodes an item, and reports whether the entry belongs in the list.
-// ListNewest logs an item that cannot be decoded and leaves it out. what names the operation in errors. next is the position for
-// the next page, or "" after the last page.
-func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
+// MaxRead is the maximum number of items that [ListNewest] reads for one page.
+const MaxRead = 1000
+
+// ListNewest returns up to q.Limit entries, newest first. read decodes an item, and reports whether the entry belongs in the list.
+// ListNewest logs an item that cannot be decoded and leaves it out. If the page is not full yet, it stops after most items, but reads at
+// least q.Limit. what names the operation in errors. next is the position for the next page, or "" after the last page.
+func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, most int, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
+	limit := q.Limit
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
-	page, err := db.Query(ctx, q)
-	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "%s", what)
-	}
-	for i := range page.Items {
-		it := &page.Items[i]
-		entry, takes, err := read(it)
-		switch {
-		case err != nil:
-			slog.ErrorContext(ctx, "stored item not listed", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", err)
-		case takes:
-			list = append(list, entry)
+	for left := max(most, limit); ; q.Limit = min(2*q.Limit, left) { // twice as many as before, because few of them belong in the list
+		page, err := db.Query(ctx, q)
+		if err != nil {
+			return nil, "", fault.Wrap(fault.Unavailable, err, "%s", what)
+		}
+		for i := range page.Items {
+			it := &page.Items[i]
+			entry, takes, err := read(it)
+			switch {
+			case err != nil:
+				slog.ErrorContext(ctx, "stored item not listed", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", err)
+			case takes:
+				list = append(list, entry)
+			}
+			if len(list) == limit && (page.More || i < len(page.Items)-1) {
+				return list, it.Sort, nil
+			}
+		}
+		left -= q.Limit
+		if !page.More {
+			return list, "", nil
+		}
+		if q.Before = page.Last; left <= 0 {
+			return list, page.Last, nil
 		}
 	}
-	if page.More {
-		next = page.Last
-	}
-	return list, next, nil
 }
 
 func (ask Query) matches(r Record) bool {
@@ -314,14 +330,14 @@ const (
 
 // ListOf lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
 //
-// It reads only the lists of these subscriptions and merges them, with at most two queries per subscription on average.
+// It reads only the lists of these subscriptions and merges them.
 func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
 	}
 	return MergeLists(subs, before, limit, func(id, before string, limit int) ([]Record, string, error) {
 		ask.Subscription = id
-		return List(ctx, db, workspace, ask, before, limit)
+		return listUpTo(ctx, db, workspace, ask, before, limit, MaxRead/len(subs))
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
