@@ -250,6 +250,7 @@ func TestSecretPath(t *testing.T) {
 		"RCH-05 over http, of a stranger who says else": {path: "/mcp/u/" + good, local: outside, remote: "198.51.100.1:1", proto: "https", status: 403},
 		"RCH-05 a proxy here that was called by http":   {path: "/mcp/u/" + good, local: loopback, proto: "http", status: 403},
 		"RCH-05 a trusted proxy called by http":         {path: "/mcp/u/" + good, local: outside, remote: "10.1.2.3:999", proto: "http", status: 403},
+		"RCH-05 a trusted proxy that does not say":      {path: "/mcp/u/" + good, local: outside, remote: "10.1.2.3:999", status: 403},
 		"RCH-05 on AWS by http":                         {path: "/mcp/u/" + good, lambda: true, proto: "http", status: 403},
 		"RCH-05 with a header as well":                  {path: "/mcp/u/" + good, local: loopback, header: "Bearer " + bare, status: 404},
 		"RCH-05 below the key":                          {path: "/mcp/u/" + good + "/x", local: loopback, status: 404},
