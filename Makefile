@@ -61,7 +61,7 @@ build: ## build the command line into bin/
 	go build -trimpath -pgo=packaging/server.pgo -o bin/mcpevents ./cmd/mcpevents
 
 # Slow tests, which only make test-full runs. It fails if one of them does not exist.
-LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestInstancesBehindOneAddress \
+LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic \
   TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
   TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaosOnAWS \
   TestBackendEventsAtHandOversOnAWS

@@ -114,30 +114,21 @@ func register(t *testing.T, target *harness.Target, d *door, l *ledger, uri stri
 	l.start()
 }
 
-// followInto follows with the package client in the test's process and records the events in the ledger.
-func followInto(t *testing.T, l *ledger, run func(context.Context, *follower) error) {
-	t.Helper()
-	follow(t, func(ctx context.Context, f *follower) error {
-		f.ledger = l
-		return run(ctx, f)
-	})
-}
-
 // byWebhook subscribes with a webhook of the package client, whose endpoint is behind the door. The subscription's lifetime
 // is short, so that it is refreshed often and a suspension ends soon.
 func byWebhook(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		hooks := &client.Handler{Log: slog.New(f)}
-		hooks.URL = d.put(f.ledger.name, hooks)
+		hooks.URL = d.put(f.name, hooks)
 		c, err := newClient(ctx, target, "alice", spec.V20260728, f, hooks)
 		if err != nil {
 			return err
 		}
 		return receive(ctx, c, client.SubscribeOptions{
 			Name: name, Arguments: arguments, Mode: client.ModeWebhook, TTL: time.Minute,
-			Event: func(_ context.Context, e client.Event) error { return f.receive(e) },
-			Gap:   func(context.Context, client.Gap) error { f.ledger.gap(); return nil },
-		}, func(sub *client.Subscription) { f.ledger.setSubscription(sub.ID()); f.opened() })
+			Event: f.received,
+			Gap:   func(context.Context, client.Gap) error { f.gap(); return nil },
+		}, func(sub *client.Subscription) { f.setSubscription(sub.ID()); f.opened() })
 	}
 }
 

@@ -53,10 +53,13 @@ type book struct {
 	mu       sync.Mutex
 	next     event
 	uris     map[event]string // only of event types that were added during the run
+	begun    map[event]time.Time
 	accepted map[event]time.Time
 }
 
-func newBook() *book { return &book{uris: map[event]string{}, accepted: map[event]time.Time{}} }
+func newBook() *book {
+	return &book{uris: map[event]string{}, begun: map[event]time.Time{}, accepted: map[event]time.Time{}}
+}
 
 // take returns n new events. uri is their URI. If it is empty, their numbers determine it.
 func (b *book) take(n int, uri string) (events []event) {
@@ -66,6 +69,7 @@ func (b *book) take(n int, uri string) (events []event) {
 		if uri != "" {
 			b.uris[b.next] = uri
 		}
+		b.begun[b.next] = time.Now()
 		events = append(events, b.next)
 		b.next++
 	}
@@ -129,10 +133,13 @@ type ledger struct {
 	// outages reports whether the consumer may be away for longer than its retry schedule, so that events may become
 	// dead letters or be announced as a gap.
 	outages bool
+	// ordered reports whether the events of each URI must arrive in order, apart from repetitions and from the type without order.
+	ordered bool
 
 	mu           sync.Mutex
 	subscription string // its id, if the consumer is a webhook and knows it
 	got          map[event]int
+	order        []event // in which they arrived for the first time
 	all          int
 	gaps         []time.Time
 	starts       int
@@ -152,7 +159,9 @@ func (l *ledger) receive(id, inData string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.got[e]++
+	if l.got[e]++; l.got[e] == 1 {
+		l.order = append(l.order, e)
+	}
 	l.all++
 }
 
@@ -207,4 +216,24 @@ func (l *ledger) announced(at time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.gaps) > 0 && l.gaps[len(l.gaps)-1].After(at)
+}
+
+// disorder describes the events that arrived after an event of the same URI that was published later.
+func (l *ledger) disorder(b *book) (descriptions []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := map[string]event{}
+	for _, e := range l.order {
+		uri := b.uriOf(e)
+		before, ok := last[uri]
+		if at, accepted := b.accepted[e]; ok && accepted && at.Before(b.begun[before]) {
+			descriptions = append(descriptions, fmt.Sprintf("%s of %s arrived after %s", e.id(), uri, before.id()))
+		}
+		if !strings.HasPrefix(uri, "event://chaos/tickets/") {
+			last[uri] = e
+		}
+	}
+	return descriptions
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -63,12 +64,14 @@ func TestChaos(t *testing.T) {
 	}).run()
 }
 
-// TestChaosOnAWS does the same with functions on local AWS, whose processes it kills.
+// TestChaosOnAWS does the same with functions on local AWS, whose processes it kills. Two instances of the MCP endpoint serve many requests
+// each, so that clients continue at another instance.
 func TestChaosOnAWS(t *testing.T) {
 	t.Parallel()
 	a := harness.StartAWS(t, harness.AWSOptions{
 		// Functions may run for half of it. On a slow machine the emulators answer so slowly that a shorter time is too short.
 		Visibility: 20 * time.Second, Catalog: chaosCatalog(0), Callers: chaosCallers(), Env: chaotic,
+		Managed: runner.Managed{Instances: 2, AtOnce: 64}, Fast: true,
 	})
 	(&chaos{
 		t: t, target: &a.Target, rate: 8,
@@ -77,14 +80,16 @@ func TestChaosOnAWS(t *testing.T) {
 			switch r.IntN(8) {
 			case 0:
 				a.Retire("StreamFunction")
-			case 1:
+			case 1, 2:
+				a.KillOf("StreamFunction")
+			case 3:
 				a.KillAny()
 			default:
 				a.Kill() // of those on an event's way
 			}
 			return nil
 		},
-		pause:  3 * time.Second,
+		pause:  2 * time.Second,
 		depths: func() (int, []string) { return a.QueueDepths(t.Context(), t) },
 	}).run()
 }
@@ -239,10 +244,11 @@ func (c *chaos) consume() {
 	register(t, s, c.door, l, one(0))
 	l = add(hookName, wish{below: one(1), shade: "dark"})
 	l.outages = true
-	followInto(t, l, byWebhook(s, c.door, orders, map[string]any{"region": "r1", "shade": "dark"}))
+	follow(t, l, byWebhook(s, c.door, orders, map[string]any{"region": "r1", "shade": "dark"}))
 
 	mortal := func(l *ledger, mode, name string, flags ...string) {
 		l.outages = mode == client.ModeWebhook
+		l.ordered = !l.outages
 		c.listeners = append(c.listeners, startListener(t, s, l, mode, name, flags...))
 	}
 	mortal(add("listener, webhook", wish{below: ordered, shade: "light"}), client.ModeWebhook, orders, "--arg", "shade=light")
@@ -251,12 +257,17 @@ func (c *chaos) consume() {
 	mortal(add("listener, poll of one region", wish{below: one(3)}), client.ModePoll, orders, "--arg", "region=r3")
 	mortal(add("listener, push", wish{below: ordered, shade: "dark"}), client.ModePush, orders, "--arg", "shade=dark")
 
-	followInto(t, add("a session", wish{below: all}), byURI(s, "bob", spec.V20251125, all))
-	followInto(t, add("a listen", wish{below: all}), byURI(s, "bob", spec.V20260728, all))
-	followInto(t, add("a listen of one URI", wish{below: one(2)}), byURI(s, "bob", spec.V20260728, one(2)))
-	followInto(t, add("a stream", wish{below: "event://chaos/tickets"}), byName(s, tickets, map[string]any{}, client.ModePush))
-	followInto(t, add("a poll", wish{below: "event://chaos/tickets"}), byName(s, tickets, map[string]any{}, client.ModePoll))
-	followInto(t, add("both modes in turn", wish{below: ordered}), byName(s, orders, map[string]any{}, client.ModePoll, client.ModePush))
+	inOrder := func(name string, w wish, run func(context.Context, *follower) error) {
+		l := add(name, w)
+		l.ordered = true
+		follow(t, l, run)
+	}
+	inOrder("SES-01 SES-02 SES-03 a session", wish{below: all}, byURI(s, "bob", spec.V20251125, all))
+	inOrder("SUB-08 a listen", wish{below: all}, byURI(s, "bob", spec.V20260728, all))
+	inOrder("SUB-08 a listen of one URI", wish{below: one(2)}, byURI(s, "bob", spec.V20260728, one(2)))
+	inOrder("EVX-06 a stream", wish{below: "event://chaos/tickets"}, byName(s, tickets, map[string]any{}, client.ModePush))
+	inOrder("EVX-05 a poll", wish{below: "event://chaos/tickets"}, byName(s, tickets, map[string]any{}, client.ModePoll))
+	inOrder("EVX-07 both modes in turn", wish{below: ordered}, byName(s, orders, map[string]any{}, client.ModePoll, client.ModePush))
 }
 
 // publish publishes a quarter of the events, one or several at a time, until ctx ends.
@@ -533,6 +544,9 @@ func (c *chaos) report() {
 				t.Errorf("%d more are lost", len(lostHere)-20)
 			}
 			l.check(t, all)
+			if l.ordered {
+				expect.Len(t, "the events out of order", l.disorder(c.book), 0)
+			}
 			if !l.outages && deadHere+announcedHere > 0 {
 				t.Errorf("it was never away for long, and yet %d events are dead letters and %d are announced as gap", deadHere, announcedHere)
 			}

@@ -18,7 +18,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,7 +73,6 @@ type AWS struct {
 	keys    string // the section of the configuration
 	stack   *runner.Stack
 	out     *expect.Buffer
-	killed  atomic.Int64
 }
 
 // Quick is the environment in which what takes minutes takes seconds, and a quota is no obstacle.
@@ -233,25 +231,14 @@ func (a *AWS) Kill() {
 }
 
 // KillOf kills a process of the function.
-func (a *AWS) KillOf(function string) {
-	if a.stack.Kill(function) != "" {
-		a.killed.Add(1)
-	}
-}
+func (a *AWS) KillOf(function string) { a.stack.Kill(function) }
 
 // KillAny kills a process of any function, preferably one that serves an invocation.
-func (a *AWS) KillAny() {
-	if a.stack.Kill() != "" {
-		a.killed.Add(1)
-	}
-}
+func (a *AWS) KillAny() { a.stack.Kill() }
 
 // Retire sends SIGTERM to all processes of a function, as Lambda does before it
 // takes an instance away.
 func (a *AWS) Retire(function string) { a.stack.Retire(function) }
-
-// Killed counts the processes that were killed.
-func (a *AWS) Killed() int { return int(a.killed.Load()) }
 
 // Requests returns the number of requests to AWS so far, by function. The name "mappings" stands for the requests of the
 // event source mappings, which AWS bills too.
