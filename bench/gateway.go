@@ -271,7 +271,7 @@ const (
 
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
-// changes measures how long a change of the backend's tools takes to reach many streams.
+// changes measures how long it takes until many open streams have received the notification that a backend's list of tools has changed.
 func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
 	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()

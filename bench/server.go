@@ -114,7 +114,8 @@ func (s *server) goroutines(ctx context.Context) string {
 	return cmp.Or(strings.TrimPrefix(first, "goroutine profile: total "), "unknown")
 }
 
-// debugPage returns a page of the server's debug address, if there is one.
+// debugPage fetches a path, for example /debug/vars, from the address at which the measured server offers debug information. It returns nil
+// if the server has no such address, or if the request fails.
 func (s *server) debugPage(ctx context.Context, path string) []byte {
 	if s.debug == "" {
 		return nil
