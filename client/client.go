@@ -31,7 +31,8 @@ type Options struct {
 	// HTTP sends the requests. Use it for proxies, certificates, and tokens that expire, for example with an
 	// oauth2.Transport. Its Timeout bounds requests but not streams. Nil is [http.DefaultClient].
 	HTTP *http.Client
-	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
+	// Agent is the name and version of the calling program, for example my-app/1.2. The client sends it to the server in the header User-Agent
+	// and in clientInfo.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is set, Connect sends no request, and the first call starts a
 	// session if this revision has sessions. If it is empty, Connect asks the server for its revisions and uses the newest one that the
@@ -504,7 +505,8 @@ func (e *rpcError) fault(status int) error {
 	return f
 }
 
-// endpointError is the error of a server that could not verify the webhook endpoint (SEP-3415, CallbackEndpointError).
+// endpointError is the error CallbackEndpointError (SEP-3415). It means that the server could not verify the URL to which it should send
+// webhooks.
 type endpointError struct{ error }
 
 func (e *endpointError) Unwrap() error { return e.error }

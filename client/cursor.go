@@ -54,8 +54,11 @@ func (c *cursorSaver) load(ctx context.Context) error {
 	return nil
 }
 
-// hold stops the saving of cursors, or resumes it if held is false. While it is stopped, the saved cursor stays where it is, for example
-// at a gap. A save that is already running still ends.
+// hold stops c from saving new cursors if held is true, and lets c save them again if held is false. A save that is already running still
+// completes.
+//
+// The client stops the saving while it asks the server for lost events again. With a newer cursor in the store, a restarted client would
+// skip these events.
 func (c *cursorSaver) hold(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -48,7 +48,7 @@ import (
 //	500  the function for events returned an error
 //	503  there are too many requests, or the subscription is ending
 type Handler struct {
-	// URL is the URL at which servers reach the handler. Most servers require a public https URL.
+	// URL is the handler's own URL, to which MCP servers send webhooks. Most servers require a public https URL.
 	URL string
 	// Log receives a warning for each refused request; nil discards them.
 	Log *slog.Logger

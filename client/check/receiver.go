@@ -28,7 +28,9 @@ type receiver struct {
 
 type hook struct {
 	url string
-	// status returns the HTTP status for delivery n, counted from 0; nil means 204. challenge writes the answer to a challenge; nil echoes it.
+	// status and challenge replace the responses that the hook sends by default. status returns the HTTP status of the response to the n-th
+	// event, counted from 0; the default is 204. The next field, challenge, writes the response to a verification request; the default repeats
+	// the request's challenge.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
 	location  string // the Location header of a redirect

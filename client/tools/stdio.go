@@ -66,7 +66,7 @@ func (s *stdio) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readLine returns the next line. A line that is too long is discarded and returned as an error.
+// readLine returns the next line of the input. It skips a line that is longer than [maxLine] bytes, and returns an error for it.
 func (s *stdio) readLine() (line []byte, err error) {
 	size := 0
 	for {
