@@ -1,6 +1,6 @@
-// Command relay is the function that stays connected to the backends and receives their notifications and events. It is
-// invoked every minute. An invocation ends immediately if another one is connected. Otherwise it stays connected for as long as
-// a Lambda function may run (15 minutes), and then hands its connections over to the next invocation.
+// Command relay is the Lambda function that stays connected to the backends and receives their notifications and events. It is invoked
+// every minute. An invocation ends immediately if another invocation is connected. Otherwise it stays connected for as long as a Lambda
+// function may run (15 minutes), and then hands its connections over to the next invocation.
 package main
 
 import (

@@ -301,9 +301,11 @@ const (
 	frontHeader = "X-Mcpevents-Front"
 )
 
-// RequireFront refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a client that knows a
-// function's URL could bypass the firewall. RequireFront removes the header with CloudFront's key from the request, because functions
-// store the headers of requests to sources, and events and dead letters may contain them.
+// RequireFront returns a handler that refuses requests that did not come through CloudFront. Otherwise a client that knows a function's URL
+// could bypass CloudFront's firewall. If the deployment does not use CloudFront, RequireFront returns next.
+//
+// CloudFront sends a secret key in a header of each request. The handler removes this header before it calls next, because functions store
+// the headers of some requests in events and dead letters.
 func (p *Process) RequireFront(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {

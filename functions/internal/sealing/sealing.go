@@ -34,10 +34,11 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a keyset
-// that a crash left incomplete. It refuses keys that dispatch could not use: a keyset that was wrapped with another KMS
-// key, or a public and a private keyset that do not belong together, for example because only one of the tables was
-// restored.
+// Create creates the keys that seal (encrypt) webhook secrets, unless they exist: a public keyset, and a private keyset, which is encrypted
+// with a KMS key. Several deployments may call it concurrently. If a crash left only the private keyset, Create adds the public one.
+//
+// Create returns an error if the existing keys cannot be used to open secrets. For example, the private keyset was encrypted with another
+// KMS key, or it does not belong to the public one because only one of their tables was restored from a backup.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	// The public keyset is written last, so if it exists, the private one does, too.
 	had, err := db.Get(ctx, publicKey)
