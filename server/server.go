@@ -54,7 +54,7 @@ const (
 	AuthNone = "none"
 	// AuthKeys authenticates callers by the keys in [Options.Config].
 	AuthKeys = "keys"
-	// AuthJWT authenticates callers by the tokens of an authorization server, which the setting jwt-issuer names.
+	// AuthJWT authenticates callers by the JWTs that an authorization server issues. The setting jwt-issuer names that server.
 	AuthJWT = "jwt"
 )
 
@@ -120,8 +120,8 @@ type Options struct {
 type Event struct {
 	// URI says what the event is about, for example event://orders/42/shipped. An event type of the catalog must match it.
 	URI string
-	// ID makes repetitions harmless: the server drops an event with the URI and ID of one that it accepted within the
-	// last five minutes. If it is empty, the event gets a new id.
+	// ID identifies the event, so that you can publish it again after an error without a duplicate. The server drops an event if it accepted
+	// one with the same URI and ID within the last five minutes. If ID is empty, the server gives the event a new id.
 	ID string
 	// Time is when the event happened; the zero time is now.
 	Time time.Time
