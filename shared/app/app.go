@@ -171,7 +171,7 @@ type SubscriptionOptions struct {
 	Started, Ended func(id string)
 }
 
-// NewSubscriptions returns the service that finds and ends subscriptions, which is the deregister role.
+// NewSubscriptions returns the service that finds, pauses and ends existing subscriptions. A [subscription.Registrar] creates new ones.
 func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{

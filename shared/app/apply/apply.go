@@ -41,7 +41,7 @@ type Target struct {
 	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If it is nil,
 	// Apply refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
-	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
+	// Check makes additional checks of a new configuration before it is stored, for example that all its secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
 	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
 	// all webhook subscriptions end.

@@ -104,8 +104,8 @@ func isBlank(src []byte) bool {
 	return true
 }
 
-// fingerprint returns a hash of a workspace's backends and their settings, which changes if any of them or their order
-// changes. It is empty for a workspace without backends.
+// fingerprint returns a hash of a workspace's backends and their settings. The hash changes if a backend, a setting or the order of the
+// backends changes. It is empty for a workspace without backends.
 func (c *Config) fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
@@ -314,7 +314,8 @@ func (p *parser) readScopes(n *strictyaml.Node, what string) []string {
 	return scopes
 }
 
-// readTime reads a time or a date in UTC.
+// readTime reads the value of a setting as a time, or as a date, which means midnight UTC. For any other value, it records an error that
+// names the setting (what), and returns the zero time.
 func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	s, ok := p.file.Text(n, what)
 	if !ok {

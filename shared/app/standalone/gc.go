@@ -13,7 +13,7 @@ const (
 	// minReserve and maxReserve limit the reserve in bytes. The reserve is how much the process may allocate between two garbage
 	// collections while its live heap is small. By default, Go would collect garbage after every few megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
-	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
+	// betweenGCs is the intended time between two garbage collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
 	// quietAfter is the time without a collection after which a busy server returns unused memory to the system.

@@ -142,8 +142,8 @@ type Server struct {
 	ended    error // the result of the shutdown
 }
 
-// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If something in the
-// options or in the data directory is missing or out of range, the error is of kind fault.Invalid.
+// New starts a server, and returns when the server accepts requests. The server keeps running when ctx ends. If an option or a file in the
+// data directory is missing or invalid, the error is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
