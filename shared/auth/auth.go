@@ -64,8 +64,8 @@ type Principal struct {
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
-	// ScopePrefix is the prefix of scopes at the authorization server of the caller's token, for example
-	// "https://events.example.com/". [Challenge] adds it to the names of scopes.
+	// ScopePrefix is the prefix that scope names have at the authorization server of the caller's token, for example
+	// "https://events.example.com/". [Challenge] adds it to the names of the required scopes, so that the client can request them there.
 	ScopePrefix string
 }
 
@@ -178,9 +178,9 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns
-// [ErrNoToken]. For several headers, for a malformed token, and for a token over 16 KiB, the error is of kind
-// fault.Unauthenticated. It ignores tokens in URLs, but see [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). Without such a header, it returns [ErrNoToken]. If the
+// header is repeated or malformed, or the token is longer than 16 KiB, the error is of kind fault.Unauthenticated. Bearer does not read
+// tokens in URLs; see [SecretPath] for these.
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {

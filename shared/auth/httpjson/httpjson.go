@@ -124,8 +124,8 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	writeJSON(w, status, "application/json", map[string]json.RawMessage{"error": encodeError(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
-// pathOf returns the path of a request for the log. If the path contains names that the caller chose, it returns the route's pattern
-// instead.
+// pathOf returns the path of a request for log messages. For a route with wildcards, for example /sources/{name}, it returns the route's
+// pattern instead, because the values of the wildcards are chosen by the caller.
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern
