@@ -43,7 +43,8 @@ import (
 // maxPrincipal is the maximum length of the query parameter principal, in bytes.
 const maxPrincipal = 512
 
-// View describes a context provider to a principal, who can consent to it.
+// View is a context provider as a principal sees it. A context provider receives the messages of the principal's conversations if the
+// principal has consented to that, and returns context for them.
 type View struct {
 	Name        string   `json:"name"`
 	Title       string   `json:"title,omitempty"`
@@ -205,16 +206,18 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }
 
-// The store has consents as items:
+// A consent is a principal's decision that a context provider may receive messages of the principal's conversations. The store has these
+// items:
 //
 //	table subscriptions, consent#WORKSPACE#HASH(principal)
 //	  p#PROVIDER   the principal's latest decision about a provider
 //	table subscriptions, consent#by#WORKSPACE#HASH(operator)
-//	  HASH(principal)#PROVIDER   a mark, if the operator decided for another principal
+//	  HASH(principal)#PROVIDER   exists if the operator has made the decision on behalf of the principal
 //
-// These items do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
-// destination, and the kinds of messages that the provider received when the consent was given. So the principal has to consent
-// again if the provider gets a new URL or receives a new kind of message.
+// These items do not expire. A revoked consent stays, as a record of the revocation.
+//
+// A consent covers a provider's name, its destination, and the kinds of messages that the provider received when the consent was given. So
+// the principal has to consent again if the provider gets a new URL or receives a new kind of message.
 
 // Consent is a decision about one provider.
 type Consent struct {

@@ -32,7 +32,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Source provides the current configuration. It returns the same pointer until the configuration changes.
+// Source provides the section "conversation" of the current configuration. Its method returns the same pointer until the configuration
+// changes, so that callers can compare pointers to notice a change.
 type Source interface {
 	Conversation(ctx context.Context) (*rules.Conversation, error)
 }
