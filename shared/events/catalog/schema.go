@@ -92,7 +92,8 @@ func (e *Entry) newUnfitError(what string, faults []jsonpointer.Fault) error {
 		strings.TrimSpace(first+faults[0].Message)).With(faults)
 }
 
-// coerce converts the text of a variable in a URI to the type that its schema requires, for example "5" to 5.
+// coerce converts text, the value of the URI variable with the given name, to the JSON type that the variable's schema requires. For
+// example, it converts "5" to the number 5 if the schema requires an integer. It returns text unchanged if the conversion is not possible.
 func (e *Entry) coerce(name, text string) any {
 	switch e.types[name] {
 	case "integer", "number":

@@ -511,8 +511,9 @@ func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.P
 	return again
 }
 
-// deadLetterPages turns page tasks into dead letters of the deliveries queue. The tasks have no retries counted. So if an operator sends a
-// task back to the queue, the task can be retried [maxPageRetries] times again.
+// deadLetterPages sends page tasks, which are messages to deliver events to several subscribers, to the dead letter queue. The caller
+// leaves the tasks' Retries at 0. So if an operator later sends a task back to its queue, the task can be retried [maxPageRetries] times
+// again.
 func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {

@@ -224,9 +224,11 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 // Spreads reports whether the log spreads the events of an unordered type over several partitions.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
-// Append appends events of one URI, in order, to the URI's own partition and to the partitions of the patterns with the given keys. The
-// caller must be the only writer of the URI. If the queue redelivers an interrupted batch, Append skips the events that the own partition
-// already has. But it appends them again if their first commit may have been too late for some readers.
+// Append appends events of one URI, in order, to the URI's own partition of the log, and to the partitions of the patterns with the given
+// keys. No other process may append events of this URI at the same time.
+//
+// If the queue delivers an interrupted batch again, Append skips the events that the URI's partition already has. But it appends the events
+// again if readers may have missed them, because their first commit took too long.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
@@ -345,8 +347,11 @@ func parseKey(sort string) (int64, error) {
 	return k, nil
 }
 
-// Interest records that a client reads a parent or wildcard with a stream or poll, or may do so again soon. While it lasts, fanout writes
-// copies of the matching events to the partitions of the pattern; see [PatternPartitions]. Without readers, fanout saves these writes.
+// Interest records that clients read, or may soon read, the events of a URI pattern from the log. A pattern is a wildcard such as
+// event://github/*, or a parent such as event://github, which stands for all URIs below it.
+//
+// While the record exists, each matching event is also written to the pattern's own partitions; see [PatternPartitions]. Patterns without
+// readers do not cost these additional writes.
 type Interest struct {
 	// Since is the position from which fanout writes to the partitions. The partitions lack earlier events of the pattern.
 	Since int64

@@ -251,7 +251,8 @@ type Appended struct {
 	stamps map[string]int64 // the events' keys in their own partition, by event id; not valid if the store stamps keys
 }
 
-// logEnd describes the end of a partition to which a batch of events is being appended.
+// logEnd describes the end of a log partition before a batch of events is appended to it. It also says which events of the batch the
+// partition already has.
 type logEnd struct {
 	key      int64         // the key of the partition's last entry, or the time of this process's last append; 0 if it is empty
 	position int64         // a position before all events of the batch
@@ -306,8 +307,11 @@ func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
-// appendAfter appends the events in end.fresh to the partition p of the URI. In the same commits, it also appends them to the partitions
-// in copies. If the batch needs several segments, each segment names the events of the earlier ones.
+// appendAfter appends the events in end.fresh to p, the partition of the URI. In the same commits, it appends them to the partitions in
+// copies.
+//
+// A large batch becomes several items of the log, which are called segments. Each segment contains the ids of the batch's events in earlier
+// segments. So the last segment alone shows which events of an interrupted batch are already written.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written

@@ -203,7 +203,8 @@ func rounded(n json.Number) jsonrpc.Decimal {
 	return jsonrpc.ParseDecimal(json.Number(strconv.FormatFloat(f, 'g', -1, 64)))
 }
 
-// glob is a text with `*` for any characters, split at its stars. For example, "a*b" becomes {"a", "b"}.
+// glob is a text pattern, split at its asterisks. An asterisk stands for any number of characters. For example, the pattern "a*b" becomes
+// {"a", "b"}.
 type glob []string
 
 // matches reports whether s matches the glob. It needs no backtracking, because the first occurrence of each part leaves the most text for

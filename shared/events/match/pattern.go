@@ -232,7 +232,8 @@ func CheckAccess(p auth.Principal, access []Access) error {
 	return nil
 }
 
-// Selection describes the events that a client of MCP Events (SEP-3415) selects by an event type and arguments.
+// Selection describes the events that a client of MCP Events (SEP-3415) wants to receive. The client selects them by an event type and by
+// arguments, for example values for the variables in the event type's URI template.
 type Selection struct {
 	Entry *catalog.Entry
 	// Arguments are canonical, so that equal arguments have equal bytes.

@@ -31,7 +31,8 @@ type Handler struct {
 	Auth    auth.Authenticator
 	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// MetadataURL is the URL of the protected resource metadata (RFC 9728) in a 401 response, or empty.
+	// MetadataURL is the URL of the server's protected resource metadata (RFC 9728), or empty. If it is set, 401 responses tell it to the
+	// client in the header WWW-Authenticate.
 	MetadataURL string
 	// Log logs problems that the caller did not cause. Nil means slog.Default.
 	Log *slog.Logger

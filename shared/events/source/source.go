@@ -295,9 +295,11 @@ func DecodeDocument(text []byte) (any, error) {
 // maxRecords is the maximum number of records in an S3 notification. S3 itself sends one.
 const maxRecords = 100
 
-// ReadEnvelope returns the documents of a message that an AWS service put into the inbox queue. If the Message of an SNS envelope
-// is JSON, the decoded JSON replaces the text. An S3 notification has one document per record, and none if it is the test message
-// that S3 sends at setup. From is [HTTP] for a message that ReadEnvelope does not recognize.
+// ReadEnvelope reads a message that an AWS service put into the inbox queue. The result from is the service, or [HTTP] if the message is
+// from no known service. The result docs has the JSON documents in the message.
+//
+// An S3 notification has one document per record, so the result docs is empty for S3's test message. An SNS notification is one document.
+// If its member Message contains JSON text, ReadEnvelope replaces the text with the decoded JSON.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil

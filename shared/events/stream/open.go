@@ -157,7 +157,8 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 // Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
-// Follow adds a topic to the feed. The topic's notices begin after a position (see [eventlog.Log.Position]).
+// Follow makes the feed return the notices of a topic, too, for example notices about changes of a subscription. It begins with the notices
+// after the given position in the event log; see [eventlog.Log.Position].
 func (f *Feed) Follow(topic string, after int64) {
 	f.join(&source{part: eventlog.TopicPartition(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }

@@ -99,7 +99,7 @@ type Target struct {
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
-// Subscription is the record of a subscription. Clients see a [View] of it.
+// Subscription is a webhook subscription, as the store keeps it. Clients get a [View] of it, which leaves out the secrets.
 type Subscription struct {
 	V         int             `json:"v"`
 	ID        string          `json:"id"`

@@ -159,7 +159,8 @@ func (s *Set) List(ctx context.Context, workspace, after string, limit int) (lis
 	return listItems(ctx, s.DB, key(workspace, All).Partition, after, limit, decode)
 }
 
-// listItems returns a page of the switches or notes in a partition. Next is the sort key to continue from, or "" at the end.
+// listItems returns a page of the items in a partition, each of which is a [Switch] or a [Note]. The page begins after the sort key in the
+// parameter after. The result next is the value of after for the next page, or "" if there is none.
 func listItems[T any](
 	ctx context.Context, db store.DB, partition, after string, limit int, decode func(*store.Item) (T, error),
 ) (list []T, next string, err error) {
@@ -249,8 +250,9 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
 }
 
-// forget makes the next call of [Set.FindPaused] read the workspace's switches from the store. It replaces the cached [refresh.Value],
-// because an expired one would still return the previous switches if the read fails.
+// forget drops the workspace's cached switches, i.e. the records that pause deliveries, so that the next call of [Set.FindPaused] reads
+// them from the store. It does not use [refresh.Value.Expire], because FindPaused would then still get the old switches if that read
+// failed.
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -359,7 +361,7 @@ func waitingPartition(workspace string, n Name, shard int) string {
 // events and many subscribers.
 type Waiting struct {
 	Messages int `json:"messages"`
-	// More is true if there are too many messages to count all of them.
+	// More is true if Messages is only a lower bound, because there are too many waiting messages to count all of them.
 	More bool `json:"more,omitempty"`
 	// Oldest is when the oldest message began to wait.
 	Oldest time.Time `json:"oldest,omitzero"`

@@ -43,7 +43,7 @@ const (
 	HeaderHubSignature = "X-Hub-Signature-256"
 )
 
-// Limits of an exchange.
+// Limits for a webhook request and its response.
 const (
 	// MaxBody is the maximum size of a sent body, in bytes.
 	MaxBody         = 256 << 10
@@ -100,7 +100,7 @@ type Request struct {
 	Keys [][]byte
 	// RawSecret, if not empty, signs the body for the additional header X-Hub-Signature-256.
 	RawSecret []byte
-	// Timeout limits the whole exchange, from name resolution to the end of the response. 0 means [defaultTimeout].
+	// Timeout limits the whole request, from the DNS lookup to the end of the response. 0 means [defaultTimeout].
 	Timeout time.Duration
 	// KeepResponse makes [Sender.Send] return the beginning of a failed response in [Outcome.Response].
 	KeepResponse bool

@@ -1,4 +1,5 @@
-// Package deadletter lists, retries and replays deliveries that were given up and messages that no function could handle.
+// Package deadletter lists and retries dead letters: webhook deliveries that were given up, and queue messages that no handler could
+// process. It also delivers past events again (replays), and finds all data that the store has about a subscription's deliveries.
 package deadletter
 
 import (
@@ -63,8 +64,8 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// encodeLetterID returns the id of a letter, which encodes where the letter is stored: the subscription's id, and the letter's sort key in
-// the subscription's list of letters.
+// encodeLetterID returns the id of a dead letter, which encodes where the letter is stored. For a webhook delivery, the parameter place is
+// the id of the subscription, a #, and the letter's sort key in the subscription's list of dead letters.
 func encodeLetterID(place string) string { return opaque.Encode([]byte(place)) }
 
 func parseLetterID(id string) (sub, sort string, ok bool) {
@@ -332,7 +333,8 @@ type StoredData struct {
 	Own  bool
 }
 
-// VisitStoredData calls visit for each [StoredData] of a subscription, i.e. for all stored data about its deliveries.
+// VisitStoredData calls visit for each piece of data that the store has about the deliveries of a subscription, for example for each dead
+// letter. The parameter id is the subscription's id.
 func (o *Operations) VisitStoredData(ctx context.Context, workspace, id string, visit func(StoredData) error) error {
 	visitPartition := func(kind string, partition store.Key, add func(*store.Item, *StoredData)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {

@@ -11,18 +11,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. All callbacks of a
-// client usually have the same origin, so one bad endpoint must not harm the other endpoints of its origin. An origin as a whole counts as
-// failing only if connections to it fail, or if [originAfter] of its endpoints fail without a success in between.
+// endpointState is what this process knows about the health of one webhook endpoint, i.e. of one URL without its query. An endpoint is in
+// one of three states:
 //
-//	   ┌────────── answers in time ───────────┐
-//	   ▼                                      │
-//	healthy ──▶ slow: first attempts take the slow lane ──▶ open: no attempt
-//	 no answer      three failures in a row,       timeout, 429,     until a time,
-//	 in time        a late success                 502, 503, 504     then one probe
+//	healthy  first attempts to deliver an event are sent without delay (the fast lane)
+//	slow     first attempts go through a separate queue (the slow lane), so that they do not hold up other endpoints
+//	paused   the endpoint gets no attempts for some time, and then one at a time until one succeeds
 //
-// Each process learns from the outcomes of its own attempts, because sharing every outcome would cost more than a few failures per process.
-// On AWS, processes tell each other only which endpoints hang; see [FastSlot.Hang].
+// An endpoint becomes slow after a response that took too long, or after three failures in a row. It becomes paused after a timeout, or
+// after the status 429, 502, 503 or 504. A quick success makes it healthy again.
+//
+// All endpoints of a client usually have the same origin, so an endpoint that fails must not harm the others. The origin as a whole counts
+// as failing only if connections to it fail, or if [originAfter] of its endpoints fail without a success in between.
+//
+// Each process learns from its own attempts, because sharing every outcome would cost more than a few failed attempts per process. On AWS,
+// processes tell each other only which endpoints hang; see [FastSlot.Hang].
 type endpointState struct {
 	id     string
 	origin *originState // nil until the endpoint's URL is known

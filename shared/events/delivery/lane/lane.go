@@ -357,7 +357,8 @@ func (s *FastSlot) Detach() *DetachedSlot {
 	return detached
 }
 
-// DetachedSlot is the permission to continue a first attempt for which its page task no longer waits.
+// DetachedSlot is the permission for a webhook request to continue in the background. The task that sent the request no longer waits for
+// the response, so that a slow endpoint does not hold up other deliveries. Call [DetachedSlot.Done] when the request has ended.
 type DetachedSlot struct {
 	slot
 	origin *originState

@@ -114,8 +114,9 @@ func (l *Lanes) grantSlow(e *endpointState) {
 	}
 }
 
-// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. turn is the time until the
-// endpoint's rate limit allows the attempt. wait, which is at least turn, is the time until the endpoint's pause is over, too.
+// Postpone reserves an attempt in the endpoint's rate limit, for a delivery whose first attempt cannot be made now. It returns two delays.
+// After turn, the rate limit permits the attempt. After wait, the endpoint's current pause is over as well, so wait is at least turn.
+// During its pause, which follows timeouts and some other failures, an endpoint gets no attempts.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

@@ -35,7 +35,8 @@ type Terminator struct {
 	Review        *review.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
 	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
-	// Profile is the protocol version for MCP Events subscriptions that do not name one.
+	// Profile is the version of the MCP Events extension for subscriptions that name none. It determines the format of the notice that tells a
+	// subscriber that its subscription has ended.
 	Profile spec.Profile
 	// Plain lists URL prefixes of endpoints that get no notices, because these endpoints expect only events.
 	Plain []string
@@ -342,8 +343,9 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope terminates the subscriptions of the scope at.Scope that may not continue. It begins at the position at.After in the scope's
-// list. After each page of the list, it stores the new position, so that an interrupted recheck continues from there.
+// recheckScope checks the subscriptions in the list that at.Scope names, for example all subscriptions to one event type. It terminates the
+// subscriptions that are no longer allowed, and returns their number. It begins after the list entry at.After. After each page of the list,
+// it stores the position that it has reached, so that an interrupted recheck resumes there.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

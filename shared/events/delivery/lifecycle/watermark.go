@@ -74,8 +74,9 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled,
-// i.e. acknowledged or dead-lettered, or 0 if that is unknown. open reports whether the store has deliveries that are still to be sent.
+// SettledPosition implements [subscription.Watermark]. All of the subscription's events up to the returned position in the event log were
+// acknowledged by the subscriber or became dead letters. The position is 0 if it is unknown. The result open reports whether the store has
+// deliveries to the subscriber that are still to be sent.
 func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err

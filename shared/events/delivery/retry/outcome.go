@@ -55,7 +55,7 @@ func NewOutcomes(o Options) *Outcomes {
 	}
 }
 
-// consequence says how a delivery continues after an attempt to send its webhook.
+// consequence says what happens to a delivery after an attempt to send its webhook, for example that it will be retried.
 type consequence int
 
 const (
@@ -388,9 +388,12 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// isFailing reports whether more than [ratePercent] of the attempts of all processes in the last hour failed. Attempts before
-// resumed, the time at which the subscription was last resumed, do not count. To save reads, isFailing adds up the attempts only
-// once per [rateAsk] or [rateMinimum] attempts, and returns false in between.
+// isFailing reports whether more than [ratePercent] percent of the subscription's webhook attempts in the last hour failed. It counts the
+// attempts of all processes, but only those after the time resumed, when the subscription was last resumed. The result is false if there
+// were fewer than [rateMinimum] attempts.
+//
+// To save reads from the store, isFailing counts again only after [rateAsk] or after [rateMinimum] further attempts, whichever is earlier.
+// Until then it returns false.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -30,7 +30,7 @@ type Job struct {
 	// SaveEvery is how old the job's stored position may become before the job saves it again; see [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
-	// Log logs items that cannot be decoded. Nil means [slog.Default].
+	// Log receives a message if the stored entry for a delivery that is due cannot be decoded. Nil means [slog.Default].
 	Log *slog.Logger
 
 	latest time.Time // when Run was called last

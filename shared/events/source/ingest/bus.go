@@ -150,7 +150,8 @@ type Backends struct {
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
-// pathToken names the token in the path of a backend's webhook.
+// pathToken is the name of the wildcard in the URL path to which backends send webhooks. The value of the wildcard is a token, by which the
+// server finds the webhook's subscription.
 const pathToken = "token"
 
 func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {

@@ -287,8 +287,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
-		// Do not record the id here. It is either recorded already, or this is a replay: an attacker can repeat a signed request with a
-		// different unsigned id. Record only the hash of the signed text, if it is new.
+		// The event was accepted before. Do not record the id of this request, because an attacker may have replayed a signed request with another
+		// id, which the signature does not cover. Record only the hash of the signed text, if it is not recorded yet.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
@@ -413,10 +413,11 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom takes away the slot of the slowest body and reports whether it found one. It spares bodies that were read completely,
-// and bodies that have been arriving for less than [largeSlow]. But if the client of such a new body has at least two slots more
-// than the new client, makeRoom may take the slot. Otherwise one client could keep the others out with new requests. The caller
-// holds the lock.
+// makeRoom frees a slot for reading a large request body of the given client. It takes the slot away from the body that arrives most
+// slowly, and returns false if all bodies must be spared. The caller holds the lock.
+//
+// makeRoom spares bodies that were read completely, and bodies that began to arrive less than [largeSlow] ago. But it does not spare a new
+// body whose client has at least two slots more than the given client. Otherwise one client could keep out all others with new requests.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {

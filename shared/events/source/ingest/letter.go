@@ -126,7 +126,8 @@ func parseRetry(body []byte) (r retry, doc any, err error) {
 }
 
 const (
-	// seenFor is how long an id is remembered. Stripe retries, and GitHub can redeliver, for three days.
+	// seenFor is how long the server remembers the id of an accepted event, to recognize a repeated webhook. Stripe retries a webhook for three
+	// days, and GitHub can redeliver one for three days.
 	seenFor = 72 * time.Hour
 	// begunFor is how long [Seen.reserve] reserves a key if the process dies before the event is accepted.
 	begunFor = time.Minute

@@ -30,7 +30,8 @@ const (
 	kindBurst   = 10
 	othersRate  = 10
 	othersBurst = 50
-	// successRate equals the rate of the delivery log in package delivery.
+	// successRate is the maximum number of records of successful requests to sources that one process writes to SQLite per second. It has the
+	// same value as the limit for records of successful deliveries in shared/events/delivery/records.
 	successRate  = 200
 	successBurst = 10 * successRate
 )
@@ -98,7 +99,8 @@ type allowance struct {
 // cleared, and a few more records than usual are written.
 const maxAllowances = 5000
 
-// NewOutcomeLog returns an OutcomeLog. An empty keep means [KeepFailures]. Metrics and log may be nil.
+// NewOutcomeLog returns an [OutcomeLog] that stores the outcomes of requests in db. The parameter keep says which outcomes are stored, for
+// example [KeepAll]. An empty keep means [KeepFailures]. The parameters metrics and log may be nil.
 func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *OutcomeLog {
 	r := &OutcomeLog{
 		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: cmp.Or(log, slog.Default()),

@@ -200,7 +200,8 @@ func newPreset(settings Settings) func(Settings, string) (check, error) {
 	return func(_ Settings, secret string) (check, error) { return bindHMAC(settings, secret) }
 }
 
-// bindNone compares the last segment of the path with the secret.
+// bindNone returns the check for the scheme "none", in which requests are not signed. The check compares the last segment of the request's
+// URL path with the secret.
 func bindNone(_ Settings, secret string) (check, error) {
 	same := equalTo(secret)
 	return func(r Request) (p proof, no *refusal) {

@@ -32,7 +32,8 @@ type Review struct {
 	verdicts bounded.Map[[2]string, string] // maps the ids of an old and a new contract to the feature that the new one breaks, or ""
 }
 
-// part is one pattern of a subscription: the pattern's key, its event type, and the id of the contract to which the client subscribed.
+// part is one URI pattern of a subscription: the pattern's key, the name of its event type, and the id of the event type's contract. The
+// contract is the event type's definition at the time when the client subscribed, for example its schemas; see [catalog.Entry.ContractID].
 type part struct{ key, entry, contract string }
 
 // Right decides which events a subscriber may receive. The zero value permits none.
@@ -168,7 +169,8 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 	return rule == nil || slices.ContainsFunc(r.principals, func(p auth.Principal) bool { return rule.Check(p, vars) == nil })
 }
 
-// ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
+// ErrTypeRemoved is the error for an event whose type is no longer in the catalog. Without the type's access rule, it is unknown whether
+// the subscriber may receive the event.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
 // MayReceive reports whether the subscriber may receive an event that matches its pattern. If the Right is the result of
