@@ -54,7 +54,8 @@ func isRefusal(err error) bool {
 		errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
-// Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session if needed.
+// Prepare does the first steps of [Gateway.Converse] in advance, so that the next call of Converse is faster. It reads the capabilities of
+// the backend with the given name. If the backend uses sessions, Prepare also begins one for the client.
 func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error {
 	b, info, err := g.FindByName(ctx, c, name)
 	if info == nil {

@@ -160,8 +160,9 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	return g.elicitations.answer(ctx, b.ClientFor(c.Token), item, q, body)
 }
 
-// Progress forwards a client's progress notification about a backend's request, for example about sampling, with the backend's own token.
-// It drops the notification if the request is not open, because the request may have ended while the notification was on its way.
+// Progress forwards a client's progress notification to the backend whose request the client is working on, for example a sampling request.
+// It replaces the progress token with the one that the backend chose. If the request has already ended, Progress drops the notification
+// without an error, because the request may have ended while the notification was on its way.
 func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "progressToken"))

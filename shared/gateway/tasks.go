@@ -255,7 +255,7 @@ func (l *taskListen) run(ctx context.Context) {
 
 var errUnwatched = errors.New("gateway: the backend does not have the tasks extension, or the caller may no longer use it")
 
-// isPermanent reports whether an error of a listen means that another attempt would fail too.
+// isPermanent reports whether it is useless to repeat a subscriptions/listen request that failed with err, because it would fail again.
 func isPermanent(err error) bool {
 	if status := upstream.StatusOf(err); status != 0 {
 		return status < 500 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout

@@ -155,7 +155,8 @@ type credentials struct {
 	bare  bool // send no Authorization header, because the caller sent no token
 }
 
-// add adds the credentials to the headers of a request. An [upstream.Client] calls it as its Credentials.
+// add adds the headers that authenticate a request to the backend, for example an Authorization header with an OAuth token. An
+// [upstream.Client] calls add before it sends a request.
 func (c credentials) add(ctx context.Context, h http.Header) error {
 	err := c.addHeaders(ctx, h)
 	switch {

@@ -49,10 +49,12 @@ const (
 	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
 	unstatedLife = time.Minute // how long the gateway uses a token without an expires_in
-	// After a failed exchange, the gateway pauses before it asks the authorization server again. If the server refused the caller, issued
-	// an unusable token, or took longer than failedFor, the pause lasts refusedFor and applies only to this caller. If the server failed
-	// faster, it may be down, so the pause lasts failedFor. This pause applies to all callers only if the server last failed in this way
-	// for another user, because a single user for whom the server always fails must not block the others.
+	// refusedFor and failedFor are pauses after a failed token exchange, before the gateway asks the authorization server again.
+	//
+	//   - The pause is refusedFor if the server refused the caller, issued an unusable token, or took longer than failedFor to fail. It
+	//     applies only to this caller.
+	//   - The pause is failedFor after any other failure, because the server may be down. It applies to all callers only if the previous
+	//     failure of this kind concerned another user. A single user for whom the server always fails must not block the others.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 

@@ -218,8 +218,9 @@ func isPrintable(entry json.RawMessage) bool {
 	return true
 }
 
-// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching). The parameter own is the gateway's own limit
-// for the ttl. Session-based revisions have no hints, so their lists get that limit and are not shared.
+// cachingHints returns how long the gateway may cache a page of a backend's list (ttl), and whether all users may share the page. In MCP
+// revisions without sessions, the backend says this in result (2026-07-28, Caching). The ttl is own if the backend gives none. Older
+// revisions have no such hints, so their pages get the ttl own and are not shared.
 func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {

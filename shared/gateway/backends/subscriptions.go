@@ -73,7 +73,8 @@ func (bs *Set) checkLimit(ctx context.Context, s api.Subscription) error {
 	return nil
 }
 
-// Unsubscribe removes a subscription.
+// Unsubscribe deletes the stored subscription of a client to a backend's resource. The relay then ends its own subscription at the backend,
+// unless other clients need it.
 func (bs *Set) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	err := bs.options.DB.Write(ctx, store.Delete(wantedKey(s)))
 	bs.wakeRelay(ctx, s.Place)

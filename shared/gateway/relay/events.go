@@ -43,8 +43,11 @@ type Events struct {
 	Agent   string // the name and version that backends see, e.g. "mcp-events/1.2"
 }
 
-// reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
-// updates prefixes and scopes, and adds the backends that act for their callers, without types, because these depend on the caller.
+// reconcile adapts the stored event types of the backends to the configuration. It
+//
+//   - removes the event types of backends that are no longer configured,
+//   - updates the name prefix and the scopes of the other backends' event types, and
+//   - adds an entry without event types for each backend whose event types depend on the caller.
 func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	if e == nil {
 		return nil
@@ -96,7 +99,8 @@ func (e *Events) replace(ctx context.Context, db store.DB, workspace string, edi
 	return e.Changed(ctx)
 }
 
-// receiver receives the events of one backend, for as long as the relay has the lease.
+// receiver receives the events of one backend. It runs only while this relay holds the backend's lease in the store, so that no other
+// process receives the same events.
 type receiver struct {
 	*Events
 	relay   *Relay

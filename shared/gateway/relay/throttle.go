@@ -106,7 +106,7 @@ const (
 	logRate, logBurst = 1, 50
 )
 
-// limitedStream reads a stream no faster than the limit for its lines.
+// limitedStream is a stream from a backend that can be read only at a limited number of lines per second. At the limit, Read waits.
 type limitedStream struct {
 	io.ReadCloser
 	ctx   context.Context

@@ -213,8 +213,9 @@ func normalize(uri string) string {
 	return clean(uri)
 }
 
-// flatten returns the form of a URI that [unify] has returned, for a server that takes the host as the first segment of the path. To such a
-// server, notes://public/../private and notes:///private are notes://private.
+// flatten returns a URI as it is understood by a server that treats the host as the first segment of the path. For such a server,
+// notes://public/../private and notes:///private are both notes://private. Access rules are also checked against this form, so that a
+// client cannot bypass them. The parameter uri must be a result of [unify].
 func flatten(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		return strings.ToLower(scheme) + "://" + clean(rest)

@@ -9,12 +9,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// WithoutOwn returns a backend's params, result, error data or list entry without the members of _meta that have our prefix. Only the
-// gateway may set these members. For example, a client continues a listen request at the cursor in _meta, which a backend must not forge.
-// If the value has no such member, WithoutOwn returns the value itself and false.
+// WithoutOwn removes the members that only the gateway may set from each _meta in a backend's value, for example in a result. The names of
+// these members begin with [spec.OwnPrefix]. One of them is the cursor at which a client resumes a stream, so a backend must not be able to
+// forge them. The result dropped reports whether WithoutOwn removed a member.
 //
-// It keeps all other members of _meta, because the protocol lets servers set some of its own, for example
-// io.modelcontextprotocol/related-task. It also keeps members whose content belongs to the backend, such as structuredContent.
+// WithoutOwn keeps all other members of _meta, because backends may set them, for example io.modelcontextprotocol/related-task. It does not
+// change parts of the value whose content belongs to the backend, such as structuredContent.
 func WithoutOwn(value json.RawMessage) (out json.RawMessage, dropped bool) {
 	if !mayHaveOwn(value) || !hasOwn(value) {
 		return value, false

@@ -7,7 +7,7 @@
 //	results              adds resultType, caching hints    removes resultType
 //	error codes          changes -32002, -32022            changes -32020, -32021, -32022, -32602 (see [Revisions.ErrorCode])
 //
-// All results for clients of 2026-07-28 also get a serverInfo if they have none (see [AddServer]). The package leaves all other bytes
+// All results for clients of 2026-07-28 also get a serverInfo if it is missing (see [AddServer]). The package leaves all other bytes
 // alone. All functions are pure: they use no backend, store or clock. Package gateway handles a backend's questions to the client.
 package translate
 
@@ -188,8 +188,9 @@ func Tool(entry json.RawMessage, client spec.Version) json.RawMessage {
 	return jsonrpc.Without(entry, func(name string) bool { return name == "outputSchema" })
 }
 
-// A tool may require that headers repeat some of its arguments (2026-07-28, Custom Headers from Tool Parameters). The gateway checks
-// these headers for clients of that revision, and adds them for clients of older ones.
+// In revision 2026-07-28, a tool's definition may require that HTTP headers repeat some arguments of a call (Custom Headers from Tool
+// Parameters). If the client uses this revision, the gateway checks these headers. If the client uses an older one, the gateway adds the
+// headers to its request to the backend.
 
 const annotation = "x-mcp-header"
 
