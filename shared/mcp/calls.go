@@ -167,8 +167,8 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	e.replies.SendStatus(w, c, nil, err)
 }
 
-// handleMessage forwards a notification or a response to the backends. It drops messages that do not concern a backend: this server
-// itself sends no requests that a client could answer, and its own methods are too fast to be cancelled.
+// handleMessage forwards a client's notification or response to the backends that it concerns. It drops all other messages. The server
+// itself needs none of them: it sends no requests that a client could answer, and its own methods are too fast to be cancelled.
 func (e *Endpoint) handleMessage(c *method.Call) error {
 	ctx := c.Request.Context()
 	backends := e.backends

@@ -28,7 +28,7 @@ type Gateway interface {
 	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
 	// NotifyExtension forwards a notification of an extension to the backend that declares the extension. It drops other notifications.
 	NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error
-	// SetLevel sets the client's log level at the backends with which it has a session.
+	// SetLevel sends the client's log level to all backends with which the client has a session.
 	SetLevel(ctx context.Context, c api.Client) error
 	// End cancels the calls of the client's session, and ends its sessions with backends.
 	End(ctx context.Context, c api.Client) error

@@ -129,7 +129,8 @@ func (e *Endpoint) notifySession(ctx context.Context, c *method.Call) error {
 	return e.options.Feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
-// sessionFault translates ErrNone, which means that the session ended while a request used it, into an error for the client.
+// sessionFault converts [session.ErrNone] into an error for the client, which says that the session has ended. It returns other errors
+// unchanged. Requests get ErrNone if their session ends while they use it.
 func sessionFault(err error) error {
 	if err == session.ErrNone {
 		return fault.New(fault.NotFound, "the session has ended")

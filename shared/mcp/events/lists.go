@@ -1,5 +1,5 @@
-// Package events serves the MCP methods for events: the lists, resources/read, completions, events/poll, events/stream, and the
-// methods that make and end webhook subscriptions.
+// Package events serves the MCP methods for events. These are events/list, events/poll, events/stream, resources/read, completion/complete,
+// the lists of resources, resource templates, tools and prompts, and the methods that create and end webhook subscriptions.
 package events
 
 import (

@@ -30,7 +30,8 @@ const maxBeat = 25 * time.Second
 // recovery is how long a stream waits after a temporary failure before it continues.
 const recovery = time.Second
 
-// pushFraming is the [streams.Framing] of an events/stream. It sends the events of one subscription in the notifications of SEP-3415.
+// pushFraming implements [streams.Framing] for the method events/stream. It sends the events of one subscription as the notifications that
+// SEP-3415 defines.
 type pushFraming struct {
 	selected
 	stream  *streams.Stream

@@ -239,7 +239,8 @@ func (r *relayed) Fail(err error) bool {
 	})
 }
 
-// statusOf returns the HTTP status of a backend's response in the stateless revisions.
+// statusOf returns the HTTP status with which the server passes a backend's JSON-RPC response on to a client. It is for the MCP revisions
+// without sessions, in which the status depends on the error code. For a response without an error, the status is 200.
 func statusOf(message json.RawMessage) int {
 	failure := jsonrpc.Member(message, "error")
 	if failure == nil {

@@ -38,7 +38,7 @@ type Caching struct {
 	Scope string
 }
 
-// The scopes of a cached result.
+// The values of [Caching.Scope]: caches may share a public result between users, but not a private one.
 const (
 	Public  = "public"
 	Private = "private"

@@ -80,7 +80,8 @@ type Session struct {
 // URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the end of the event log when the client subscribed. The session's first stream begins with the events after it.
+	// After is the position of the end of the event log at the time when the client subscribed to the URI. The session's first stream begins
+	// with the events after this position.
 	After int64 `json:"p,omitempty"`
 	// Open is true if the URI has wildcards or is a parent, e.g. event://incidents, which stands for all URIs below it.
 	Open    bool   `json:"o,omitempty"`

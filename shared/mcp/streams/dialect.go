@@ -161,8 +161,10 @@ const (
 	eventLifecycle    = "lifecycle"
 )
 
-// AppendResponses appends an SSE event for the response in body, or for each response if body is a batch. The function id, which may be
-// nil, returns the id of an event. Its argument is true for the last event.
+// AppendResponses appends SSE events to dst: one event for the JSON-RPC response in body or, if body is a batch, one event for each
+// response.
+//
+// The function id returns the id of an SSE event. Its argument is true for the last event. If id is nil, the events have no ids.
 func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
 	responses := [][]byte{body}
 	if len(body) > 0 && body[0] == '[' {

@@ -114,7 +114,8 @@ func (s *Stream) eventMeta(b []byte, ev *event.Event) []byte {
 	return b
 }
 
-// sendLost handles a gap in the event log: it tells the client for each affected URI that events are missing.
+// sendLost tells the client that an event could not be read from the event log. For each subscribed URI to which the event may belong, it
+// sends a notification that says that events are missing.
 func (s *Stream) sendLost(d stream.Delivery) error {
 	var uris []string
 	for _, t := range s.targets {

@@ -342,7 +342,8 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 	return now, nil
 }
 
-// sendComment checks the caller's credentials and sends an SSE comment as a heartbeat.
+// sendComment sends an SSE comment on the stream as a heartbeat. Before that, it checks that the caller's credentials are still valid, and
+// returns an error if they are not.
 func (s *Stream) sendComment(ctx context.Context) error {
 	if err := s.CheckCredentials(ctx); err != nil {
 		return err
