@@ -44,7 +44,8 @@ type request struct {
 	Since, Until                                time.Time
 	DryRun                                      bool
 
-	// After is the key of the previous page's last item, from the cursor.
+	// After is the key of the last item on the previous page of the list, or empty for the first page. It is decoded from the query parameter
+	// cursor.
 	After string
 	Limit int
 

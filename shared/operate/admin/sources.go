@@ -164,7 +164,7 @@ func (h *sourceHandlers) outcomes(c *call) (any, error) {
 	return outcomeList{list: newList(c, records, next, viewOfOutcome), kept: keptOf(h.kept, ingest.RecordsKept)}, nil
 }
 
-// try shows the events that a saved request would publish.
+// try handles the API request that shows which events a saved request to a source would publish. It does not publish them.
 func (h *sourceHandlers) try(c *call) (any, error) {
 	var in struct {
 		Request string `json:"request"`

@@ -177,7 +177,7 @@ type Commands struct {
 	} `cmd:"" api:"GET overview" help:"Show counts of subscriptions and dead letters, deliveries of the last hour, failing origins, and quotas."`
 }
 
-// ID is the argument of commands for a single object.
+// ID is the command-line argument of commands that concern a single object, for example one subscription.
 type ID struct {
 	ID string `arg:"" name:"id" help:"Id, as lists show it. You can shorten it with dots, e.g. sub_0198...2c47."`
 }
@@ -535,8 +535,8 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	return nil
 }
 
-// resolveID returns the complete id for a shortened one. It fails if no id or several ids match. It returns other texts
-// unchanged.
+// resolveID completes a shortened id, for example sub_0198...2c47, by searching the server's list of objects of the given kind. It returns
+// an error if no id matches, or more than one. It returns a text that is not a shortened id unchanged.
 func (c Client) resolveID(ctx context.Context, kind, text string) (string, error) {
 	found := shortened.FindStringSubmatch(text)
 	if found == nil && kind == "subscriptions" {

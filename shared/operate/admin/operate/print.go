@@ -84,7 +84,8 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// fitRows changes the rows to fit width, and returns the headings of the hidden columns.
+// fitRows makes the rows of a table fit into width characters. It shortens ids and, if that is not enough, removes columns, beginning with
+// the columns in drop. It returns the headings of the removed columns.
 func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string) {
 	for _, cells := range rows[1:] {
 		for i := range cells {
@@ -232,7 +233,7 @@ func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	return fault.Wrap(fault.Unavailable, e.Close(), "print")
 }
 
-// node reads the next JSON value as a YAML node.
+// node reads the next JSON value from d and converts it to a YAML node. If local is true, it converts times to the local time zone.
 func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 	token, err := d.Token()
 	if err != nil {
