@@ -128,9 +128,9 @@ func (v *Value[T]) IsPausing() bool {
 	return v.isPausing(false)
 }
 
-// Expire makes the next call load the value again, if matches returns true for the current value. The next call does not use a
-// load that is already running, because that load may have read the outdated value. If the new load fails, [Value.Get] still
-// returns the old value until it is older than Stale.
+// Expire makes the next call of [Value.Get] load the value again, if matches returns true for the current value. That call does not use the
+// result of a load that is already running, because this load may have read the outdated value. If the new load fails, Get still returns
+// the old value until it is older than [Options.Stale].
 func (v *Value[T]) Expire(matches func(T) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
