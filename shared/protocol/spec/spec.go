@@ -215,7 +215,8 @@ const (
 	HeaderName      = "Mcp-Name"
 	HeaderSession   = "Mcp-Session-Id"
 	HeaderLastEvent = "Last-Event-Id"
-	// HeaderParameter is the prefix of the headers that repeat the arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
+	// HeaderParameter is the prefix of the HTTP headers in which a client repeats arguments of a tool call, for example Mcp-Param-Region
+	// (2026-07-28, Custom Headers from Tool Parameters).
 	HeaderParameter = "Mcp-Param-"
 )
 
