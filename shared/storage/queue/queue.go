@@ -68,9 +68,10 @@ type Outgoing struct {
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
-	// Owner says for whom the message is handled, for example for which principal. It has the same format as Group, and only
-	// messages of standard queues may have it. Consumers take turns between the owners. An owner's messages use at most three
-	// quarters of the consumers that are not busy with other owners' messages. SQS has no owners.
+	// Owner identifies on whose behalf the message is handled, for example a principal. Consumers serve the owners in turn. One owner can
+	// occupy at most three quarters of the consumers that the other owners leave free.
+	//
+	// Owner has the same format as Group. Only messages of standard queues may have an owner, and SQS ignores it.
 	Owner string
 	// Dedup is a deduplication id, in the same format as Group. A FIFO queue drops a message if it accepted one with the same id in
 	// the last five minutes. Standard queues do not deduplicate.

@@ -116,7 +116,7 @@ const AtCommit = "\x00commit"
 // different partitions.
 const SameStamp = -1
 
-// Watcher is a store that notifies readers in this process of this process's writes to a partition of [Log].
+// Watcher is a store that can notify goroutines of this process when the process writes to a partition of the table [Log].
 type Watcher interface {
 	// Watch returns a channel that receives a value after one or more commits to the partition. written returns the greatest
 	// stamp of the commits to the partition since Watch was called, or 0 before the first one. A caller that reads [DB.End] and
@@ -161,7 +161,8 @@ type Page struct {
 	Last string
 }
 
-// Condition is a condition on the item of an operation. An expired item counts as absent.
+// Condition is a requirement for an operation of a [DB.Write], for example that the item does not exist yet. If it is not met, the whole
+// write fails with [ErrConflict]. An expired item counts as absent.
 type Condition struct {
 	Kind    CondKind
 	Version int64 // for [IfVersion]
@@ -268,9 +269,11 @@ func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	return items[0], nil
 }
 
-// Each calls visit with the items of a partition in the order of their sort keys. It stops at an error of visit and returns it
-// unchanged. Errors of the store have the kind fault.Unavailable and the parameter what as their message, for example "read the
-// leases".
+// Each calls visit with each item of a partition, in the order of the sort keys. If visit returns an error, Each stops and returns this
+// error unchanged.
+//
+// If a read from the store fails, Each returns an error of kind fault.Unavailable. Its message is the parameter what, which names the
+// attempted operation, for example "read the leases".
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }

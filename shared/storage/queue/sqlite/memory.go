@@ -10,7 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// memoryQueue is one queue: the messages in memory, the idle workers, and the results of handlers that are not written yet.
+// memoryQueue is the part of one queue that is in memory: messages, the idle workers that wait for messages, and the results of handlers
+// that are not written to the SQLite file yet.
 type memoryQueue struct {
 	q    *Queues
 	name queue.Name
@@ -175,7 +176,8 @@ type message struct {
 	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }
 
-// place is where a message of a queue is. Every message is in exactly one place.
+// place says where a message of a queue is and what it waits for. For example, a message in placeDelayed is only in the file and is not due
+// yet. Every message is in exactly one place.
 type place uint8
 
 const (

@@ -326,7 +326,8 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 	return b, nil
 }
 
-// stopWaiting removes the channel that [memoryQueue.take] returned. If the channel has already received, it wakes another worker.
+// stopWaiting ends an idle worker's wait for a message. The parameter woken is the channel that [memoryQueue.take] returned to this worker.
+// If the worker was already woken through this channel, stopWaiting wakes another worker, because a message may be ready.
 func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

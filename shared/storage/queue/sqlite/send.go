@@ -447,7 +447,8 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward makes the messages ready and submits a job that writes them. It returns nil if the caller must call Send instead.
+// forward gives messages to the workers immediately, and submits a job that writes the messages to the SQLite file later. If this is not
+// possible now, both results are nil. The caller must then call [Queues.Send], which writes the messages first.
 func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

@@ -112,7 +112,8 @@ func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
 
-// complete reports whether all rows of the file, except spilled and delayed ones, are or were in memory.
+// complete reports whether all messages in the SQLite file are, or were, in memory. It ignores two kinds of messages: delayed messages that
+// are not due yet, and messages that stay in the file because their group has too many ("spilled" messages).
 func (w *window) complete() bool { return w.loaded == w.newest }
 
 func (w *window) add(m *message) {

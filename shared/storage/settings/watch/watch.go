@@ -14,11 +14,11 @@ const (
 	settle = 150 * time.Millisecond
 )
 
-// Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable or
-// unreadable. The watch ends with ctx. Call Files before you read the files, so that you miss no change.
+// Files returns a channel that receives a value after one of the files was written, replaced or removed, or became readable or unreadable.
+// The watch ends when ctx ends. Call Files before you read the files, so that you miss no change.
 //
-// It looks at the files once a second and follows links, because file-system notifications for the directory of a path would miss
-// changes to a file behind a link, to a replaced directory, and to the ..data link of a Kubernetes ConfigMap.
+// Files looks at the files once a second instead of using file-system notifications. Notifications for the directory of a path would miss
+// changes to a file behind a link, for example to the ..data link of a Kubernetes ConfigMap, and changes in a replaced directory.
 func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	before := look(paths)

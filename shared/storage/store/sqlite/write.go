@@ -349,7 +349,8 @@ type stamps struct {
 	end atomic.Int64 // the last committed stamp
 }
 
-// stampStep is how far the limit is raised beyond the last stamp, in microseconds, so that most commits need not write it.
+// stampStep is how far the stored limit of stamps is ahead of the last stamp, in microseconds. A stamp is the time of a commit, used as a
+// sort key. The limit is stored so that no stamp repeats after a restart. Most commits need not write it, because it is ahead.
 const stampStep = 100_000
 
 func (s *stamps) load(tx *engine.Tx) error {

@@ -62,8 +62,9 @@ type entry struct {
 	done  chan struct{} // receives when err has the outcome; nil if no caller waits
 }
 
-// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops the job, without [Job.Done], and
-// returns the error of ctx. Once the writer has taken the job, Do waits, so that the caller learns the outcome.
+// Do submits a job to the writer and waits until the job is committed. If ctx ends before the writer has taken the job, Do drops the job
+// and returns the error of ctx. [Job.Done] is then not called. Once the writer has taken the job, Do ignores ctx, so that the caller learns
+// the outcome.
 func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -91,8 +92,8 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	return err
 }
 
-// Post submits a job and does not wait for its commit. It blocks while more than [maxQueue] jobs wait. After [Engine.Close] it
-// returns an error and never calls [Job.Done].
+// Post submits a job to the writer and does not wait for the job's commit. It blocks while [maxQueue] other jobs wait for the writer. After
+// [Engine.Close], Post returns an error, and [Job.Done] is not called.
 func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
