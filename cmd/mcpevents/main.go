@@ -35,7 +35,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
@@ -253,7 +252,7 @@ func environment() kong.Option {
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // kong has checked the level
-	o := &slog.HandlerOptions{Level: level, ReplaceAttr: metric.RemoveMember}
+	o := &slog.HandlerOptions{Level: level}
 	if g.LogFormat == "text" || g.LogFormat == "auto" && isTerminal(w) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}

@@ -231,7 +231,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
 	documents, events := newDocuments(c, service), publish.NewBackendPublisher(service)
 	if o.Dropped == nil {
-		drops := &metric.Tally{Name: gateway.MetricDropped, Text: "backend messages dropped", Log: c.Log}
+		drops := &metric.Tally{Name: metric.BackendDropped, Text: "backend messages dropped", Log: c.Log, Set: c.Metrics}
 		o.Dropped = func(ctx context.Context, workspace, backend, reason string) {
 			drops.Add(ctx, slog.String("workspace", workspace), slog.String("backend", backend), slog.String("reason", reason))
 		}
@@ -395,7 +395,7 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 // NewConversation returns the service that passes messages of conversations to the configured context providers. It sets the options that
 // are the same on a stand-alone server and on AWS.
 func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
-	o.Source, o.Catalogs, o.DB, o.Log = c.Config, c.Catalogs, c.DB, c.Log
+	o.Source, o.Catalogs, o.DB, o.Log, o.Metrics = c.Config, c.Catalogs, c.DB, c.Log, c.Metrics
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))
 	return conversation.New(o)
 }

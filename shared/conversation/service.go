@@ -73,6 +73,7 @@ type Options struct {
 	// Secrets looks up the secret that a setting refers to, for each message to a provider at a URL. Nil means the environment.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
+	Metrics *metric.Set // may be nil
 }
 
 // Service forwards messages to the providers to which callers consented. It is safe for concurrent use.
@@ -118,8 +119,8 @@ func New(o Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		options: o, broken: metric.NewUndecodable(o.Log), names: names, aead: aead, preparing: map[preparation]bool{},
-		missing: metric.Tally{Name: MetricMissing, Text: "provider context missing", Log: o.Log},
+		options: o, broken: metric.NewUndecodable(o.Log, o.Metrics), names: names, aead: aead, preparing: map[preparation]bool{},
+		missing: metric.Tally{Name: metric.ContextMissing, Text: "provider context missing", Log: o.Log, Set: o.Metrics},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	return s, nil
@@ -179,7 +180,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 }
 
 // Forward sends a message to all providers to which the caller has consented, and returns the context that arrived within
-// the configured Budget. It skips providers that answer later, logs them and counts them in [MetricMissing]. If the caller's
+// the configured Budget. It skips providers that answer later, logs them and counts them in [metric.ContextMissing]. If the caller's
 // quota of messages is used up, Forward does not send the message and returns fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c api.Client, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
@@ -264,9 +265,6 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c api.Client, m *
 	}
 	return reply{answer: a}
 }
-
-// MetricMissing is the metric that counts messages for which a provider failed or answered too late.
-const MetricMissing = "ConversationContextMissing"
 
 // FailureCounts returns how often each provider failed or answered too late since the process started. The outer key is
 // workspace/provider, the inner key the reason.

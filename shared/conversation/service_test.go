@@ -53,7 +53,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 			r.counted(name, want)
 		}
 		log := r.log.String()
-		for _, want := range []string{"workspace=default provider=slow reason=timeout ConversationContextMissing=1", "workspace=default provider=bad reason=refused ConversationContextMissing=1"} {
+		for _, want := range []string{"workspace=default provider=slow reason=timeout count=1", "workspace=default provider=bad reason=refused count=1"} {
 			expect.Contains(t, "the log", log, want)
 		}
 		// The service does not wait for a provider that ignores the cancellation.

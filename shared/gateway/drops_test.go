@@ -28,19 +28,18 @@ func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64
 	counts = map[string]int64{}
 	for text := range strings.Lines(j.String()) {
 		var line struct {
-			Workspace, Backend, Reason string
-			GatewayMessagesDropped     int64
-			AWS                        json.RawMessage `json:"_aws"`
+			Msg, Workspace, Backend, Reason string
+			Count                           int64
 		}
 		expect.OK(t, json.Unmarshal([]byte(text), &line))
-		if line.GatewayMessagesDropped == 0 {
+		if line.Msg != "backend messages dropped" {
 			continue
 		}
-		if line.Workspace != auth.DefaultWorkspace || line.AWS == nil {
+		if line.Workspace != auth.DefaultWorkspace || line.Count == 0 {
 			t.Errorf("got %s", text)
 		}
 		if line.Backend == backend {
-			counts[line.Reason] += line.GatewayMessagesDropped
+			counts[line.Reason] += line.Count
 			lines++
 		}
 	}

@@ -94,9 +94,6 @@ type Gateway struct {
 	lines        loglines.Writer
 }
 
-// MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by workspace, backend and reason.
-const MetricDropped = "GatewayMessagesDropped"
-
 // New creates a gateway. It does not contact backends or resolve secrets yet; see [backends.Set.Check].
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
@@ -120,13 +117,13 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	drops := &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}
+	drops := &metric.Tally{Name: metric.BackendDropped, Text: "backend messages dropped", Log: o.Log, Set: o.Metrics}
 	set := backends.New(backends.Options{
 		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Commands: o.Commands, EventsWanted: o.EventsWanted, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
 		Log: o.Log, Metrics: o.Metrics, Tracer: o.Tracer, Drops: drops,
 	})
 	set.Replace(context.Background(), o.Backends)
-	broken := metric.NewUndecodable(o.Log)
+	broken := metric.NewUndecodable(o.Log, o.Metrics)
 	return &Gateway{
 		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
 		sessions:     &sessions{db: o.DB, log: o.Log, key: o.Key, idle: o.CallTimeout + usedEvery, broken: broken},

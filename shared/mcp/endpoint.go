@@ -166,7 +166,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	if o.Sessions != nil {
 		e.sessions = &session.Store{
-			DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Max: o.MaxSessions, Broken: metric.NewUndecodable(o.Logger), Prolong: e.prolong,
+			DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Max: o.MaxSessions, Broken: metric.NewUndecodable(o.Logger, o.Metrics), Prolong: e.prolong,
 		}
 	}
 	e.shut, e.cutOffCalls = context.WithCancel(context.Background())

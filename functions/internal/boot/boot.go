@@ -112,8 +112,8 @@ func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *me
 	if l.OTLPEndpoint == "" {
 		return counters, nil, nil
 	}
-	to := otlp.Options{Endpoint: l.OTLPEndpoint, Ratio: l.TraceRatio, Version: app.Version, Log: log}
-	if p.spans, err = otlp.Provider(to); err != nil {
+	to := otlp.Options{Endpoint: l.OTLPEndpoint, Ratio: l.TraceRatio, Version: app.Version, Log: log, Metrics: counters}
+	if p.spans, _, err = otlp.Provider(to); err != nil {
 		return nil, nil, err
 	}
 	to.HTTP = &http.Client{Timeout: flushTime}

@@ -56,6 +56,9 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	if o.Traces != nil {
 		tracer = trace.New(o.Traces)
 	}
+	if o.SpansNotSent != nil {
+		o.SpansNotSent.Set = counters
+	}
 	if keys, err = s.openStore(ctx, o, counters); err != nil {
 		return keys, err
 	}

@@ -9,9 +9,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
 const debugConnections = 16
@@ -60,8 +59,8 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 // Counters returns internal counters since the start, for debugging.
 func (s *Server) Counters() map[string]any {
 	return map[string]any{
-		"database":                 s.db.Engine().Stats(),
-		gateway.MetricDropped:      s.backends.DroppedCounts(),
-		conversation.MetricMissing: s.conversation.FailureCounts(),
+		"database":            s.db.Engine().Stats(),
+		metric.BackendDropped: s.backends.DroppedCounts(),
+		metric.ContextMissing: s.conversation.FailureCounts(),
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,9 +31,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -190,9 +193,74 @@ sources:
 	}
 	expect.True(t, "the backend was asked", c.asked.Load() > 0)
 	for name := range served() {
-		if families[name] == nil && !strings.Contains(name, metric.LogLateEntries) {
+		if families[name] == nil && !strings.Contains(name, metric.LogLateEntries) && !slices.Contains(problems, strings.TrimSuffix(name, "_total")) {
 			t.Errorf("GET /metrics lacks %s", name)
 		}
+	}
+}
+
+// problems are the metrics that [problemsAreCounted] is about, and the one for problems that only functions have.
+var problems = []string{metric.BackendDropped, metric.ContextMissing, metric.ItemsUndecodable, metric.SpansNotSent, metric.MetricsNotSent}
+
+// problemsAreCounted makes a problem of each kind that the server logs at most every ten seconds.
+func problemsAreCounted(t *testing.T) {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct{ ID json.RawMessage }
+		if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"tools":[{}]}}`, m.ID)
+	}))
+	defer backend.Close()
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	provider, failed, err := otlp.Provider(otlp.Options{Endpoint: down.URL, Ratio: 1, Log: quiet()})
+	expect.OK(t, err)
+	reader := sdk.NewManualReader() // receives what an exporter of OpenTelemetry does
+	s := serve(t, func(o *Options) {
+		o.Traces, o.SpansNotSent, o.Metrics, o.Limits.AllowInsecureTargets = provider, failed, []sdk.Reader{reader}, true
+		o.Config = configured(t, fmt.Sprintf(`backends: [{name: b, url: %q}]
+conversation: {userMessages: true, providers: [{name: absent, url: %q}, {name: damaged, url: %q}]}
+`, backend.URL, down.URL, down.URL))
+	})
+	_, _ = read(t, call(t, s, "", "tools/list", map[string]any{}))
+	for _, name := range []string{"absent", "damaged"} {
+		if status, text := ask(t, s, "", "PUT", "/consent/"+name, ""); status >= 300 {
+			t.Fatal(status, text)
+		}
+	}
+	anyone := expect.Value(auth.AcceptAll().Authenticate(t.Context(), nil))(t)
+	consent := conversation.ConsentsKey(anyone.Workspace, anyone.ID)
+	consent.Sort += "damaged"
+	expect.OK(t, s.db.Write(t.Context(), store.Put(store.Item{Key: consent, Value: []byte("{")})))
+	_, _ = read(t, call(t, s, "", "conversation/userMessage", map[string]any{"messageId": "1", "content": "hello"}))
+	expect.OK(t, provider.ForceFlush(t.Context()))
+	families := scrape(t, s)
+	for name, want := range map[string]map[string]string{
+		metric.BackendDropped:   {"workspace": "default", "backend": "b", "reason": "an entry of a list without a name"},
+		metric.ContextMissing:   {"workspace": "default", "provider": "absent", "reason": "unreachable"},
+		metric.ItemsUndecodable: {"item": "consent"},
+		metric.SpansNotSent:     {"reason": "the collector cannot be reached"},
+	} {
+		got := map[string]string{}
+		for _, m := range families[name+"_total"].GetMetric() {
+			for _, l := range m.GetLabel() {
+				got[l.GetName()] = l.GetValue()
+			}
+			expect.AtLeast(t, name, m.GetCounter().GetValue(), 1)
+		}
+		expect.Map(t, "the attributes of "+name, got, want)
+	}
+	var exported metricdata.ResourceMetrics
+	expect.OK(t, reader.Collect(t.Context(), &exported))
+	var names []string
+	for _, m := range exported.ScopeMetrics[0].Metrics {
+		names = append(names, m.Name)
+	}
+	for _, name := range problems[:4] {
+		expect.Has(t, "the exported metrics", names, name)
 	}
 }
 
@@ -269,6 +337,7 @@ func alertsAskForWhatIsServed(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	t.Run("OPS-12 metrics agree with what publishers and receivers counted", metricsAgree)
+	t.Run("OPS-12 problems that are also logged are counted, for Prometheus and for OpenTelemetry", problemsAreCounted)
 	t.Run("OPS-12 the dashboard asks only for what is served", dashboardAsksForWhatIsServed)
 	t.Run("OPS-12 the alerts ask only for what is served, and the runbook has each", alertsAskForWhatIsServed)
 	t.Run("OPS-12 AUT-05 only operators of the default workspace see them", func(t *testing.T) {
@@ -390,7 +459,8 @@ func TestTraces(t *testing.T) {
 	t.Run("OPS-13 a collector gets publish, fanout, and each attempt, in the publisher's trace", func(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
-		provider := expect.Value(otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()}))(t)
+		provider, _, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()})
+		expect.OK(t, err)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 1)
 		subscribed(t, s, endpoint, pullRequest)
@@ -445,7 +515,8 @@ func TestTraces(t *testing.T) {
 	t.Run("OPS-13 what the publisher does not sample is not exported, and neither is the rest of traces that begin here", func(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
-		provider := expect.Value(otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()}))(t)
+		provider, _, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()})
+		expect.OK(t, err)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 0)
 		subscribed(t, s, endpoint, pullRequest)

@@ -38,6 +38,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
@@ -85,6 +86,8 @@ type Options struct {
 	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
 	// that passes it shuts it down.
 	Traces oteltrace.TracerProvider
+	// SpansNotSent, if set, counts the lost spans of Traces in the server's metrics.
+	SpansNotSent *metric.Tally
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }

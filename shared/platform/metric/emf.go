@@ -138,13 +138,16 @@ func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	return out
 }
 
-// attributesOf returns the values of a point's attributes, separated by commas and sorted by the attributes' names.
+// separator separates the values of attributes. It does not occur in them.
+const separator = "\x00"
+
+// attributesOf returns the values of a point's attributes, separated by [separator] and sorted by the attributes' names.
 func attributesOf(set attribute.Set) string {
 	var values []string
 	for _, a := range set.ToSlice() {
 		values = append(values, a.Value.AsString())
 	}
-	return strings.Join(values, ",")
+	return strings.Join(values, separator)
 }
 
 // estimateValues returns the middle of its bucket for each value that a histogram has counted, limited to the range between the
@@ -168,8 +171,8 @@ func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine holds the unwritten metrics with the same attributes. The field by has the attributes' names, and value has their
-// values, each separated by commas.
+// emfLine holds the unwritten metrics with the same attributes. The field by has the attributes' names, separated by commas, and
+// value has their values, separated by [separator].
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64
@@ -181,7 +184,7 @@ func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}
 	if l.by != "" {
-		names, values := strings.Split(l.by, ","), strings.SplitN(l.value, ",", 1+strings.Count(l.by, ","))
+		names, values := strings.Split(l.by, ","), strings.Split(l.value, separator)
 		about.Dimensions = append(about.Dimensions, append([]string{dimensionStack}, names...))
 		for i, name := range names {
 			members = append(members, slog.String(name, values[i]))

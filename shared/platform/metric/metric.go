@@ -1,8 +1,7 @@
 // Package metric defines the metrics of the product. [Set] records them, and [EMF] writes them to a function's log in CloudWatch's embedded
 // metric format.
 //
-// [Count] and [Tally] write log lines that CloudWatch also counts as metrics, so that operators see the same numbers in the log and in the
-// graph.
+// [Tally] counts problems that may be frequent in the log and in a Set, so that operators see the same numbers in the log and in the graph.
 package metric
 
 import (
@@ -37,31 +36,6 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch adds
-// n to the metric, split by the dimensions, which must have few different values, because CloudWatch bills each combination as a
-// metric. The attribute must not be in a group, because CloudWatch looks for [Member] at the top level of a line.
-func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
-	by := make([]string, len(dimensions))
-	for i, d := range dimensions {
-		by[i] = d.Key
-	}
-	all := append(dimensions[:len(dimensions):len(dimensions)], slog.Int64(name, n), slog.Any(Member, directive{
-		Timestamp: time.Now().UnixMilli(),
-		CloudWatchMetrics: []metrics{{
-			Namespace: Namespace, Dimensions: [][]string{by}, Metrics: []emfMetric{{name, "Count"}},
-		}},
-	}))
-	return slog.Attr{Value: slog.GroupValue(all...)} // a group without a key is inlined
-}
-
-// RemoveMember removes [Member] from log lines. It is a ReplaceAttr function for the handlers of processes outside of AWS.
-func RemoveMember(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) == 0 && a.Key == Member {
-		return slog.Attr{}
-	}
-	return a
-}
-
 // Kind is the type of a metric. It says how to aggregate the values.
 type Kind string
 
@@ -78,8 +52,8 @@ type Definition struct {
 	Kind Kind
 	// Unit is "s" for durations, as in the UCUM, and otherwise empty.
 	Unit string
-	// By is the attribute by which the metric is split, or empty. A histogram may have several, sorted and separated by commas. Attributes
-	// must have few different values.
+	// By is the attribute by which the metric is split, or empty. It may be several, sorted and separated by commas. Attributes must have
+	// few different values, because CloudWatch bills each combination as a metric.
 	By   string
 	Help string
 }
@@ -108,6 +82,11 @@ const (
 	LogClockSkew      = "mcpevents_log_clock_skew"
 	LogLateEntries    = "mcpevents_log_late_entries"
 	LogBrokenSegments = "mcpevents_log_broken_segments"
+	BackendDropped    = "mcpevents_backend_messages_dropped"
+	ContextMissing    = "mcpevents_conversation_context_missing"
+	ItemsUndecodable  = "mcpevents_items_undecodable"
+	SpansNotSent      = "mcpevents_spans_not_sent"
+	MetricsNotSent    = "mcpevents_metrics_not_sent"
 	LimitsReached     = "mcpevents_limits_reached"
 	SourceRequests    = "mcpevents_source_requests"
 	SourceRefused     = "mcpevents_source_refused"
@@ -144,6 +123,11 @@ var Table = []Definition{
 	{LogClockSkew, Counter, "", "", "Another instance's stamps that were over two seconds ahead of this instance's clock."},
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds allow, so readers may have missed some."},
 	{LogBrokenSegments, Counter, "", "", "Items of the event log that cannot be decoded and are skipped."},
+	{BackendDropped, Counter, "", "backend,reason,workspace", "Messages and list entries of backends that the gateway dropped."},
+	{ContextMissing, Counter, "", "provider,reason,workspace", "Contexts that a context provider sent too late or not at all, or that the server rejected."},
+	{ItemsUndecodable, Counter, "", "item", "Stored items that cannot be decoded and are treated as missing."},
+	{SpansNotSent, Counter, "", "reason", "Batches of spans that the OpenTelemetry collector did not accept."},
+	{MetricsNotSent, Counter, "", "reason", "Batches of a function's metrics that the OpenTelemetry collector did not accept; on AWS only."},
 	{LimitsReached, Counter, "", "limit", "Requests that reached a limit, by its name."},
 	{SourceRequests, Counter, "", "outcome", "Requests to sources, and documents of buses for them, by outcome."},
 	{SourceRefused, Counter, "", "source", "Requests to sources that could not become an event: unverified, invalid, unfit, limited and unavailable."},
@@ -173,7 +157,8 @@ type Set struct {
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
-	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, StreamsEnded, Polls, BackendCalls, BackendErrors, LimitsReached, SourceRequests, SourceRefused} {
+	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, StreamsEnded, Polls, BackendCalls, BackendErrors, LimitsReached, SourceRequests, SourceRefused,
+		BackendDropped, ContextMissing, ItemsUndecodable, SpansNotSent, MetricsNotSent} {
 		d := definition(name)
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
@@ -345,27 +330,30 @@ func One(value float64) []Reading { return []Reading{{Value: value}} }
 // LogEvery is the default of [Tally.Every].
 const LogEvery = 10 * time.Second
 
-// Tally counts occurrences that may be very frequent. It logs the first occurrence with each combination of dimension values immediately,
+// Tally counts occurrences that may be very frequent. It logs the first occurrence with each combination of attributes immediately,
 // and further ones as a count, at most once per Every. Name, Text and Log must be set. A Tally may be used concurrently.
 type Tally struct {
-	// Name is the name of the metric. Text is the message of the log lines.
+	// Name is the name of a counter in [Table]. Text is the message of the log lines.
 	Name, Text string
 	Log        *slog.Logger
-	// Every is the shortest time between two lines with the same dimensions. 0 means [LogEvery].
+	// Set counts each occurrence in the metric. If it is nil, the Tally only logs.
+	Set *Set
+	// Every is the shortest time between two lines with the same attributes. 0 means [LogEvery].
 	Every time.Duration
 
 	mu     sync.Mutex
 	counts map[string]*tallied
 }
 
-// tallied is the count for one combination of dimension values: all occurrences, and how many of them were logged.
+// tallied is the count for one combination of attributes: all occurrences, and how many of them were logged.
 type tallied struct {
 	by          []slog.Attr
+	option      otel.AddOption
 	all, logged int64
 	due         bool // whether a timer will write the next line
 }
 
-// Add counts an occurrence with the given dimensions, which must have few different values.
+// Add counts an occurrence with the given attributes, which are those of the metric.
 func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -376,11 +364,18 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	}
 	c := t.counts[key.String()]
 	if c == nil {
-		c = &tallied{by: by}
+		var all []attribute.KeyValue
+		for _, d := range by {
+			all = append(all, attribute.String(d.Key, d.Value.String()))
+		}
+		c = &tallied{by: by, option: otel.WithAttributes(all...)}
 		if t.counts == nil {
 			t.counts = map[string]*tallied{}
 		}
 		t.counts[key.String()] = c
+	}
+	if t.Set != nil {
+		t.Set.counters[t.Name].Add(context.Background(), 1, c.option)
 	}
 	if c.all++; !c.due {
 		t.write(ctx, c)
@@ -394,7 +389,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 		return
 	}
 	c.logged = c.all
-	t.Log.WarnContext(ctx, t.Text, Count(t.Name, n, c.by...))
+	t.Log.LogAttrs(ctx, slog.LevelWarn, t.Text, append(c.by[:len(c.by):len(c.by)], slog.Int64("count", n))...)
 	time.AfterFunc(cmp.Or(t.Every, LogEvery), func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -402,7 +397,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	})
 }
 
-// Each calls the function yield for each combination of dimension values, with the values and their count since the process started.
+// Each calls the function yield for each combination of attributes, with their values and their count since the process started.
 func (t *Tally) Each(yield func(values []string, n int64)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -415,7 +410,7 @@ func (t *Tally) Each(yield func(values []string, n int64)) {
 	}
 }
 
-// ByThird returns the counts of a tally with three dimensions. For example, the map's ["a/b"]["c"] is the count of the values a, b and c.
+// ByThird returns the counts of a tally with three attributes. For example, the map's ["a/b"]["c"] is the count of the values a, b and c.
 func (t *Tally) ByThird() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}
 	t.Each(func(by []string, n int64) {
@@ -428,16 +423,13 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 	return out
 }
 
-// MetricUndecodable is the name of the metric that [Undecodable] counts.
-const MetricUndecodable = "ItemsUndecodable"
-
 // Undecodable counts stored items that cannot be decoded. Readers treat such items as absent. A nil Undecodable counts
 // nothing.
 type Undecodable struct{ tally Tally }
 
-// NewUndecodable returns an Undecodable that also logs the items.
-func NewUndecodable(log *slog.Logger) *Undecodable {
-	return &Undecodable{Tally{Name: MetricUndecodable, Text: "stored item undecodable", Log: log}}
+// NewUndecodable returns an Undecodable that also logs the items. The set may be nil.
+func NewUndecodable(log *slog.Logger, set *Set) *Undecodable {
+	return &Undecodable{Tally{Name: ItemsUndecodable, Text: "stored item undecodable", Log: log, Set: set}}
 }
 
 // Add counts a stored item that cannot be decoded. kind says what the item stores, for example "session". It is an attribute of the

@@ -159,56 +159,32 @@ func TestNilRecordsNothing(t *testing.T) {
 	e.Close(t.Context())
 }
 
-// GWN-05: CloudWatch reads a count as a metric. The members that its directive names are in no group, the dimensions are strings, and
-// the value is a number.
-func TestCountIsAMetric(t *testing.T) {
-	var out bytes.Buffer
-	slog.New(slog.NewJSONHandler(&out, nil)).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b"), slog.String("reason", "r")))
-	var line map[string]any
-	expect.OK(t, json.Unmarshal(out.Bytes(), &line))
-	var about struct {
-		AWS struct {
-			Timestamp         int64
-			CloudWatchMetrics []struct {
-				Namespace  string
-				Dimensions [][]string
-				Metrics    []struct{ Name, Unit string }
-			}
-		} `json:"_aws"`
-	}
-	expect.OK(t, json.Unmarshal(out.Bytes(), &about))
-	if len(about.AWS.CloudWatchMetrics) != 1 || time.Since(time.UnixMilli(about.AWS.Timestamp)).Abs() > time.Minute {
-		t.Fatalf("got %s, want one directive with the current time", out.Bytes())
-	}
-	m := about.AWS.CloudWatchMetrics[0]
-	if m.Namespace != Namespace || len(m.Metrics) != 1 || m.Metrics[0].Unit != "Count" || len(m.Dimensions) != 1 || len(m.Dimensions[0]) != 2 {
-		t.Fatalf("got %s, want a metric with the unit Count and two dimensions in %s", out.Bytes(), Namespace)
-	}
-	for _, name := range m.Dimensions[0] {
-		if text, ok := line[name].(string); !ok || text == "" {
-			t.Errorf("got the dimension %s = %v, want a text", name, line[name])
-		}
-	}
-	expect.Equal(t, "the value", line[m.Metrics[0].Name], 3.0)
-}
-
-func TestPlainRemovesTheDirective(t *testing.T) {
-	for name, handler := range map[string]func(*bytes.Buffer, *slog.HandlerOptions) slog.Handler{
-		"text": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewTextHandler(b, o) },
-		"json": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewJSONHandler(b, o) },
-	} {
+// GWN-05, OPS-12: a tally counts each occurrence in its metric, whose attributes may have commas in their values.
+func TestTallyCountsInItsMetric(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: RemoveMember})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
-		if text := out.String(); strings.Contains(text, Member) || strings.Contains(text, "Metrics") || !strings.Contains(text, "Dropped") {
-			t.Errorf("%s: got %s, want the count without a directive", name, text)
+		e := NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack-1", nil)
+		tally := Tally{Name: BackendDropped, Text: "dropped", Log: slog.New(slog.DiscardHandler), Set: expect.Value(NewSet(e.Provider()))(t)}
+		for range 3 {
+			tally.Add(t.Context(), slog.String("workspace", "w"), slog.String("backend", "b"), slog.String("reason", "too long, or malformed"))
 		}
-	}
+		e.Close(t.Context())
+		all := documents(t, &out)
+		expect.MustEqual(t, "the documents", len(all), 1)
+		for name, want := range map[string]string{
+			"stack": `"stack-1"`, "workspace": `"w"`, "backend": `"b"`, "reason": `"too long, or malformed"`, BackendDropped: "[3]",
+		} {
+			expect.Equal(t, name, string(all[0].members[name]), want)
+		}
+		expect.List(t, "the dimensions", all[0].AWS.CloudWatchMetrics[0].Dimensions[1], []string{"stack", "backend", "reason", "workspace"})
+		time.Sleep(time.Minute) // lets the timer end
+	})
 }
 
 func TestTally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		tally := Tally{Name: "Spills", Text: "milk was spilt", Log: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: RemoveMember}))}
+		tally := Tally{Name: BackendDropped, Text: "milk was spilt", Log: slog.New(slog.NewTextHandler(&out, nil))}
 		spill := func(n int, where, why string) {
 			for range n {
 				tally.Add(t.Context(), slog.String("where", where), slog.String("why", why))
@@ -231,16 +207,16 @@ func TestTally(t *testing.T) {
 		}
 		spill(100, "kitchen", "cat")
 		spill(1, "kitchen", "dog")
-		wants("where=kitchen why=cat Spills=1", "where=kitchen why=dog Spills=1")
+		wants("where=kitchen why=cat count=1", "where=kitchen why=dog count=1")
 		time.Sleep(LogEvery - time.Second)
 		spill(1, "kitchen", "cat")
 		wants()
 		time.Sleep(2 * time.Second)
-		wants("where=kitchen why=cat Spills=100")
+		wants("where=kitchen why=cat count=100")
 		time.Sleep(time.Minute)
 		wants()
 		spill(1, "kitchen", "cat")
-		wants("where=kitchen why=cat Spills=1")
+		wants("where=kitchen why=cat count=1")
 		var all []string
 		tally.Each(func(values []string, n int64) { all = append(all, fmt.Sprint(values, n)) })
 		slices.Sort(all)

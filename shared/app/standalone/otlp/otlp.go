@@ -45,13 +45,13 @@ func Export(ctx context.Context, s *standalone.Options) (end func(), err error) 
 	if err != nil {
 		return nil, err
 	}
-	spans, err := traces.Provider(traces.Options{
+	spans, failed, err := traces.Provider(traces.Options{
 		Endpoint: s.Limits.OTLPEndpoint, Ratio: s.Limits.TraceRatio, Version: app.Version, Log: s.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.Metrics, s.Traces = append(s.Metrics, metrics), spans
+	s.Metrics, s.Traces, s.SpansNotSent = append(s.Metrics, metrics), spans, failed
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := errors.Join(metrics.Shutdown(ctx), spans.Shutdown(ctx)); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Reasons why an event is dropped. They are values of the metric GatewayMessagesDropped.
+// Reasons why an event is dropped. They are values of the metric [metric.BackendDropped].
 const (
 	Foreign   = "an event without an id, or of another type"
 	Misfit    = "an event that does not fit its schema"

@@ -99,7 +99,7 @@ func TestMetricsThatAreNotTaken(t *testing.T) {
 
 func TestErrorsDoNotContainTheCollectorsPassword(t *testing.T) {
 	for _, endpoint := range []string{"ftp://alice:secret@collector.example", "http://alice:secret word@collector.example"} {
-		err := expect.ErrOf(Provider(Options{Endpoint: endpoint}))
+		_, _, err := Provider(Options{Endpoint: endpoint})
 		expect.Fault(t, endpoint, err, fault.Invalid)
 		expect.Lacks(t, "the error", err.Error(), "alice", "secret")
 	}

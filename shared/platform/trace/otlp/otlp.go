@@ -34,13 +34,6 @@ const (
 	PathMetrics = "/v1/metrics"
 )
 
-// MetricNotSent counts batches of spans that could not be sent. MetricMetricsNotSent counts batches of metrics that could not be
-// sent.
-const (
-	MetricNotSent        = "SpansNotSent"
-	MetricMetricsNotSent = "MetricsNotSent"
-)
-
 const (
 	// sendTime is the timeout of a request, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
@@ -60,20 +53,23 @@ type Options struct {
 	Ratio   float64
 	Version string
 	Log     *slog.Logger
+	Metrics *metric.Set // counts batches that could not be sent; may be nil
 }
 
 // Provider returns the provider for a tracer of package trace. Shut it down when the process ends. A Lambda function must also
-// flush it after each invocation, because Lambda may freeze the process.
-func Provider(o Options) (*sdk.TracerProvider, error) {
-	c, err := newCollector(o, path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
+// flush it after each invocation, because Lambda may freeze the process. Provider also returns the counter of batches that could not be
+// sent. A process that creates its metrics later sets the counter's Set before the first span.
+func Provider(o Options) (*sdk.TracerProvider, *metric.Tally, error) {
+	failed := &metric.Tally{Name: metric.SpansNotSent, Text: "spans not sent", Log: o.Log, Set: o.Metrics}
+	c, err := newCollector(o, path, failed)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	return sdk.NewTracerProvider(
 		sdk.WithBatcher(exporter{c}, sdk.WithMaxQueueSize(queued), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(time.Second)),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(o.Ratio))),
 		sdk.WithResource(resource.NewSchemaless(productAttributes(o)...)),
-	), nil
+	), failed, nil
 }
 
 func productAttributes(o Options) []attribute.KeyValue {
@@ -82,7 +78,7 @@ func productAttributes(o Options) []attribute.KeyValue {
 
 type exporter struct{ *collector }
 
-// ExportSpans sends a batch of spans. It never returns an error, but counts lost batches as [MetricNotSent].
+// ExportSpans sends a batch of spans. It never returns an error, but counts lost batches as [metric.SpansNotSent].
 func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) > 0 {
 		e.export(ctx, requestOf(spans))
@@ -248,7 +244,7 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 // distinguishes deployments that use the same collector. The instance id is different in each process, because the collector
 // must not mix the gauges of two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
-	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
+	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: metric.MetricsNotSent, Text: "metrics not sent", Log: o.Log, Set: o.Metrics})
 	if err != nil {
 		return nil, err
 	}
