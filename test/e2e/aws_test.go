@@ -34,6 +34,13 @@ func TestOnLocalAWS(t *testing.T) {
 	}
 	aws.AnnounceCatalog(t, "tenants", owned) // wait until all functions use the catalogs
 	target := &aws.Target
+	listens := openPolledListens(t, aws)
+	t.Run("SUB-11 while there is traffic, the p99 of the time to an open listen is at most 400 ms", listens.whileBusy)
+	t.Run("together", func(t *testing.T) { together(t, aws, target) })
+	t.Run("SUB-11 the first event after a quiet minute takes at most 1.2 s", listens.afterAQuietMinute)
+}
+
+func together(t *testing.T, aws *harness.AWS, target *harness.Target) {
 	for _, tt := range []struct {
 		name string
 		hold func(*testing.T)

@@ -473,8 +473,8 @@ func TestAnEventPublishedWhileAStreamOfATemplateBeginsOnAQuietLogLeavesNoGap(t *
 }
 
 // SUB-11: how long an event takes from the log to the stream, on the clock of the test. A store that notifies of its writes sends it
-// immediately. A polled store sends it within 250 ms while there is traffic, and within a second after a quiet minute. For the rest
-// of the way, see docs/internals/benchmarks.md.
+// immediately. A polled store sends it within 250 ms while there is traffic, and within a second after a quiet minute. Tests of
+// package e2e measure the whole way.
 func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 	for name, tc := range map[string]struct {
 		open        func(*testing.T) store.DB
