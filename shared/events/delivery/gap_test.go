@@ -101,9 +101,8 @@ func TestGaps(t *testing.T) {
 			return out
 		}
 		r.run("first")
-		if ids, _ := r.gaps(t); len(ids) != 1 {
-			t.Fatalf("the first lost event was announced by %d notices, want 1", len(ids))
-		}
+		first, _ := r.gaps(t)
+		expect.MustLen(t, "the notices of the first lost event", first, 1)
 		// Fanout receives this event only now, after the client has read the log to its end.
 		accepted := announced.Add(-30 * time.Second)
 		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{
@@ -140,9 +139,7 @@ func TestGaps(t *testing.T) {
 		lost := r.now
 		r.run("lost")
 		_, p := r.gaps(t)
-		if at := time.UnixMicro(r.gapAt(t, p)); lost.Sub(at) > dwell+time.Minute {
-			t.Errorf("the cursor lies %v before the event that was lost, want at most %v", lost.Sub(at), dwell+time.Minute)
-		}
+		expect.AtMost(t, "the time from the cursor to the event that was lost", lost.Sub(time.UnixMicro(r.gapAt(t, p))), dwell+time.Minute)
 	})
 
 	t.Run("EVX-13 an endpoint that stays away for longer than its schedule is notified of it when it is back", func(t *testing.T) {
@@ -537,13 +534,9 @@ func TestAGapOfABackendIsAnnouncedAfterAFailure(t *testing.T) {
 			r.done(d.HandlePages(t.Context(), []queue.Message{{ID: "1", Outgoing: page.Outgoing(), Sent: r.now}}))
 			tc.sealerBroken, catalogs.broken = false, false
 			r.drain(d, retry)
-			notices := 0
-			for _, p := range r.posts {
-				if notices++; !strings.HasPrefix(p.ID, "msg_gap_") {
-					t.Errorf("got a webhook with the id %s and the body %s, want only notices of gaps", p.ID, p.Body)
-				}
-			}
-			expect.Equal(t, "the webhooks", notices, 1)
+			ids, _ := r.gaps(t)
+			expect.Len(t, "the notices", ids, 1)
+			expect.Len(t, "the webhooks", r.posts, 1)
 			expect.Equal(t, "the dead letters", len(r.queues[queue.Dead]), 0)
 		})
 	}

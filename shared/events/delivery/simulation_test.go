@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -120,21 +121,6 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 			})
 		})
 	}
-
-	t.Run("WHK-09 an endpoint that stays away: each delivery is a dead letter after its ten attempts", func(t *testing.T) {
-		inWorld(t, embedded(), func(w *world) {
-			urls := oneOrigin(1)
-			w.to(urls...)
-			w.answer = func(webhook.Request) webhook.Outcome {
-				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: well}
-			}
-			at := w.send("e", 24, 24*time.Hour)
-			time.Sleep(retry.StandardSchedule.Total() + time.Hour)
-			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
-			expect.Equal(t, "the attempts", len(w.attemptsTo(urls[0])), len(at)*len(retry.StandardSchedule))
-			expect.Equal(t, "dead letters", len(w.dead(t)), len(at))
-		})
-	})
 }
 
 // TestAHealthyEndpointBesideCrowds: WHK-16. The slots, bytes and slow lane workers that many bad endpoints use together are
@@ -249,9 +235,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 			t.Parallel()
 			without, with := took(t, false), took(t, true)
 			t.Logf("the others had it after %v without, %v with 1 %% that hang: %.2f ×", without, with, float64(with)/float64(without))
-			if most := mode.most(without); with > most {
-				t.Errorf("the others had it after %v with 1 %% that hang, want at most %v (without: %v)", with, most, without)
-			}
+			expect.AtMost(t, "the time after which the others had it", with, mode.most(without))
 		})
 	}
 }
@@ -343,8 +327,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 	}
 }
 
-// TestAStoredEventOutlivesItsSchedule: WHK-18. The event of a delivery is stored as long as the delivery can need it.
-// WHK-18: an event that is delivered again on its eleventh day has all attempts.
+// WHK-18: the event of a delivery is stored as long as the delivery can need it. An event that is delivered again on its eleventh day has all attempts.
 func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 	t.Parallel()
 	options := embedded()
@@ -358,10 +341,11 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		expect.OK(t, w.enqueue("evt_1", `{"ok":true}`))
 		time.Sleep(11 * 24 * time.Hour)
 		operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
-		e, err := operations.FindStoredEvent(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
-		if err != nil || e == nil {
-			t.Fatal(e, err)
+		stored := func() *event.Event {
+			return expect.Value(operations.FindStoredEvent(w.t.Context(), "default", "event://ci/build-finished", "evt_1"))(t)
 		}
+		e := stored()
+		expect.MustEqual(t, "the event is stored", e != nil, true)
 		outcome.Store(succeeds(0))
 		expect.OK(t, w.enqueue("evt_2", `{"ok":true}`)) // so that the subscription is not disabled
 		time.Sleep(time.Minute)
@@ -370,9 +354,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		expect.OK(t, operations.Deliver(w.t.Context(), sub, e))
 		time.Sleep(6 * 24 * time.Hour)
 		expect.Equal(t, "attempts", len(w.attemptsTo(url))-before, len(options.Schedule))
-		if e, err = operations.FindStoredEvent(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
-			t.Errorf("its dead letter has no event any more (%v)", err)
-		}
+		expect.True(t, "its dead letter still has the event", stored() != nil)
 	})
 }
 
@@ -397,10 +379,8 @@ func TestSlowEndpointsDoNotDelayQuickOnes(t *testing.T) {
 		took, p50, p99           time.Duration
 	}{
 		{"stand-alone", standAlone, 4, 60, 20, 1900 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
-		{"stand-alone", standAlone, 20, 15, 20, 1900 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
 		{"stand-alone", standAlone, 10, 50, 20, 400 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
 		{"on AWS", functions(2, 0), 1, 20, 120, 200 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
-		{"on AWS", functions(2, 0), 1, 3, 120, 1900 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
 		{"on AWS", functions(2, 0), 1, 20, 120, 1900 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
 	} {
 		t.Run(fmt.Sprintf("WHK-16 %s, when %d endpoints that answer in %v get %d events per second", c.name, c.slow, c.took, c.perSecond), func(t *testing.T) {
@@ -472,13 +452,10 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 			w.send(fmt.Sprint("m", minute, "_"), 60*perSecond, time.Minute)
 			d := expect.Value(w.queued.Depth(w.t.Context(), queue.Slow))(t)
 			most = max(most, d.InFlight+d.Visible)
-			if all := (minute + 1) * 60 * perSecond; d.InFlight+d.Visible+d.Delayed > all {
-				t.Fatalf("got %d messages, want at most one for each of %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)
-			}
+			expect.AtMost(t, "the messages, one for each delivery", d.InFlight+d.Visible+d.Delayed, (minute+1)*60*perSecond)
 		}
-		if limit := 120_000 / 400 * perSecond; most > limit {
-			t.Errorf("%d messages were in flight or visible at %d deliveries per second, want %d: SQS allows 120,000", most, perSecond, limit)
-		}
+		// SQS allows 120,000 messages in flight, which may be the deliveries of 400 per second.
+		expect.AtMost(t, "the messages in flight or visible", most, 120_000/400*perSecond)
 	})
 }
 
@@ -541,25 +518,18 @@ func (s slowSender) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoi
 	return s.Sender.Send(ctx, q, msgs...)
 }
 
-// On AWS, a page hands each delivery to a hanging endpoint over to the slow lane, which takes as long as one request. If that took
-// longer than the attempts at the other endpoints, a page would hold its process longer, and the next one would wait.
+// [TestAnEndpointThatBeginsToHangHarmsNoOther] has events at random times, and functions whose requests take a while.
 func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	const ms = time.Millisecond
+	const answer = 50 * time.Millisecond // of the other endpoints
 	for name, c := range map[string]struct {
 		run    way
-		answer time.Duration // of the other endpoints
 		events int
 		over   time.Duration
-		random bool // the times of the events
-		known  int  // the events after which the processes know that it hangs; the others count
 	}{
-		"stand-alone":                       {standAlone, 50 * ms, 400, 10 * time.Second, false, 0},
-		"in two processes of each function": {functions(2, 0), 50 * ms, 2400, 10 * time.Minute, false, 0},
-		"in ten processes of each function": {functions(10, 0), 50 * ms, 2400, 10 * time.Minute, false, 0},
-		"in two processes whose requests take 10 ms, at random times, given answers in 50 ms": {functions(2, 10*ms), 50 * ms, 1920, 4 * time.Minute, true, 480},
-		"in two processes whose requests take 10 ms, at random times, given answers in 20 ms": {functions(2, 10*ms), 20 * ms, 1920, 4 * time.Minute, true, 480},
-		"in two processes whose requests take 10 ms, at random times, given answers in 10 ms": {functions(2, 10*ms), 10 * ms, 1920, 4 * time.Minute, true, 480},
+		"stand-alone":                       {standAlone, 400, 10 * time.Second},
+		"in two processes of each function": {functions(2, 0), 2400, 10 * time.Minute},
+		"in ten processes of each function": {functions(10, 0), 2400, 10 * time.Minute},
 	} {
 		t.Run("WHK-16 "+name+", when one of twenty endpoints of an origin hangs, then the p99 of the others grows by less than 10 %", func(t *testing.T) {
 			p99 := map[bool]time.Duration{} // by whether the endpoint hangs
@@ -567,21 +537,8 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 				c.run(t, func(w *world) {
 					urls := oneOrigin(20)
 					w.to(urls...)
-					w.answer = answers(c.answer, map[string]webhook.Outcome{urls[0]: takes(map[bool]time.Duration{true: time.Hour, false: c.answer}[hangs])})
-					random := rand.New(rand.NewPCG(1, 2))
-					at := map[string]time.Time{}
-					for i := range c.events {
-						id := fmt.Sprint("e", i)
-						if i >= c.known {
-							at[id] = time.Now()
-						}
-						expect.OK(t, w.enqueue(id, `{"ok":true}`))
-						pause := c.over / time.Duration(c.events)
-						if c.random {
-							pause = time.Duration(random.ExpFloat64() * float64(pause))
-						}
-						time.Sleep(pause)
-					}
+					w.answer = answers(answer, map[string]webhook.Outcome{urls[0]: takes(map[bool]time.Duration{true: time.Hour, false: answer}[hangs])})
+					at := w.send("e", c.events, c.over)
 					time.Sleep(10 * time.Second)
 					var all []time.Duration
 					for _, url := range urls[1:] {
@@ -592,9 +549,7 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 				})
 			}
 			t.Logf("p99 %v next to the hanging endpoint, %v without it", p99[true], p99[false])
-			if p99[true] > p99[false]*11/10 {
-				t.Errorf("got a p99 of %v next to the hanging endpoint and %v without it, want less than 10 %% more", p99[true], p99[false])
-			}
+			expect.AtMost(t, "the p99 next to the hanging endpoint", p99[true], p99[false]*11/10)
 		})
 	}
 }
@@ -655,9 +610,7 @@ func TestAnEndpointThatBeginsToHangHarmsNoOther(t *testing.T) {
 			for i, most := range []float64{1.5, 1.1} {
 				ratio := p99(with[i]) / p99(without[i])
 				t.Logf("p99 %.1f ms without, %.1f ms with the hanging endpoint: %.2f", p99(without[i])*1e3, p99(with[i])*1e3, ratio)
-				if ratio > most {
-					t.Errorf("got %.2f times the p99 in phase %d, want %.1f", ratio, i, most)
-				}
+				expect.AtMost(t, fmt.Sprintf("the factor of the p99 in phase %d", i), ratio, most)
 			}
 		})
 	}
@@ -816,18 +769,15 @@ func TestSchedules(t *testing.T) {
 			least, most := delay*2, time.Duration(0)
 			for range 2000 {
 				got, ok := retry.StandardSchedule.Next(i, 0)
-				if !ok {
-					t.Fatalf("no attempt %d", i+1)
-				}
+				expect.MustEqual(t, fmt.Sprintf("attempt %d follows", i+1), ok, true)
 				least, most = min(least, got), max(most, got)
 			}
 			if least < delay*4/5 || least > delay*9/10 || most < delay*11/10 || most > delay*6/5 {
 				t.Errorf("the delay before attempt %d is from %v to %v, want a fifth about %v", i+1, least, most, delay)
 			}
 		}
-		if _, ok := retry.StandardSchedule.Next(len(retry.StandardSchedule), 0); ok {
-			t.Error("an attempt after the last")
-		}
+		_, ok := retry.StandardSchedule.Next(len(retry.StandardSchedule), 0)
+		expect.True(t, "no attempt follows the last", !ok)
 	})
 
 	for _, category := range []webhook.Category{
@@ -864,13 +814,10 @@ func statusOf(c webhook.Category) int {
 func TestADeadEventIsReplayed(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]struct {
-		paused  bool // the endpoint, by the dispatcher
-		answers []func(int) webhook.Outcome
-		posts   int
+		paused bool // the endpoint, by the dispatcher
+		fails  int  // attempts
 	}{
-		"to an endpoint that the dispatcher paused": {paused: true, posts: 1},
-		"to an endpoint that fails once more":       {answers: []func(int) webhook.Outcome{fails}, posts: 2},
-		"to an endpoint that succeeds":              {posts: 1},
+		"to an endpoint that the dispatcher paused": {true, 0}, "to an endpoint that fails once more": {false, 1},
 	} {
 		t.Run("WHK-18 "+name, func(t *testing.T) {
 			r, sub := registered(t)
@@ -884,19 +831,12 @@ func TestADeadEventIsReplayed(t *testing.T) {
 			}
 			r.script = overloaded
 			d, retry := r.firstAttempts(pause...)
-			before, answers := posted(r)["evt_1"], first.answers
-			r.script = func(n int) webhook.Outcome {
-				if len(answers) == 0 {
-					return succeeds(n)
-				}
-				answer := answers[0]
-				answers = answers[1:]
-				return answer(n)
-			}
+			before := posted(r)["evt_1"]
+			r.script = failsFirst(len(r.posts) + first.fails)
 			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 			r.drain(d, retry)
 			expect.AtLeast(t, "the replayed events", job.Replayed, 1)
-			expect.AtLeast(t, "the posts after the replay", posted(r)["evt_1"]-before, first.posts)
+			expect.AtLeast(t, "the posts after the replay", posted(r)["evt_1"]-before, first.fails+1)
 		})
 	}
 	t.Run("WHK-18 EVX-11 to a subscription that was created again with an older cursor", func(t *testing.T) {
@@ -927,9 +867,8 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.subscribeFrom(got.Cursor)
 		r.run()
 		expect.Equal(t, "attempts of the event", posted(r)["evt_1"], len(retry.EventsSchedule))
-		if ids, _ := r.gaps(t); len(ids) != 1 {
-			t.Errorf("%d gaps were announced, want 1", len(ids))
-		}
+		ids, _ := r.gaps(t)
+		expect.Len(t, "the gaps that were announced", ids, 1)
 	})
 	t.Run("WHK-12 to an endpoint that is gone: its answer 410 counts, and one new dead letter is kept", func(t *testing.T) {
 		r, sub := registered(t)

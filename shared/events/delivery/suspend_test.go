@@ -162,9 +162,7 @@ func TestSuspension(t *testing.T) {
 		id := r.subscribe().ID
 		r.suspend(id)
 		r.now = r.now.Add(48 * time.Hour)
-		if got := r.subscribe(); !got.Truncated {
-			t.Errorf("got %+v, want it truncated", got)
-		}
+		expect.True(t, "the refresh is truncated", r.subscribe().Truncated)
 	})
 }
 
@@ -346,9 +344,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_5"] == 0 {
 					t.Errorf("got %s (%s), evt_5 sent %d times, want it active without a reason, and evt_5 sent", got.State, got.Reason, posted(r)["evt_5"])
 				}
-				if again, err := r.services.Enable(t.Context(), "default", "alice", id); err != nil || again {
-					t.Errorf("enabled twice: %v, %v", again, err)
-				}
+				expect.Equal(t, "it is enabled again", expect.Value(r.services.Enable(t.Context(), "default", "alice", id))(t), false)
 			})
 		})
 	}
@@ -363,9 +359,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			r.now = r.now.Add(lifecycle.DisableAfter)
 			r.script = func(int) webhook.Outcome {
 				for _, paused := range []bool{true, false} {
-					if _, err := r.services.SetPaused(t.Context(), "default", "alice", id, paused); err != nil {
-						t.Error(err)
-					}
+					expect.OK(t, expect.ErrOf(r.services.SetPaused(t.Context(), "default", "alice", id, paused)))
 				}
 				return last
 			}
@@ -417,10 +411,8 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		emf.Close(t.Context())
 		expect.Contains(t, "the metrics", out.String(), `"`+metric.Disabled+`":[1]`)
 		for _, topic := range []string{stream.TopicSubscription(id), stream.TopicPrincipal("alice")} {
-			page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic})
-			if err != nil || len(page.Items) != 1 {
-				t.Errorf("the topic %s has %d notices (%v), want one", topic, len(page.Items), err)
-			}
+			page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic}))(t)
+			expect.Len(t, "the notices of the topic "+topic, page.Items, 1)
 		}
 	})
 }
@@ -447,30 +439,39 @@ func (r *rig) back(t *testing.T, want int) {
 	expect.MustLen(t, "the retries that came back", r.queues[queue.Slow], want)
 }
 
-func TestRetriesSurviveDaysWithoutAServer(t *testing.T) {
-	r := newRig(t)
-	r.round()
-	owed(r)
-	r.now = r.now.Add(5 * 24 * time.Hour)
-	r.round()
-	r.back(t, 1)
-}
-
-// A retry that is due by the clock as it is now comes when it is due, and not before.
-func TestRetriesSurviveAClockThatIsSetBack(t *testing.T) {
-	r := newRig(t)
-	right := r.now
-	r.now = right.Add(6 * time.Hour)
-	r.round()
-	r.now = right
-	owed(r)
-	r.round()
-	r.back(t, 0)
-	for range 10 {
-		r.now = r.now.Add(time.Minute)
-		r.round()
+// A retry comes when it is due by the clock as it is now, and not before.
+func TestRetriesSurviveTheClock(t *testing.T) {
+	for name, c := range map[string]struct {
+		before []time.Duration // the steps of the clock, each before a round of the job
+		step   time.Duration   // before the delivery fails
+		after  []time.Duration
+		save   time.Duration // a stand-alone server saves the job's position only once per hour
+	}{
+		"days without a server":          {before: []time.Duration{0}, after: []time.Duration{5 * 24 * time.Hour}},
+		"set back before the delivery":   {before: []time.Duration{6 * time.Hour}, step: -6 * time.Hour, after: []time.Duration{0, 10 * time.Minute}},
+		"set back by less than it saves": {before: []time.Duration{0, 30 * time.Minute}, after: []time.Duration{-20 * time.Minute}, save: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			_, _, retry := r.process()
+			retry.SaveEvery = c.save
+			rounds := func(steps []time.Duration) {
+				for _, step := range steps {
+					if c.save == 0 {
+						_, _, retry = r.process()
+					}
+					r.back(t, 0)
+					r.now = r.now.Add(step)
+					expect.OK(t, expect.ErrOf(retry.Run(t.Context())))
+				}
+			}
+			rounds(c.before)
+			r.now = r.now.Add(c.step)
+			owed(r)
+			rounds(c.after)
+			r.back(t, 1)
+		})
 	}
-	r.back(t, 1)
 }
 
 // undecodable puts an item into the due table that no version of the program wrote.
@@ -527,22 +528,6 @@ func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
 			r.back(t, 0)
 		})
 	}
-}
-
-// A stand-alone server saves the job's position only once per hour.
-func TestRetriesAfterTheClockWasSetBackByLessThanTheTimeBetweenSaves(t *testing.T) {
-	r := newRig(t)
-	_, _, retry := r.process()
-	retry.SaveEvery = time.Hour
-	round := func(later time.Duration) (moved int) {
-		t.Helper()
-		r.now = r.now.Add(later)
-		return expect.Value(retry.Run(t.Context()))(t)
-	}
-	round(0)
-	round(30 * time.Minute)
-	owed(r)
-	expect.Equal(t, "retries that came back", round(-20*time.Minute), 1)
 }
 
 func TestASearchThatIsCutOffGoesOn(t *testing.T) {

@@ -17,6 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -98,6 +100,34 @@ func newWorld(t *testing.T) (*world, Config) {
 			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 		},
 	}
+}
+
+// inBubble runs a test with a world without workers, and with the parts of dispatchers that have the options of the dispatch function.
+func inBubble(t *testing.T, test func(t *testing.T, w *world, config Config)) {
+	synctest.Test(t, func(t *testing.T) {
+		w, config := newWorld(t)
+		config.Options = functionOptions()
+		test(t, w, config)
+		_ = w.queued.Close()
+	})
+}
+
+// timePage has a dispatcher handle a page with one event, and returns how long that took.
+func (w *world) timePage(d *Dispatcher, sub *subscription.Subscription, e event.Event) time.Duration {
+	w.t.Helper()
+	began := time.Now()
+	w.done(d.HandlePages(w.t.Context(), []queue.Message{pageMessage(e.ID, pageOf(sub.Patterns[0].Key, e))}))
+	return time.Since(began)
+}
+
+// slowMessage moves an event to the slow lane and returns its message.
+func (w *world) slowMessage(d *Dispatcher, sub *subscription.Subscription, e event.Event, received int) queue.Message {
+	w.t.Helper()
+	s := sub.Subscriber()
+	expect.OK(w.t, d.moveToSlowLane(w.t.Context(), &s, &e, false))
+	m := message(sub.ID+e.ID, string(task.Encode(w.storedDelivery(sub.ID, e.ID).NextTask().Task)))
+	m.Received = received
+	return m
 }
 
 // consume starts the workers of a queue.
