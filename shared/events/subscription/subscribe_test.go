@@ -57,6 +57,8 @@ func TestSubscribe(t *testing.T) {
 		}))(t)
 		expect.Differ(t, "the id of another principal's subscription", other.ID, a.ID)
 		expect.Equal(t, "subscribers", len(f.subscribers("event://github/acme/app/push")), 2)
+		elsewhere := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb2"})
+		expect.Differ(t, "the id with another URL", elsewhere.ID, a.ID)
 	})
 	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
 		f := newFixture(t, Options{})
