@@ -779,6 +779,12 @@ func TestSchedules(t *testing.T) {
 		_, ok := retry.StandardSchedule.Next(len(retry.StandardSchedule), 0)
 		expect.True(t, "no attempt follows the last", !ok)
 	})
+	t.Run("WHK-09 a Retry-After lengthens the delay, up to a day", func(t *testing.T) {
+		for retryAfter, want := range map[time.Duration]time.Duration{time.Hour: time.Hour, 25 * time.Hour: 24 * time.Hour} {
+			got, _ := retry.EventsSchedule.Next(1, retryAfter)
+			expect.Equal(t, fmt.Sprint("the delay with Retry-After ", retryAfter), got, want)
+		}
+	})
 
 	for _, category := range []webhook.Category{
 		webhook.DNSError, webhook.TLSError, webhook.ConnectionRefused, webhook.Timeout, webhook.HTTP5xx, webhook.HTTP4xx,
