@@ -37,7 +37,7 @@ const (
 	// soakOnEnv is "aws" for the functions on local AWS with one request per process at a time, or "managed" for two
 	// processes that serve many requests each. By default two instances run in the test's process.
 	soakOnEnv      = "MCPEVENTS_SOAK_ON"
-	soakClientsEnv = "MCPEVENTS_SOAK_CLIENTS" // the number of clients; 50 by default, at least 12
+	soakClientsEnv = "MCPEVENTS_SOAK_CLIENTS" // the number of clients; 50 by default, at least 6
 )
 
 // slack is added to time limits, because a busy machine delays the end of a call.
@@ -146,14 +146,14 @@ func (s *soak) fault(format string, args ...any) {
 	}
 }
 
-// pairs returns the number of pairs of a session-based and a stateless client. Ten more clients are of other kinds.
+// pairs returns the number of pairs of a session-based and a stateless client. Four more clients are of other kinds.
 func (s *soak) pairs() int {
 	text := os.Getenv(soakClientsEnv)
 	if text == "" {
-		return 20
+		return 23
 	}
 	n := expect.Value(strconv.Atoi(text))(s.t)
-	return max(1, (n-10)/2)
+	return max(1, (n-4)/2)
 }
 
 // load runs all clients for the given time and waits for them.
@@ -169,8 +169,6 @@ func (s *soak) load(length time.Duration) {
 		wg.Go(func() { s.runStateless(ctx, transport, principal, n) })
 	}
 	for n := range 3 {
-		wg.Go(func() { s.runOfficial(ctx, fmt.Sprint("p", n), harness.V20251125, n) })
-		wg.Go(func() { s.runOfficial(ctx, fmt.Sprint("p", n), harness.V20260728, n) })
 		wg.Go(func() { s.runThief(ctx, transport, fmt.Sprint("p", n)) })
 	}
 	wg.Go(func() { s.runStranger(ctx, transport) })
