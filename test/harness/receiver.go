@@ -144,18 +144,10 @@ type Endpoint struct {
 func (e *Endpoint) URL() string { return e.url }
 
 // Answer sets how deliveries are answered; n counts them from 1.
-func (e *Endpoint) Answer(f func(n int, d *Delivery) Reply) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.answer = f
-}
+func (e *Endpoint) Answer(f func(n int, d *Delivery) Reply) { set(&e.mu, &e.answer, f) }
 
 // AnswerChallenge sets how verifications are answered.
-func (e *Endpoint) AnswerChallenge(f func(d *Delivery) Reply) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.verify = f
-}
+func (e *Endpoint) AnswerChallenge(f func(d *Delivery) Reply) { set(&e.mu, &e.verify, f) }
 
 // Light makes the endpoint count subscriptions and forget what they were sent.
 func (e *Endpoint) Light() {
@@ -165,18 +157,10 @@ func (e *Endpoint) Light() {
 }
 
 // Secret sets the secret that deliveries are signed with; Secret("") forgets it.
-func (e *Endpoint) SetSecret(secret string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.secret = secret
-}
+func (e *Endpoint) SetSecret(secret string) { set(&e.mu, &e.secret, secret) }
 
 // Secret returns the secret that SetSecret has set.
-func (e *Endpoint) Secret() string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.secret
-}
+func (e *Endpoint) Secret() string { return read(&e.mu, &e.secret) }
 
 // Deliveries returns all deliveries so far in the order of their arrival, including repetitions.
 func (e *Endpoint) Deliveries() []*Delivery {

@@ -101,11 +101,7 @@ func (c *SDKClient) Follow(tb testing.TB, uris ...string) {
 	}
 }
 
-func (c *SDKClient) acknowledged() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.acks
-}
+func (c *SDKClient) acknowledged() int { return read(&c.mu, &c.acks) }
 
 // Updates returns the resource updates that reached the client's handler.
 func (c *SDKClient) Updates() []*Update {

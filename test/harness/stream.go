@@ -218,11 +218,7 @@ func (s *Stream) Close() {
 func (s *Stream) Ended() <-chan struct{} { return s.ended }
 
 // Err returns the reason why the stream ended, or io.EOF if the server ended it in order.
-func (s *Stream) Err() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
-}
+func (s *Stream) Err() error { return read(&s.mu, &s.err) }
 
 // Messages returns all messages so far.
 func (s *Stream) Messages() []*Message {
@@ -239,18 +235,10 @@ func (s *Stream) Primes() []string {
 }
 
 // Retry returns the text of the last retry field, in milliseconds.
-func (s *Stream) Retry() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.retry
-}
+func (s *Stream) Retry() string { return read(&s.mu, &s.retry) }
 
 // Comments counts comments, which keep a quiet stream alive.
-func (s *Stream) Comments() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.comments
-}
+func (s *Stream) Comments() int { return read(&s.mu, &s.comments) }
 
 // has waits for at least n messages in all.
 func (s *Stream) has(within time.Duration, n int) bool {

@@ -5,6 +5,7 @@ package harness
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,4 +54,18 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 // About returns a random time between half and one and a half of d.
 func About(r *rand.Rand, d time.Duration) time.Duration {
 	return d/2 + time.Duration(r.Int64N(int64(d)))
+}
+
+// read returns a value that the mutex guards.
+func read[T any](mu *sync.Mutex, v *T) T {
+	mu.Lock()
+	defer mu.Unlock()
+	return *v
+}
+
+// set changes a value that the mutex guards.
+func set[T any](mu *sync.Mutex, v *T, to T) {
+	mu.Lock()
+	defer mu.Unlock()
+	*v = to
 }

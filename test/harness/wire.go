@@ -179,15 +179,7 @@ func (w *Wire) Resumed() []string {
 }
 
 // Session returns the latest session id from the server.
-func (w *Wire) Session() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.session
-}
+func (w *Wire) Session() string { return read(&w.mu, &w.session) }
 
 // Version returns the protocol revision in the last request's header.
-func (w *Wire) Version() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.version
-}
+func (w *Wire) Version() string { return read(&w.mu, &w.version) }
