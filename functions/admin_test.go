@@ -4,7 +4,6 @@ import (
 	"archive/zip"
 	"cmp"
 	"compress/flate"
-	"encoding/json"
 	"io"
 	"maps"
 	"net/http"
@@ -17,39 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
-
-// operated sends a request to the admin API through the front.
-func operated(t *testing.T, stack *runner.Stack) {
-	resp := expect.Value(http.Get(stack.URL() + "/admin/v1/overview"))(t)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"subscriptions"`) {
-		t.Errorf("got %d %s, %v", resp.StatusCode, body, err)
-	}
-}
-
-// erased erases a principal with a session and its stream.
-func erased(t *testing.T, stack *runner.Stack) {
-	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`
-	resp := post(t, stack.URL()+"/mcp", initialize, map[string]string{"Accept": "application/json, text/event-stream"}, nil)
-	expect.MustEqual(t, "the status of initialize", resp.StatusCode, http.StatusOK)
-	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil))(t)
-	resp = expect.Value(http.DefaultClient.Do(req))(t)
-	defer resp.Body.Close()
-	var done struct {
-		Complete bool
-		Counts   map[string]int
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&done); err != nil || !done.Complete || done.Counts["sessions"] == 0 || done.Counts["notices"] == 0 {
-		t.Errorf("got %d %+v %v, want an erased session and notices", resp.StatusCode, done, err)
-	}
-}
 
 // TestAdminStartsSoon: from exec to the first request for work, admin must take less than twice as long as publish,
 // the function with the fewest packages. The goal of 15 ms applies to an idle machine, so the test compares two

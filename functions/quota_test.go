@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
@@ -84,17 +83,4 @@ func TestMessagesOfTheInbox(t *testing.T) {
 			t.Error("publish was not invoked, want one invocation for the batch")
 		}
 	})
-}
-
-// TestTheQuotaIsDocumented: AWS-08. The README says how to look up the quota, and links to how to increase it.
-func TestTheQuotaIsDocumented(t *testing.T) {
-	for file, commands := range map[string][]string{
-		"../README.md":                    {"aws lambda get-account-settings", "docs/how-to/deploy-to-aws.md#concurrency"},
-		"../docs/how-to/deploy-to-aws.md": {"# Concurrency", "aws service-quotas request-service-quota-increase", "StreamConcurrency"},
-	} {
-		text := expect.Value(os.ReadFile(file))(t)
-		for _, c := range commands {
-			expect.Contains(t, file, string(text), c)
-		}
-	}
 }

@@ -140,8 +140,6 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		t.Errorf("over a planned handover the stream was notified of %v, want two or three changes of tools, at most one of prompts, and two to four updates", count)
 	}
 
-	elsewhere(t, stack)
-
 	eventually(t, "no client listens", func() bool {
 		stack.Kill("RelayFunction")
 		return seen().Listens == 0
@@ -162,40 +160,4 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		_, err := stack.Invoke(t.Context(), "RelayFunction", []byte(`{}`))
 		return err == nil && time.Since(start) < relayTime/2
 	})
-}
-
-// elsewhere shows that a backend's elicitation during a call can be answered at another instance, because the one
-// that makes the call is busy. Only the session that was asked can answer.
-//
-// GWN-10, GWN-11, GWN-17
-func elsewhere(t *testing.T, stack *runner.Stack) {
-	begin := func() map[string]string {
-		header := map[string]string{"Accept": "application/json, text/event-stream"}
-		resp := post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}}}`, header, nil)
-		header["Mcp-Session-Id"], header["Mcp-Protocol-Version"] = resp.Header.Get("Mcp-Session-Id"), "2025-11-25"
-		post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, header, nil)
-		return header
-	}
-	asked, another := begin(), begin()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp",
-		strings.NewReader(`{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{"name":"b_test_elicitation","arguments":{"message":"Who?"}}}`))
-	expect.OK(t, err)
-	stream := open(t, req, asked)
-	var question struct {
-		ID     json.RawMessage
-		Method string
-	}
-	if text := expect.Receive(t, "the question", stream); json.Unmarshal([]byte(text), &question) != nil || question.Method != "elicitation/create" {
-		t.Fatalf("got %s", text)
-	}
-	answer := func(id string, header map[string]string) int {
-		body := `{"jsonrpc":"2.0","id":` + id + `,"result":{"action":"accept","content":{"username":"ann","email":"ann@example.com"}}}`
-		return post(t, stack.URL()+"/mcp", body, header, nil).StatusCode
-	}
-	expect.Equal(t, "the status of another session's answer", answer(string(question.ID), another), http.StatusBadRequest)
-	expect.Equal(t, "the status of an answer without a question", answer(`"gw_unknown"`, asked), http.StatusBadRequest)
-	expect.Equal(t, "the status of the answer", answer(string(question.ID), asked), http.StatusAccepted)
-	expect.Contains(t, "the result", expect.Receive(t, "the result", stream), `"id":9007199254740993`, "ann@example.com")
 }
