@@ -30,12 +30,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// errMaybeEnded says that an attempt was not started, because the subscription may have ended since the caller read it.
+// errMaybeEnded is the error for a webhook that was not sent, because the subscription may have ended since the caller read it.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// mayStart reports whether an attempt may start for a subscription that the caller read at the time readAt. A [Gate], if there is one,
-// stops attempts as soon as the subscription is deregistered. On AWS there is no gate, so an attempt may start only within a second after
-// the read. So no attempt starts more than a second after deregister has answered.
+// mayStart reports whether a webhook may be sent to a subscription that the caller read at the time readAt. With a [Gate], it may be sent
+// unless the subscription has ended since then. Without a gate, as on AWS, it may be sent only within a second after readAt, so that no
+// attempt starts more than a second after the response to an unsubscribe request.
 func (d *Dispatcher) mayStart(id string, readAt time.Time) bool {
 	if d.Gate == nil {
 		return time.Since(readAt) <= time.Second
@@ -43,34 +43,32 @@ func (d *Dispatcher) mayStart(id string, readAt time.Time) bool {
 	return d.Gate.allows(id, readAt)
 }
 
-// firstAttempt is a first attempt whose POST has begun.
+// firstAttempt is the first attempt to send an event to one subscriber. Its POST request has begun.
 type firstAttempt struct {
 	d     *Dispatcher
 	slot  *lane.FastSlot
 	del   *state.Delivery
 	sub   *subscription.Subscriber
 	event *event.Event
-	// unlink makes the POST independent of the page's context, so that the POST can continue after the page has ended. cancel ends the POST.
+	// unlink separates the POST from the context of the task that started it, so that the POST can continue after the task has ended. The
+	// function cancel ends the POST.
 	unlink func() bool
 	cancel context.CancelFunc
-	// answer passes the outcome of the POST to handleSlow, if the POST ends after handleSlow has begun.
+	// answer carries the outcome of the POST to handleSlow or finish, if the POST takes so long that handleSlow has begun.
 	answer chan webhook.Outcome
 }
 
-// attemptFirst sends an event to one subscriber for the first time. It calls report exactly once, with the records to write or an error,
-// and releases the slot s.
+// attemptFirst sends an event to one subscriber for the first time. It calls report exactly once, with the store operations that record
+// the outcome, or with an error. It also releases the slot s, which permits the attempt.
 //
-// A hanging endpoint must not hold up the page, so the page waits only for [lane.FastSlot.Wait]. Then attemptFirst moves the delivery to
-// the slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
-// delivery as due at the time by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process
-// dies, the stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst cancels
-// the POST and the slow lane repeats it, so the endpoint may see the event twice.
+// A hanging endpoint must not hold up the other subscribers of the caller's task, so the caller usually waits only for
+// [lane.FastSlot.Wait]. If the POST is still running then, attemptFirst "detaches" it: it stores the delivery as a retry that is due when
+// the POST must have timed out, and lets the POST continue in the background. The outcome of the POST later replaces the stored retry. If
+// too many POSTs are detached already, attemptFirst cancels the POST and leaves the delivery to the slow lane, which makes the retries.
+// The endpoint may then get the event twice.
 //
-// If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers
-// usually take. The POST has as much time as without the hurry, and then the slow lane repeats it.
-//
-// attemptFirst reports [errMaybeEnded] if the subscription may have ended since readAt, the time at which the caller read it. If late is
-// true, the event is late on purpose, for example because it is replayed.
+// attemptFirst reports [errMaybeEnded] if the subscription may have ended since readAt, the time at which the caller read it. The
+// parameter late says that the event is late on purpose, for example because it is replayed.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *subscription.Subscriber, e *event.Event, late bool, readAt time.Time, report func([]store.Op, error)) {
 	growStack()
 	switch {
@@ -106,7 +104,8 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.FastSlot, sub *su
 	report(f.record(ctx, out))
 }
 
-// reportPanic reports a panic of a first attempt as an error that concerns only its subscriber. Otherwise the panic would end the process.
+// reportPanic recovers from a panic of a first attempt and reports it as an error. So the panic affects only one subscriber and does not
+// end the process.
 func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	if p := recover(); p != nil {
 		s.Done(lane.Unused)
@@ -114,8 +113,9 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	}
 }
 
-// handleSlow handles an attempt that takes longer than [lane.FastSlot.Usual] or, if Usual is 0, than [lane.FastSlot.Wait]. It returns the
-// records or the error for [Dispatcher.attemptFirst] to report, and releases the slot.
+// handleSlow decides how a POST continues that takes longer than [lane.FastSlot.Usual] or, if Usual is 0, than [lane.FastSlot.Wait]. It
+// waits for the POST, detaches it or cancels it, and releases the slot. It returns the operations or the error for
+// [Dispatcher.attemptFirst] to report.
 func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
@@ -146,8 +146,8 @@ func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	return f.record(ctx, out)
 }
 
-// awaitAfterUsual waits, after [lane.FastSlot.Usual] is over, for the rest of [lane.FastSlot.Wait], and reports whether the
-// answer arrived. It does not wait if another process has already found that the endpoint hangs.
+// awaitAfterUsual waits for the outcome of the POST until [lane.FastSlot.Wait] is over, and reports whether the outcome arrived. It does
+// not wait if another process has already found that the endpoint hangs.
 func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome) bool {
 	s := f.slot
 	if s.Usual == 0 || s.Usual == s.Wait {
@@ -156,7 +156,8 @@ func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
 
-// record records the outcome of the POST, which has ended, and frees the context of the POST.
+// record records the outcome of the POST, which has ended, and frees the context of the POST. The caller must still write the returned
+// operations.
 func (f *firstAttempt) record(ctx context.Context, out webhook.Outcome) ([]store.Op, error) {
 	f.cancel()
 	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
@@ -171,7 +172,7 @@ func growStack() {
 	runtime.KeepAlive(&space)
 }
 
-// await waits for an answer, stores it in out, and reports whether it arrived within the limit. A limit of 0 means no limit.
+// await waits for the outcome of a POST, stores it in out, and reports whether it arrived within the limit. A limit of 0 means no limit.
 func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Duration) bool {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -187,8 +188,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, limit time.Durat
 	}
 }
 
-// storeDetached stores the delivery of an attempt that continues after its page has stopped waiting, and reports whether that
-// succeeded. The delivery is due when the attempt must have ended, so that the slow lane retries it if the process dies.
+// storeDetached stores the delivery of a first attempt that continues in the background, and reports whether that succeeded. The stored
+// delivery is due when the attempt must have ended, so that it is retried if the process dies.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, del *state.Delivery, e *event.Event) bool {
 	left := s.HangsAfter + s.Rest
 	if left == 0 {
@@ -198,8 +199,8 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.DetachedSlot, de
 	return err == nil && written
 }
 
-// finish waits for the outcome of a detached attempt, whose slot is s, and records it. If the attempt is canceled, or fails because of this
-// program, the stored delivery remains, and the slow lane repeats the attempt.
+// finish waits for the outcome of a first attempt that continues in the background, and records it. If the attempt is canceled or fails
+// because of this program, the delivery stays in the store and is retried. The parameter s is the attempt's slot.
 func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	var out webhook.Outcome
 	if !await(f.answer, &out, s.HangsAfter) {
@@ -223,8 +224,9 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	}
 }
 
-// moveToSlowLane stores a delivery whose first attempt the slow lane will make. It delays the delivery's queue message until the endpoint
-// may get attempts, because the slow lane would have to return an earlier message to the queue.
+// moveToSlowLane stores a delivery, so that the slow lane, which makes the retries, also makes its first attempt. It delays the
+// delivery's queue message until the endpoint's rate limit and pauses permit the attempt. The slow lane would have to return an earlier
+// message to the queue.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -234,18 +236,18 @@ func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subsc
 	return err
 }
 
-// Gate stops attempts to a deregistered subscription if deregister and dispatch share a process: no attempt starts after [Gate.Close] has
-// returned. The zero value is ready to use.
+// Gate stops webhooks to a subscription that has ended: no attempt starts after [Gate.Close] has returned. This requires that the
+// subscription ends in the process that sends the webhooks. The zero value is ready to use.
 type Gate struct {
 	mu    sync.RWMutex
 	ended map[string]time.Time
 }
 
-// gateFor is the minimum time for which a [Gate] remembers an ended subscription. A worker handles a page in much less time. So after
-// gateFor, no worker can still have a page whose subscribers it read before the subscription ended.
+// gateFor is the minimum time for which a [Gate] remembers an ended subscription. A worker sends the events of one task in much less
+// time. So after gateFor, no worker has a copy of the subscription that it read before the subscription ended.
 const gateFor = 15 * time.Minute
 
-// Close closes the gate for a subscription, so that no attempt to it starts any more.
+// Close stops webhooks to the subscription with this id. No attempt starts after Close has returned.
 func (g *Gate) Close(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -263,15 +265,15 @@ func (g *Gate) Close(id string) {
 	g.ended[id] = now
 }
 
-// Open opens the gate again for a subscription that was created with the same id.
+// Open permits webhooks again after a client has created a subscription with the same id.
 func (g *Gate) Open(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.ended, id)
 }
 
-// allows reports whether an attempt may start for a subscription that the caller read at the time readAt. If the caller read the
-// subscription after it had ended, a client must have created it again, so its attempts may start.
+// allows reports whether a webhook may be sent to a subscription that the caller read at the time readAt. If the caller read the
+// subscription after its end, a client must have created it again, so its webhooks may be sent.
 func (g *Gate) allows(id string, readAt time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -279,7 +281,8 @@ func (g *Gate) allows(id string, readAt time.Time) bool {
 	return !ended || readAt.After(at)
 }
 
-// sender signs and posts deliveries. For each attempt, it records a trace span and metrics, and writes a log line.
+// sender makes the signed POST requests that deliver events. For each request, it records a trace span and metrics. It also writes a log
+// line if [Options.LogDeliveries] is set.
 type sender struct {
 	poster  Poster
 	opener  Opener
@@ -292,8 +295,8 @@ type sender struct {
 	tracer  *trace.Tracer
 }
 
-// attempt makes one signed POST of a delivery. e is nil for a control message, such as a gap notice. A failure of this
-// program, such as an unreadable secret, has the category [webhook.Internal].
+// attempt sends the webhook of a delivery in one signed POST. The event e is nil for a control message, for example a notice of lost
+// events. If this program fails, for example because it cannot decrypt a secret, the outcome has the category [webhook.Internal].
 func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -340,13 +343,16 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	return out
 }
 
-// recordTime is the time that an attempt leaves before the deadline of ctx, so that its outcome can be recorded.
+// recordTime is the time between the timeout of an attempt and the deadline of its context, in which the outcome of the attempt is
+// recorded.
 const recordTime = time.Second
 
-// fitInto returns the timeout of an attempt, shortened if the attempt could outlast ctx. For example, an attempt with a timeout of a minute
-// gets 59 seconds in a Lambda function that runs for a minute. Otherwise the attempt would count as aborted instead of timed out, and an
-// endpoint that hangs would hold up the function again and again. If ctx leaves less than half of the timeout, fitInto does not shorten it,
-// because then the attempt began late, which is not the endpoint's fault.
+// fitInto returns the timeout of an attempt, shortened so that the attempt ends before ctx does. For example, an attempt with a timeout
+// of a minute gets 59 seconds in a Lambda function that runs for a minute. Otherwise the attempt would count as aborted instead of timed
+// out, and an endpoint that hangs would hold up the function again and again.
+//
+// If ctx leaves less than half of the timeout, fitInto does not shorten it. The attempt then began late, which is not the endpoint's
+// fault.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
@@ -387,9 +393,9 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 	return err
 }
 
-// webhookID returns the webhook-id of an event for an MCP Events subscription. In the final profile it is a hash of the
-// subscription and the event, so that all attempts and replays have the same id. It cannot equal the id of a control message,
-// msg_<type>_…, because it is hexadecimal.
+// webhookID returns the webhook-id header of an event for an MCP Events subscription. In the final version of the protocol, it is a hash
+// of the subscription and the event, so that all attempts and replays of the event have the same id. It cannot equal the id of a control
+// message, msg_<type>_…, because all characters after msg_ are hexadecimal.
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
 	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil
@@ -401,7 +407,8 @@ func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e 
 	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub.ID+"\x00"+e.Key())), nil
 }
 
-// sign sets the signing keys of a request: the subscription's secret and, during a rotation, also the previous one.
+// sign sets the keys with which a request is signed: the subscription's secret and, while the secret is rotated, also the previous
+// secret.
 func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string, sub *subscription.Subscriber) error {
 	target := sub.Target
 	if target.Type == subscription.None {
@@ -426,7 +433,8 @@ func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string,
 	return nil
 }
 
-// webhookType returns the "type" of the event's webhooks: the catalog's webhookType or, without one, the event type's name.
+// webhookType returns the member "type" in the body of the event's webhooks. It is the webhookType of the event type in the catalog or,
+// without one, the event type's name.
 func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
 	if entry := s.eventTypeOf(ctx, e); entry != nil && entry.WebhookType != "" {
 		return entry.WebhookType
@@ -434,7 +442,7 @@ func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
 	return e.Name
 }
 
-// eventTypeOf returns the event's type, or nil if the catalog no longer has it or cannot be read.
+// eventTypeOf returns the catalog's entry of the event's type, or nil if the catalog no longer has the type or cannot be read.
 func (s *sender) eventTypeOf(ctx context.Context, e *event.Event) *catalog.Entry {
 	cat, err := s.catalog.Catalog(ctx, e.Workspace)
 	if err != nil {
@@ -445,11 +453,11 @@ func (s *sender) eventTypeOf(ctx context.Context, e *event.Event) *catalog.Entry
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// The functions below write bodies without encoding/json, which would validate the payload again for each subscriber. Publish has already
-// checked that the payload is valid and compact.
+// The functions below write the bodies of webhooks without encoding/json, which would validate the event's payload again for each
+// subscriber. The payload is valid and compact, because it was checked when the event was published.
 
-// standardBody returns the body of a SEP-1803 webhook: the members type, timestamp and data of Standard Webhooks, and the members uri and
-// subscription of this server.
+// standardBody returns the body of a webhook for a SEP-1803 subscription. The members type, timestamp and data are defined by Standard
+// Webhooks, and the members uri and subscription by this server.
 func standardBody(e *event.Event, webhookType, id string) []byte {
 	b := make([]byte, 0, len(e.Data)+len(e.URI)+len(webhookType)+192)
 	b = jsonrpc.AppendString(append(b, `{"type":`...), webhookType)
@@ -459,8 +467,8 @@ func standardBody(e *event.Event, webhookType, id string) []byte {
 	return append(appendData(b, e), '}')
 }
 
-// eventsBody returns an EventOccurrence (SEP-3415), the body of an MCP Events webhook. entry is the event type, or nil if the catalog no
-// longer has it. cursor is the subscription's cursor; the body has null for an empty cursor.
+// eventsBody returns the body of an MCP Events webhook, an EventOccurrence (SEP-3415). The parameter entry is the event's type, or nil if
+// the catalog no longer has the type. The parameter cursor is the subscription's cursor; if it is empty, the body has null.
 func eventsBody(e *event.Event, entry *catalog.Entry, cursor string) []byte {
 	b := make([]byte, 0, len(e.Data)+2*len(e.URI)+len(e.Name)+len(cursor)+384)
 	b = jsonrpc.AppendString(append(b, `{"eventId":`...), e.ID)

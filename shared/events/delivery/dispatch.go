@@ -1,5 +1,6 @@
-// Package delivery carries out the tasks of the deliveries queue and the slow queue. It decides for each subscriber whether to send an
-// event, sends it with package webhook, and records the outcome.
+// Package delivery sends events to subscribers. It decides for each subscriber whether to send an event, sends it with package webhook,
+// and records the outcome. Its work arrives in two queues: a page task asks to send events to a range of subscribers, and a single task
+// asks for one attempt of a stored delivery.
 //
 //	events queue ─▶ fanout ─▶ event log
 //	                   │
@@ -14,10 +15,9 @@
 // Each task may run twice, and the process may die at any instruction. Package state explains why two workers still do not continue the
 // same retry.
 //
-// A failure of this program, such as an unreadable secret, delays only the deliveries that it concerns. They wait in the slow queue or the
-// due table without using up attempts. A delivery that is still waiting when the time of its retry schedule has passed becomes a dead
-// letter with the category internal. A message that cannot be decoded becomes a dead letter of its queue. Operators can retry both kinds of
-// dead letters when the cause is fixed.
+// A failure of this program, such as an unreadable secret, delays only the deliveries that it affects, and does not use up their
+// attempts. A delivery that is still waiting when its retry schedule is over becomes a dead letter with the category internal. A message
+// that cannot be decoded becomes a dead letter of its queue. Operators can retry both kinds of dead letters when the cause is fixed.
 package delivery
 
 import (
@@ -61,37 +61,44 @@ type Opener interface {
 // EventsTimeout is the time limit of an attempt to send an MCP Events webhook.
 const EventsTimeout = 10 * time.Second
 
-// Options are the operator's settings. Zero values mean the defaults, which are given in parentheses.
+// Options are the operator's settings for a [Dispatcher]. A zero value means the default, which is given in parentheses.
 type Options struct {
-	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
+	// Schedule and EventsSchedule are the retry schedules of SEP-1803 and MCP Events subscriptions ([retry.StandardSchedule] and
+	// [retry.EventsSchedule]).
 	Schedule, EventsSchedule retry.Schedule
-	// Timeout limits an attempt for a SEP-1803 subscription (20 s), EventsTimeout an attempt for an MCP Events subscription (10 s).
+	// Timeout limits the duration of an attempt for a SEP-1803 subscription (20 s), and EventsTimeout for an MCP Events subscription (10
+	// s).
 	Timeout, EventsTimeout time.Duration
 	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long a page waits for the answer to a first attempt before the delivery moves to the slow lane (see package lane). 0
-	// means that the page waits until the attempt ends.
+	// Patience is how long a page task waits for the response to a first attempt. After that, the attempt continues in the background, or
+	// the slow lane repeats it (see package lane). 0 means that the task waits until the attempt ends.
 	Patience time.Duration
-	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
+	// SlowAnswer is the response time at which an endpoint counts as slow (2 s). The next deliveries to a slow endpoint take the slow
+	// lane, where they do not hold up page tasks.
 	SlowAnswer time.Duration
-	// MinWait is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches quickly follow
-	// each other, a page is "in a hurry": it stops waiting for an attempt that takes longer than the endpoint usually takes to answer, and
-	// longer than MinWait, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
-	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
+	// MinWait is for a process that handles one batch of page tasks at a time and is frozen in between, such as a Lambda function. While
+	// batches quickly follow each other, a task waits for a first attempt only as long as the endpoint usually takes to respond, and at
+	// least for MinWait, for example 100 ms. A slower attempt continues in the background until Patience is over.
+	//
+	// Without this, an endpoint that begins to hang would soon hold up all processes. 0 turns it off, so that tasks always wait for
+	// Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay (0) of the queue message of a delivery that moves to the slow lane without a first attempt. With a
-	// delay of at least [state.EarlyMessage], the page waits for a shorter time, because it can send the message while it still writes the
+	// SlowLaneDelay is the minimum delay (0) of the queue message of a delivery that moves to the slow lane without a first attempt. If
+	// it is at least [state.EarlyMessage], the page task takes less time, because it can send the message while it still writes the
 	// delivery.
 	SlowLaneDelay time.Duration
-	// Detached is how many first attempts may continue in the background at the same time after their page has stopped waiting. Other
-	// attempts are canceled, and the slow lane repeats them. A process that is frozen between batches, such as a Lambda function, can finish
-	// an attempt in the background only if another batch follows soon. With MinWait, pages detach attempts only while batches quickly follow
-	// each other. So without MinWait, Detached must be 0 in such a process.
+	// Detached is how many first attempts may continue in the background at the same time, after their page task has stopped waiting for
+	// them. Further attempts are canceled, and the slow lane repeats them.
+	//
+	// A process that is frozen between batches of tasks, such as a Lambda function, finishes an attempt in the background only if another
+	// batch follows soon. There, Detached must be 0 unless MinWait is set, because MinWait limits these attempts to times when batches
+	// quickly follow each other.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
-	// Bytes limits the memory for the bodies of concurrent attempts (64 MiB): half is for the fast lane, a quarter for the slow lane, and a
-	// quarter for attempts that hang.
+	// Bytes limits the memory for the bodies of concurrent attempts (64 MiB). Half of it is for the fast lane, i.e. first attempts, a
+	// quarter for the slow lane, and a quarter for attempts that hang.
 	Bytes int64
 	// Records says which attempts are recorded in the delivery log.
 	Records records.Keep
@@ -111,17 +118,17 @@ type Config struct {
 	Catalog       catalog.Source // has the event types, from which the "type" in webhooks comes
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its field Review checks before each delivery whether the subscription may
-	// continue. The Terminator must be set.
+	// Terminator ends subscriptions that may not continue, for example because their principal lost access. Its field Review checks
+	// before each delivery whether the subscription may continue. The Terminator must be set.
 	Terminator *lifecycle.Terminator
-	// Gaps has the event log and the sealer, which are needed for gap notices, i.e. messages that tell a client that it missed events. For
-	// subscriptions with the profile [spec.Final], the sealer also makes the webhook-id of each event. Gaps must be set.
+	// Gaps has the event log and the sealer, which encrypts cursors. Both are needed for gap notices, i.e. messages that tell a client
+	// that it missed events. For subscriptions with the profile [spec.Final], the sealer also makes the webhook-ids. Gaps must be set.
 	Gaps *lifecycle.Gaps
 	// Switches lets people pause deliveries. If it is nil, deliveries cannot be paused.
 	Switches *switches.Set
-	// Gate stops attempts to a subscription immediately when it is deregistered. That works only if the dispatcher runs in the
-	// same process as register and deregister, which open and close the gate. Without a Gate, as on AWS, an attempt may still
-	// start up to a second after deregister has answered.
+	// Gate stops webhooks to a subscription as soon as a client has unsubscribed. That works only if this process also handles the
+	// requests to subscribe and unsubscribe, which open and close the gate. Without a Gate, as on AWS, an attempt may still start up to a
+	// second after the response to the client.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time
@@ -132,7 +139,8 @@ type Config struct {
 	Tracer *trace.Tracer
 }
 
-// Dispatcher sends webhooks. [Dispatcher.HandlePages] handles the deliveries queue, and [Dispatcher.HandleSingles] the slow queue.
+// Dispatcher sends webhooks. [Dispatcher.HandlePages] makes the first attempts, for the tasks of the deliveries queue.
+// [Dispatcher.HandleSingles] makes the other attempts, for the tasks of the slow queue.
 type Dispatcher struct {
 	Config
 
@@ -152,8 +160,8 @@ type Dispatcher struct {
 
 const maxPerEndpoint = 64 // concurrent first attempts to one endpoint, or a quarter of [Options.Concurrency] if that is lower
 
-// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served, so that a
-// redelivered page does not repeat their webhooks.
+// maxHandled is the number of failed page tasks for which a dispatcher remembers to which subscribers it has sent the events. If the
+// queue redelivers such a task, the dispatcher does not repeat these webhooks.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.
@@ -195,7 +203,7 @@ func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// CountFailing returns how many endpoints are slow, and how many get no attempts for now, as far as this process knows.
+// CountFailing returns how many endpoints this process knows to be slow, and to how many it sends no webhooks for now.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
 // Wait blocks until all running first attempts have ended, or until ctx is done. A first attempt can still run after
@@ -204,8 +212,8 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	_ = periodic.Wait(ctx, &d.attempts) // an error means that ctx has ended
 }
 
-// rejectMessage sends a message that cannot be decoded to the dead letter queue. But a message that a newer release wrote stays in its
-// queue (see [task.Renew]), because a newer process can handle it. rejectMessage reports whether the caller may delete the message.
+// rejectMessage sends a message that cannot be decoded to the dead letter queue, and reports whether the caller may delete the message. A
+// message from a newer release stays in its queue, because a newer process can handle it (see [task.Renew]).
 func (d *Dispatcher) rejectMessage(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.IsNewer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)

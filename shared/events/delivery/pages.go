@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// joinedPage is the task that joins all tasks of a batch with the same pattern and range of subscribers.
+// joinedPage is one task that replaces all page tasks of a batch for the same range of subscribers.
 type joinedPage struct {
 	task.Page
 	messages  []string        // the ids of the joined tasks' messages
@@ -32,12 +32,11 @@ type joinedPage struct {
 	err       error
 }
 
-// HandlePages handles a batch of page tasks from the deliveries queue, and returns the ids of the messages that the queue must redeliver.
-// It joins the tasks for the same range of subscribers, so that it reads these subscribers once.
+// HandlePages handles a batch of page tasks from the deliveries queue, i.e. tasks to send events to a range of subscribers. It returns
+// the ids of the messages that the queue must redeliver. It joins the tasks for the same range, so that it reads these subscribers once.
 //
-// A page takes a few seconds at most. If a subscriber's endpoint has no free slot by then, the subscriber's events become a new task. A
-// page fails as a whole only if its subscribers cannot be read, or if a new task cannot be queued. If a failed page is redelivered to this
-// process, the process does not repeat the webhooks to the subscribers that it has already served.
+// A task takes a few seconds at most. If a subscriber's endpoint has too many attempts under way all that time, the subscriber's events
+// become a new task. If a failed task is redelivered to this process, the process does not repeat the webhooks that it has already sent.
 func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	defer d.batches.end()
 	wide := 0 // tasks for wide fan-outs
@@ -97,8 +96,8 @@ type receivedPage struct {
 	err     error // set if the message cannot be decoded
 }
 
-// groupTasks joins the tasks that have the same pattern, range and Late flag. It leaves out tasks without events, unless they reactivate a
-// subscription ([task.Page.Reactivation]). failed has the ids of messages that must be redelivered.
+// groupTasks joins the tasks that have the same pattern, range and Late flag. It leaves out tasks without events, unless they reactivate
+// a subscription ([task.Page.Reactivation]). The result failed has the ids of messages that must be redelivered.
 func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*joinedPage, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -120,8 +119,8 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range, t.Late}
 		p := byRange[id]
-		// Do not join a task that reactivates a subscription, is repeated, or was retried. A joined task would count its retries for other
-		// tasks' events, too, or skip subscribers that only this task has served before (again).
+		// Do not join a task that reactivates a subscription, was redelivered, or was retried. Its retries would count for the other
+		// tasks' events, too, and the other tasks would skip the subscribers that this task has served before.
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
 			p = &joinedPage{Page: t, done: done}
@@ -141,8 +140,8 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 	return work, failed
 }
 
-// sendPage sends the page's events to its range of subscribers, or splits a range with too many subscribers into several tasks. For a task
-// that reactivates a subscription, it resumes the subscription's suspended deliveries.
+// sendPage sends the events of a task to its range of subscribers. If the range has too many subscribers, it queues several smaller tasks
+// instead. For a task that reactivates a subscription, it resumes the subscription's suspended deliveries.
 func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	t := p.Page
 	if t.Reactivation != nil {
@@ -194,18 +193,19 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	return err
 }
 
-// A person can pause deliveries with a switch (package switches). Paused work waits without using up attempts or time of its schedule:
+// A person can pause deliveries with a switch (package switches). Paused deliveries wait without using up attempts or time of their retry
+// schedule:
 //
-//   - While an event type or everything is paused, the page task waits as a whole, before its subscribers are read. So an event
-//     with very many subscribers needs only a few items. Each waiting task has a second item, its mark: the position of its
-//     earliest event in the event log. Until the events are attempted, no subscription's cursor advances past the mark, so that a
-//     client that resumes from its cursor gets them; see [lifecycle.Watermark].
+//   - While an event type or everything is paused, each page task waits as a whole, before its subscribers are read. So an event with
+//     very many subscribers needs only a few items in the store.
 //   - While an origin or a subscription is paused, each delivery waits separately, and keeps its attempts.
 //
-// When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
+// Each waiting page task has a second item, its mark, with the position of its earliest event in the event log. Subscriptions' cursors do
+// not advance past the mark, so that a client that resumes from its cursor gets the paused events (see [lifecycle.Watermark]). When the
+// switch is resumed, the waiting messages go back to their queue.
 
-// pauseTasks stores the paused events of the received tasks as tasks that wait for their switch. It runs before groupTasks joins tasks, so
-// that each message has its own result: a message whose events are all paused is done even if the events of other messages fail.
+// pauseTasks stores the paused events of the received tasks as separate tasks, which wait until a person resumes the switch. It runs
+// before groupTasks joins tasks. So a message whose events are all paused is done even if other messages fail.
 func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
@@ -224,8 +224,8 @@ func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) er
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, ops...), "pause pages")
 }
 
-// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys of the stored
-// items contain the message's id, so that each event waits only once even if the message is redelivered.
+// pauseTask removes the paused events from the task t, and returns the operations that store them. The keys of the stored items contain
+// the id of the task's message, so that a redelivered message does not store an event twice.
 func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Page) (ops []store.Op, err error) {
 	var rest []event.Event
 	by := map[switches.Name][]event.Event{}
@@ -264,16 +264,16 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark sets t.Paused and returns the operation that writes the mark of a task that waits for a switch. The mark is an item with a position
-// in the event log that is before all events of the task, and before the time at which the task was sent. The parameter id distinguishes
-// marks with the same position.
+// mark returns the operation that writes the mark of a waiting task, and sets t.Paused to the mark's sort key. A mark is an item with a
+// position in the event log before all events of the task. It keeps subscriptions' cursors from advancing past these events. The
+// parameter id distinguishes marks with the same position.
 func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest replaces the marks of a page that waited for a switch by marks for the tasks in left. It writes the new marks before it deletes
-// the old ones, so that a mark keeps the subscriptions' cursors before these events at all times.
+// markRest writes marks (see [Dispatcher.mark]) for the tasks that remain of a page task that waited for a switch. Only then does it
+// delete the old marks, so that a mark protects the events at all times. The parameter left has the remaining tasks.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -300,13 +300,13 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for a slot of the fast lane if the endpoint already has as many attempts as allowed. hold is how
-	// long it waits if attempts to other endpoints use up the slots.
+	// busyHold is how long a first attempt waits for a slot, i.e. for permission to start, if its endpoint already has as many attempts
+	// as allowed. hold is how long it waits if attempts to other endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
 
-// batches knows how long the process was idle between its batches of pages.
+// batches measures how long the process was idle between its batches of page tasks.
 type batches struct {
 	mu    sync.Mutex
 	ended time.Time        // when the last batch ended
@@ -314,15 +314,15 @@ type batches struct {
 }
 
 const (
-	// maxIdle is the time for which a process may have been idle between its last three batches, in all, to count as busy.
+	// maxIdle is the limit for the total time that a busy process was idle between its last three batches.
 	maxIdle = time.Second
 	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml).
 	fullBatch = 10
 )
 
-// begin records that a batch begins, and reports whether the process is busy. A busy process probably gets another batch soon, so the
-// pages of this batch are in a hurry; see [Options.MinWait]. The parameter wide is the number of tasks with [task.Page.Wide]. If a full
-// batch consists of such tasks, more of them probably wait in the queue.
+// begin records that a batch begins, and reports whether the process is busy. A busy process probably gets another batch soon, so this
+// batch is in a hurry (see [Options.MinWait]). The parameter wide is the number of the batch's tasks for events with very many
+// subscribers ([task.Page.Wide]). If a full batch consists of such tasks, more of them probably wait in the queue.
 func (b *batches) begin(wide int) (busy bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -336,8 +336,8 @@ func (b *batches) end() {
 	b.ended = time.Now()
 }
 
-// pageWaitOf returns the times until which a page waits for slots of the fast lane. The page must leave its attempts enough time to end
-// before ctx does, because it would otherwise be redelivered from the beginning.
+// pageWaitOf returns the times until which the first attempts of a page task may wait for their slots. Enough time must remain for the
+// attempts to end before ctx does, because the queue would otherwise redeliver the whole task.
 func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait {
 	now := time.Now()
 	wait := lane.PageWait{IfBusy: now.Add(busyHold), IfFull: now.Add(hold), InHurry: inHurry}
@@ -349,7 +349,7 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait
 	return wait
 }
 
-// followUps prepares the tasks into which the task t was split (parts), and returns them. It increases Hops, whose limit keeps events from
+// followUps prepares the parts into which the task t was split, and returns them. It increases their Hops, whose limit keeps events from
 // moving from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
@@ -369,14 +369,15 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// pageResult has the writes and tasks that remain when the events of a page have been sent.
+// pageResult has the store operations and the tasks that remain when the events of a page task have been sent.
 type pageResult struct {
 	ops         []store.Op      // writes that record the outcomes
 	left        []task.Page     // tasks for the events that were not sent
 	subscribers map[string]bool // the subscribers that are done, i.e. for which left has no task
 }
 
-// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded.
+// sendAll sends the events of a page task to all subscribers concurrently. It returns when each attempt has ended or continues in the
+// background.
 func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscription.Subscriber, read time.Time) pageResult {
 	var (
 		wg  sync.WaitGroup
@@ -413,8 +414,8 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *joinedPage, subs []subscrip
 	return out
 }
 
-// serve sends the events of a page to one subscriber. It returns the records to write and the tasks for the events that were not sent.
-// After a panic, another page task repeats all events for this subscriber.
+// serve sends the events of a page task to one subscriber. It returns the operations that record the outcomes, and tasks for the events
+// that were not sent. After a panic, these tasks repeat all events for this subscriber.
 func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.PageWait) (notes []store.Op, left []task.Page) {
 	err := func() (err error) {
 		defer fault.Recovered(&err)
@@ -433,18 +434,18 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 const (
 	// maxHops is how often a busy endpoint's events may move to another page task before they take the slow lane.
 	maxHops = 64
-	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the
-	// slow lane. The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
+	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the slow
+	// lane. The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
-	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take
-	// about four hours, and each of them may repeat a webhook.
+	// maxPageRetries limits how often page tasks repeat an event after failures of this program. All repetitions together take about four
+	// hours, and each may repeat webhooks that were sent before.
 	maxPageRetries = 20
 )
 
-// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
-// becomes a single delivery instead. But another page task repeats the first attempt, up to [maxPageRetries] times, if the single delivery
-// cannot be written, if a filter panics, or if the event only stands for lost events ([event.Event.Gap]). After that, or if the event can
-// never be written, it becomes a dead letter of the deliveries queue.
+// remainingTasks returns page tasks for the events that a page task could not send to one subscriber.
+//
+// An event that failed because of this program becomes a delivery in the slow lane instead. If that is not possible, another page task
+// repeats the event, up to [maxPageRetries] times. After that, the event becomes a dead letter of the deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
@@ -469,7 +470,8 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
 	for n, i := range v.failed {
-		// Do not move this event to the slow lane, which does not check filters, and would send a gap as an event without a payload.
+		// Do not move this event to the slow lane. The slow lane does not check filters, and would send a notice of lost events (Gap) as
+		// an event without a payload.
 		if _, err := v.wants(i); err != nil || t.Events[i].Gap {
 			unwritten = append(unwritten, t.Events[i])
 			continue
@@ -488,8 +490,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	return append(tasks, d.retryTasks(ctx, t, tasksFor(t, sub, unwritten))...)
 }
 
-// tasksFor returns page tasks that send the given events of the task t to one of its subscribers. They have the fields Since and Late of t,
-// and count as one more hop (see [maxHops]).
+// tasksFor returns page tasks that send events of the task t to only one of its subscribers. They count as one more hop (see [maxHops]).
 func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
 	tasks := task.Pages(t.Workspace, t.Pattern, subscription.RangeOf(sub.ID), 1, events)
 	for i := range tasks {
@@ -498,8 +499,9 @@ func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) [
 	return tasks
 }
 
-// retryTasks prepares tasks that repeat a part of the task t (again), and returns them. It gives them a delay, and counts them as a further
-// retry of t. If t was retried [maxPageRetries] times already, retryTasks dead-letters the tasks instead and returns nil.
+// retryTasks prepares the tasks in the parameter again, which repeat a part of the task t, and returns them. It sets their delay and
+// counts them as a further retry of t. If t was retried [maxPageRetries] times already, retryTasks dead-letters the tasks and returns
+// nil.
 func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
 	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
 		return nil

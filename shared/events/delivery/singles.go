@@ -24,9 +24,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// HandleSingles makes all attempts of a batch concurrently. These are retries, and first attempts to endpoints that are known to be slow.
-// It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, HandleSingles reports the message as failed, so that the
-// queue redelivers it a few seconds later. That costs no write, and it does not count as an attempt.
+// HandleSingles handles a batch of tasks from the slow queue concurrently. Each task asks for one attempt of a stored delivery: a retry,
+// or a first attempt to an endpoint that is known to be slow. If the endpoint has too many attempts under way, HandleSingles reports the
+// message as failed, so that the queue redelivers it a few seconds later.
 //
 // While HandleSingles cannot write the outcomes of earlier attempts, it makes no new ones, because it could not record them either.
 func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
@@ -83,8 +83,8 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// Report only the messages of these outcomes as failed. The next batch writes the outcomes before it makes any attempt. An error
-			// would make the queue redeliver the batch's other messages, too, which are done and may already be dead letters.
+			// Report only these messages as failed. The next batch writes their outcomes before it makes any attempt. If HandleSingles
+			// returned an error, the queue would redeliver the batch's other messages, too, although they are done.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))
@@ -93,8 +93,9 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 	return failed, nil
 }
 
-// retryInternalFailure retries a delivery after a failure of this program, and reports whether the queue can delete the delivery's message.
-// For the first few failures, it leaves the message in the queue. After that, it moves the delivery to the due table.
+// retryInternalFailure makes sure that a delivery is attempted again after a failure of this program, and reports whether the queue can
+// delete the message m. For the first few failures, the message stays in the queue. After that, the delivery moves to the due table, from
+// which it is queued again later.
 func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
@@ -108,15 +109,15 @@ func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, 
 	return err == nil
 }
 
-// taskOutcome has the writes that record the outcome of a task's attempt.
+// taskOutcome has the store operations that record the outcome of the attempt for a task.
 type taskOutcome struct {
 	task  task.Single
 	began time.Time
 	ops   []store.Op
 }
 
-// unrecorded holds the outcomes of attempts that could not be written to the store. It has at most as many outcomes as there can be
-// concurrent attempts, because no attempt starts while it holds any.
+// unrecorded holds the outcomes of attempts that could not be written to the store. No attempt starts while it holds any, so it never has
+// more outcomes than there can be concurrent attempts.
 type unrecorded struct {
 	mu        sync.Mutex
 	byMessage map[string]taskOutcome
@@ -146,8 +147,8 @@ func (u *unrecorded) remove(done map[string]taskOutcome) {
 	}
 }
 
-// writeUnrecorded writes the outcomes that could not be written before. It skips an outcome if another worker has continued the delivery
-// since, or if the event was requested again after the attempt began.
+// writeUnrecorded writes the outcomes of earlier attempts that could not be written to the store before. It skips an outcome if another
+// worker has continued the delivery since, or if the event was requested again after the attempt began.
 func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	left := d.unrecorded.all()
 	if len(left) == 0 {
@@ -176,37 +177,39 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	return err
 }
 
-// errNoSlot says that a message stays in the queue because its endpoint has no free slot, or because the endpoint's rate limit is used up.
+// errNoSlot is the error for a task that must wait in the queue, because its endpoint has too many attempts under way or because the
+// endpoint's rate limit is used up.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 // errReceives says that a message was received more than [mostReceives] times.
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is the number of receives after which a message no longer waits in the queue if its endpoint has no free slot or this
-	// program fails. The delivery then waits in the due table, because SQS allows only 120,000 messages in flight per queue. The message's
-	// waits before its fifth receive take less time together than [state.Backup], after which the delivery's due entry would send a second
-	// message.
+	// laterReceives is the number of receives after which a message no longer waits in the queue until its endpoint has a free slot or
+	// this program works again. Its delivery then waits in the due table, because SQS allows only 120,000 messages in flight per queue.
+	// The waits before the fifth receive must be shorter together than [state.Backup], because the delivery's due entry then sends a
+	// second message.
 	laterReceives = 5
 	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message is
-	// received so often only if the store fails for about an hour, or if each attempt ends the process. Without the limit, such an attempt
-	// would end the server again after each start.
+	// received so often only if the store fails for about an hour, or if each attempt ends the process. The limit keeps such an attempt
+	// from ending the server again and again.
 	mostReceives = 20
 	// tokenReceives is the number of receives after which a message no longer waits in the queue for the endpoint's rate limit. Instead,
 	// [Dispatcher.waitForRate] schedules the delivery for a second in which the limit has capacity left.
 	tokenReceives = 3
-	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
+	// minLater and maxLater limit how long a delivery waits in the due table before it is tried again. It waits longer only if its
+	// endpoint is paused for longer (see package lane).
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time, so that the writes of pages need not
-	// wait for a hundred messages to one endpoint that hangs.
+	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. Without it, a hundred deliveries to one
+	// hanging endpoint would delay the other writes of the process.
 	maxWaitWrites = 4
 	// manyWaits is the number of waits in the due table after which a delivery that is older than its retry schedule is given up.
 	manyWaits = 6
-	// maxJudged limits how often attemptSingle decides about a delivery again because its subscription may have ended.
+	// maxJudged limits how often attemptSingle repeats its decision about a delivery, because the subscription may have ended meanwhile.
 	maxJudged = 3
 )
 
-// single is a delivery in the slow lane, and the subscriber that gets it.
+// single is a stored delivery that the slow lane attempts, with its event and its subscriber.
 type single struct {
 	d    *Dispatcher
 	task task.Single
@@ -217,8 +220,8 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for. If the attempt is not allowed, attemptSingle acts on the reason, for example by
-// ending the subscription. If the message has to wait in the queue for its endpoint, the error is errNoSlot.
+// attemptSingle makes the attempt that a task asks for. If the delivery may not be attempted now, attemptSingle acts on the reason; for
+// example, it ends the subscription. If the task must wait in the queue for its endpoint, the error is errNoSlot.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -265,8 +268,8 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 	return nil, errMaybeEnded
 }
 
-// judge decides what to do with the task's delivery, with the cheap checks first. It leaves all writes to attemptSingle, which
-// acts on its verdict.
+// judge decides what to do with the task's delivery, for example to send it or to delete it. It makes the cheap checks first. It writes
+// nothing, because attemptSingle carries out the verdict.
 func (s *single) judge(ctx context.Context) (verdict, error) {
 	d, t := s.d, s.task
 	del, body, err := d.deliveries.LoadCurrent(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
@@ -310,8 +313,8 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 	return d.judge(ctx, right, &s.sub, s.e)
 }
 
-// judgeWithoutRecord decides about a delivery for which Lookup found no subscription, because the subscription has ended or is disabled.
-// The owner may resume a disabled subscription, so its delivery becomes a dead letter and is not deleted.
+// judgeWithoutRecord decides what to do with a delivery whose subscription has ended or is disabled. If the subscription has ended, the
+// delivery is deleted. If it is disabled, the delivery becomes a dead letter, because the owner may resume the subscription.
 func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 	found, err := s.d.Subscriptions.Find(ctx, s.del.Workspace, s.del.Subscription)
 	if err == nil && found != nil && found.Principal == s.del.Principal && found.State == subscription.Disabled {
@@ -320,7 +323,7 @@ func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 	return verdict{action: forget}, err
 }
 
-// judgeNotice decides whether to send a control message, which has no event.
+// judgeNotice decides whether to send a control message, i.e. a message about the subscription itself.
 func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	d, del := s.d, s.del
 	s.sub = subscription.Subscriber{ID: del.Subscription, Target: del.Control.Target}
@@ -333,8 +336,8 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// Send the message only if the subscription has ended. If the client has subscribed again, it would think that the message is about the
-	// new subscription. For a gap notice, PrepareGap decides.
+	// Send a termination notice only if the subscription does not exist. If the client has subscribed again, it would think that the
+	// notice is about the new subscription. For a notice of lost events, PrepareGap decides.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {
 		send, later, err = d.manager.PrepareGap(ctx, del, record)
@@ -351,12 +354,12 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{action: attempt}, nil
 }
 
-// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free
-// slot for some time, or because this program failed repeatedly. The older a delivery is, the longer it waits. So an endpoint
-// that is down costs each delivery only a few messages, and a young delivery arrives soon after the endpoint is back.
+// waitLater moves a delivery from the queue to the due table, where it waits at least for the given time before it is tried again. The
+// older a delivery is, the longer it waits. So an endpoint that is down costs each delivery only a few messages, and a young delivery
+// arrives soon after the endpoint is back.
 //
-// A delivery that has waited many times and is older than its schedule becomes a dead letter, even if its schedule has further attempts. In
-// this case, the result failure, if not nil, is recorded as the last attempt.
+// A delivery that has waited many times and is older than its retry schedule becomes a dead letter. If the parameter failure is not nil,
+// it is then recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")

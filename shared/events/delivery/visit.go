@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit is one subscriber's part of a page task. It makes the first attempts of the page's events concurrently, as far as the subscriber's
-// endpoint has free slots (see package lane).
+// visit is the part of a page task that concerns one subscriber. It makes the first attempts to send the task's events to the subscriber.
+// The attempts run concurrently, as far as package lane permits.
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -43,11 +43,11 @@ type visit struct {
 	handOvers chan struct{} // has one element per running hand-over to the slow lane; nil before the first
 }
 
-// maxHandOvers is the maximum number of deliveries to one subscriber that a page hands over to the slow lane concurrently. If the page
-// handed over a hundred events one after another, it would occupy one of few Lambda invocations for over a second.
+// maxHandOvers limits how many deliveries to one subscriber a page task moves to the slow lane concurrently. If it moved a hundred
+// deliveries one after another, it would occupy one of few Lambda invocations for over a second.
 const maxHandOvers = 8
 
-// action tells a lane how to handle an event for a subscriber.
+// action says what to do with an event for one subscriber.
 type action int
 
 const (
@@ -65,7 +65,7 @@ const (
 	stop             // there is nothing left to do: the subscription has ended, or the task is stale
 )
 
-// verdict is the decision about one event for one subscriber.
+// verdict is the decision what to do with one event for one subscriber.
 type verdict struct {
 	action action
 	slot   *lane.FastSlot // the slot of an attempt in the fast lane; the attempt releases it
@@ -73,8 +73,8 @@ type verdict struct {
 	due    time.Time      // for the action postpone: when to attempt the delivery
 }
 
-// judge decides whether a subscriber gets an event, for [visit.judge] and [single.judge]. right says which events the principal may
-// receive.
+// judge decides whether a subscriber gets an event now. It is shared by [visit.judge] and [single.judge]. The parameter right says which
+// events the subscriber's principal may receive.
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
 	ruling, err := judge.Decide(ctx, d.Switches, right, sub, e)
 	if err != nil {
@@ -87,7 +87,8 @@ var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
-// carryOut carries out a verdict that is not an attempt. The caller still has to write the returned operations.
+// carryOut carries out a verdict other than an attempt, for example by pausing the delivery. The caller still has to write the returned
+// operations.
 func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
 	switch how.action {
 	case forget:
@@ -110,8 +111,8 @@ func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Deliv
 	return nil, err
 }
 
-// visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If an error ends it early, all
-// remaining events that match the subscription count as failed.
+// visit sends the events of a page task to one subscriber. It returns when each attempt has ended or continues in the background. If an
+// error ends it early, all remaining events that the subscriber wants count as failed.
 func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.PageWait) *visit {
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
 		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,
@@ -122,21 +123,21 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	return v
 }
 
-// wants reports whether the subscriber wants event i of the page. It returns a panic in one of the subscriber's filters as an error, so
-// that the panic affects only this subscriber.
+// wants reports whether the subscriber wants event i of the page task. It returns a panic in one of the subscriber's filters as an error,
+// so that the panic affects only this subscriber.
 func (v *visit) wants(i int) (wants bool, err error) {
 	defer fault.Recovered(&err)
 	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil
 }
 
-// result is the outcome of an event for the subscriber of a visit.
+// result says how a visit has handled one event for its subscriber.
 type result struct {
 	handling handling
 	notes    []store.Op // writes that the page makes after the visit
 	err      error      // a failure of this program, because of which this event and all later ones fail
 }
 
-// handling says how far a visit has handled an event.
+// handling says whether a visit has handled an event.
 type handling int
 
 const (
@@ -145,8 +146,8 @@ const (
 	ended                   // the subscription has ended, so the event and all events after it are not sent
 )
 
-// sendEvents starts the attempts and returns when they have ended. After an error, or an event whose handling is left or ended, it does not
-// try the later events, but records the same result for them.
+// sendEvents starts an attempt for each event in turn, and returns when the attempts have ended. If an event fails, or its handling is
+// left or ended, sendEvents does not try the later events and records the same result for them.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -163,8 +164,8 @@ func (v *visit) sendEvents(ctx context.Context) {
 	}
 }
 
-// begin checks whether the subscriber may still receive events. Like [visit.send], it turns a panic into an error of this subscriber.
-// Otherwise the panic would end this process, and then each other process to which the queue redelivers the message.
+// begin checks whether the subscriber may still receive events. It turns a panic into an error, so that the panic affects only this
+// subscriber. Otherwise the panic would end this process, and then each other process to which the queue redelivers the task.
 func (v *visit) begin(ctx context.Context) (r result) {
 	defer fault.Recovered(&r.err)
 	right, err := v.d.Terminator.Review.CheckSubscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub)
@@ -175,7 +176,8 @@ func (v *visit) begin(ctx context.Context) (r result) {
 	return result{}
 }
 
-// send decides what to do with event i of the page, and does it. For example, it starts an attempt, which may end later.
+// send decides what to do with event i of the page task, and does it. For example, it starts an attempt, which may end after send has
+// returned.
 func (v *visit) send(ctx context.Context, i int) (r result) {
 	defer fault.Recovered(&r.err)
 	e := &v.task.Events[i]
@@ -219,8 +221,8 @@ func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.FastSlot) {
 	})
 }
 
-// startHandOver hands an event over to the slow lane in another goroutine. After one hand-over has failed, it returns the same error for
-// later events, because these would fail, too.
+// startHandOver moves an event to the slow lane in another goroutine. After one failure, it returns the same error for later events,
+// because these would fail, too.
 func (v *visit) startHandOver(ctx context.Context, i int) result {
 	v.mu.Lock()
 	stuck := v.stuck
@@ -265,8 +267,8 @@ func (v *visit) record(i int, r result) {
 	}
 }
 
-// judge decides what to do with one event for the subscriber, with the cheap checks first. It leaves all writes to
-// [visit.send], which acts on its verdict.
+// judge decides what to do with event i of the page task for this subscriber. It makes the cheap checks first. It writes nothing, because
+// [visit.send] carries out the verdict.
 func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	e := &v.task.Events[i]
 	if err := ctx.Err(); err != nil {
@@ -300,15 +302,16 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], staleWithGate.
-// [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little shorter. A gate stops attempts itself,
-// so staleWithGate only makes sure that a person's pause of the subscription takes effect within seconds.
+// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], than
+// staleWithGate. Without a gate, [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little
+// shorter. A gate itself stops attempts to ended subscriptions, so staleWithGate only limits how late a person's pause of the
+// subscription takes effect.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain decides again, right before an attempt, whether to send the event. It does so if the last read of the subscriber is too long
+// judgeAgain decides once more, right before an attempt, whether to send the event. It does so only if the subscriber was read too long
 // ago, or if the attempt had to wait for its slot (waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
@@ -335,9 +338,9 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 	return v.d.judge(ctx, v.right, v.sub, e)
 }
 
-// terminate ends the subscription if err is a [subscription.Terminated], which says that this process's catalog no longer permits the
-// subscription. It returns any other err as the result. If it turns out that the catalog in this process is old, the subscription stays,
-// and a later page task delivers the events in a process with the new catalog.
+// terminate ends the subscription if err is a [subscription.Terminated], i.e. if the catalog in this process no longer permits the
+// subscription. It returns any other err as the result. If the catalog in this process turns out to be outdated, the subscription stays,
+// and another page task delivers the events later.
 func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}
