@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -188,6 +189,26 @@ func TestListenFollows(t *testing.T) {
 			}
 		})
 	}
+}
+
+// RCH-03: the flags of --exec apply to its commands.
+func TestListenRunsCommands(t *testing.T) {
+	t.Parallel()
+	e := serve(t, nil)
+	dir := t.TempDir()
+	for name, args := range map[string][]string{
+		// Each command waits for the other one.
+		"concurrency": {"--exec", "touch " + dir + "/$EVENT_ID; until [ -e " + dir + "/concurrency1 -a -e " + dir + "/concurrency2 ]; do sleep 0.02; done", "--concurrency", "2"},
+		"timeout":     {"--exec", "exec sleep 60", "--timeout", "100ms", "--tries", "1", "--failed-file", dir + "/failed"},
+	} {
+		l := start(t, append([]string{"listen", "--server", e.URL, "--name", "ci.build_finished", "--count", "2", "--for", "60s", "--log-format", "text"}, args...)...)
+		l.err.Await(t, "following", 1)
+		publishOne(t, e.URL, buildURI, name+"1", build)
+		publishOne(t, e.URL, buildURI, name+"2", build)
+		expect.MustEqual(t, "RCH-03 the exit code with --"+name+" and the output "+l.err.String(), l.wait(), exitDone)
+	}
+	failed := string(expect.Value(os.ReadFile(dir + "/failed"))(t))
+	expect.Equal(t, "RCH-03 the failures in "+failed, strings.Count(failed, "the command took longer than 100ms"), 2)
 }
 
 // A reader continues at its cursor after the server was restarted with the same data.
