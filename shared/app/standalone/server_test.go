@@ -293,6 +293,9 @@ func TestAliveAndReady(t *testing.T) {
 		t.Errorf("after a successful write: got %d %s, want 200", code, body)
 	}
 	healthy(1)
+	expect.OK(t, do("ALTER TABLE queue_events RENAME TO lost"))
+	code, _ = ask(t, e, "", "GET", "/readyz", "")
+	expect.Equal(t, "the status of /readyz without a queue", code, http.StatusServiceUnavailable)
 }
 
 // A program that embeds the server gets an error for an event that no client can read.
