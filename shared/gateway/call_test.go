@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,25 +23,20 @@ import (
 // GWN-08: the client's first call begins a session with the backend. All instances use it, and it ends with the client's own
 // session.
 func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
-	db := memory(t)
-	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-	for _, g := range []*Gateway{one, two} {
+	s := newScripted(t, showSession)
+	g := instances(t, 2, s)
+	for _, g := range g {
 		g.List(t.Context(), of(ann), api.Tools) // which needs a session of the gateway's own
 	}
 	own := s.made
-	first := mustCall(t, one, sessionBased("s1"), "t")
+	first := mustCall(t, g[0], sessionBased("s1"), "t")
 	expect.Equal(t, "sessions after the first call", s.made, own+1)
-	expect.Equal(t, "the session at another instance", first, mustCall(t, two, sessionBased("s1"), "t"))
-	expect.Differ(t, "another client's session", mustCall(t, two, sessionBased("s2"), "t"), first)
-	init := s.received("initialize")[own]
-	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
-		expect.Contains(t, "the params at the backend", string(init.Params), want)
-	}
-	expect.OK(t, two.End(t.Context(), sessionBased("s1")))
-	if left := expect.Value(db.Get(t.Context(), sessionKey("s1", one.VisibleTo(t.Context(), ann)[0])))(t); left[0] != nil {
-		t.Errorf("after its end the session is still stored: %s", left[0].Value)
-	}
+	expect.Equal(t, "the session at another instance", first, mustCall(t, g[1], sessionBased("s1"), "t"))
+	expect.Differ(t, "another client's session", mustCall(t, g[1], sessionBased("s2"), "t"), first)
+	expect.Contains(t, "the params at the backend", string(s.received("initialize")[own].Params), `"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`)
+	expect.OK(t, g[1].End(t.Context(), sessionBased("s1")))
+	left := expect.Value(g[0].options.DB.Get(t.Context(), sessionKey("s1", g[0].VisibleTo(t.Context(), ann)[0])))(t)
+	expect.True(t, "the session is not stored after its end", left[0] == nil)
 }
 
 // GWN-08: given two calls whose session the backend has forgotten, when the first has begun a new session, then the second uses
@@ -78,49 +71,24 @@ func refuseWith(status, code int, reason string) func(http.ResponseWriter) {
 	}
 }
 
-// GWN-07, GWN-08: servers report an unknown session in different ways. Calls, lists and the notification stream understand all of
-// them and begin a new session. Other refusals are errors.
+// GWN-07, GWN-08: given a backend that reports an unknown session, by the specification or in another way, then calls, lists and the
+// notification stream begin a new session. Other refusals are errors. The tests of package upstream have the ways.
 func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		lost   func(http.ResponseWriter)
-		begins bool
-	}{
-		{"the revisions: 404 alone", nil, true},
-		{"Go SDK", refuseWith(404, 0, "session not found"), true},
-		{"Python SDK, TypeScript SDK", refuseWith(404, -32001, "Session not found"), true},
-		{"Python SDK of before", refuseWith(400, 0, "Bad Request: No valid session ID provided"), true},
-		{"examples of the TypeScript SDK", refuseWith(400, -32000, "Bad Request: No valid session ID provided"), true},
-		{"a new transport of the TypeScript SDK", refuseWith(400, -32000, "Bad Request: Server not initialized"), true},
-		{"variants of these", refuseWith(400, -32000, "Bad Request: Unknown Mcp-Session-Id header"), true},
-		{"Express", refuseWith(400, 0, "Invalid or missing session ID"), true},
-		{"another revision", refuseWith(400, -32000, "Bad Request: Unsupported protocol version"), false},
-		{"an error of the method", refuseWith(400, -32602, "the session parameter is missing"), false},
-		{"no reason", refuseWith(400, 0, ""), false},
-		{"not allowed", refuseWith(401, -32001, "session expired"), false},
+	for name, lost := range map[string]func(http.ResponseWriter){
+		"404": nil, "400": refuseWith(400, -32000, "Bad Request: No valid session ID provided"),
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			s, g := alone(t, func(s *scripted) { s.lost = c.lost })
+		bubble(t, name, func(t *testing.T) {
+			s, g := alone(t, func(s *scripted) { s.lost = lost })
 			mustCall(t, g, sessionBased("s"), "t")
 			s.forget()
 			begun := len(s.received("initialize"))
-			if _, err := call(t, g, sessionBased("s"), "t"); (err == nil) != c.begins {
-				t.Errorf("a call: %v", err)
-			}
+			mustCall(t, g, sessionBased("s"), "t")
 			s.list(oneTool("new"))
 			g.Followed(t.Context())[0].Outdate()
-			expect.Equal(t, "the list is the new one", slices.Equal(names(g.List(t.Context(), of(ann), api.Tools)), []string{"new"}), c.begins)
-			want := 0
-			if c.begins {
-				want = 2 // the client's and the gateway's own
-			}
-			expect.Equal(t, "sessions were begun", len(s.received("initialize"))-begun, want)
-			if !c.begins {
-				return
-			}
+			sees(t, g, of(ann), "new")
+			expect.Equal(t, "new sessions of the client and of the gateway", len(s.received("initialize"))-begun, 2)
 			l := newLog()
-			defer relaying(t, "r", g, l)()
+			relaying(t, "r", g, l)
 			expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
 			s.forget()
 			s.hangUp()
@@ -129,6 +97,10 @@ func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
 			l.next(t)
 		})
 	}
+	s, g := alone(t, func(s *scripted) { s.lost = refuseWith(401, -32001, "session expired") })
+	mustCall(t, g, sessionBased("s"), "t")
+	s.forget()
+	expect.Error(t, "a call with another refusal", expect.ErrOf(call(t, g, sessionBased("s"), "t")))
 }
 
 // GWN-08: a call is repeated once, even if the backend forgets every session.
@@ -142,31 +114,30 @@ func TestBackendThatForgetsEverySession(t *testing.T) {
 // the client has the previous one.
 func TestProgressIsRelayedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const n = 50
+		const n, params = 50, `{"name":"t","_meta":{"progressToken":9007199254740993}}`
+		progress := func(i int) string {
+			return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
+		}
 		read := make(chan bool)
-		s := newScripted(t, func(s *scripted) {
+		s, g := alone(t, func(s *scripted) {
 			s.call = func(t *turn) {
 				for i := range n {
-					t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
+					t.write("%s", progress(i))
 					<-read
 				}
 				t.result(`{}`)
 			}
 		})
 		began := time.Now()
-		x := start(t, gatewayOver(t, memory(t), at("b", s)), sessionBased("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+		x := start(t, g, sessionBased("s1"), "t", `"r"`, params)
 		for i := range n {
-			want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
-			expect.MustEqual(t, "the message", x.next(t).text, want)
+			expect.MustEqual(t, "the message", x.next(t).text, progress(i))
 			read <- true
 		}
-		if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":"r","result":{}}` || !m.response {
-			t.Errorf("the response is %s", m.text)
-		}
-		if err := x.end(t); err != nil || time.Since(began) > 0 {
-			t.Errorf("it ended after %s, %v", time.Since(began), err)
-		}
-		expect.Equal(t, "the backend", string(s.received("tools/call")[0].Params), `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+		expect.Equal(t, "the response", x.next(t), sent{`{"jsonrpc":"2.0","id":"r","result":{}}`, true})
+		expect.OK(t, x.end(t))
+		expect.Equal(t, "the time that it took", time.Since(began), 0)
+		expect.Equal(t, "the backend", string(s.received("tools/call")[0].Params), params)
 	})
 }
 
@@ -175,18 +146,14 @@ func TestProgressIsRelayedImmediately(t *testing.T) {
 func TestEndOfAnElicitationIsRelayed(t *testing.T) {
 	const done = `{"jsonrpc":"2.0","method":"notifications/elicitation/complete","params":{"elicitationId":"e1","x":1.50}}`
 	revisions(t, func(t *testing.T, stateless bool) {
-		s := newScripted(t, func(s *scripted) {
+		_, g := alone(t, func(s *scripted) {
 			s.stateless = stateless
 			s.call = func(t *turn) {
 				t.write(done)
 				t.result(`{"content":[],"resultType":"complete"}`)
 			}
 		})
-		client := sessionBased("s")
-		if stateless {
-			client = statelessClient(ann)
-		}
-		x := start(t, gatewayOver(t, memory(t), at("b", s)), client, "t", "1", `{"name":"t"}`)
+		x := start(t, g, clientOf(stateless), "t", "1", `{"name":"t"}`)
 		expect.Equal(t, "the client's first message", x.next(t).text, done)
 		expect.OK(t, x.end(t))
 	})
@@ -195,24 +162,22 @@ func TestEndOfAnElicitationIsRelayed(t *testing.T) {
 // GWN-15: except for the name and the id, the gateway forwards the bytes of requests and responses.
 func TestBytesOfMessagesAreForwarded(t *testing.T) {
 	const response = `{ "x-new" : 1E400,"result":{"content":[{"type":"text","text":"\u003cé\u2028>","n":0.10}],"_meta":{"a":{"b":9007199254740993}},"new":[ ]} ,"jsonrpc":"2.0", "id" : %s }`
-	for _, s := range []*scripted{newScripted(t), newScripted(t, func(s *scripted) { s.stateless = true })} {
-		s.call = func(t *turn) {
-			t.w.Header().Set("Content-Type", "application/json")
-			fmt.Fprintf(t.w, response, t.ID)
-		}
-		g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
-		client, id := sessionBased("s1"), `12345678901234567890`
-		if s.stateless {
-			client = statelessClient(ann)
-		}
-		const params = `{ "arguments":{"big":123456789012345678901234567890,"f":1.0e5,"s":"\u003c"} ,"na\u006de" : %s,"unknown":[null,1]}`
-		x := start(t, g, client, "p_t", id, fmt.Sprintf(params, `"p_t"`))
+	const params = `{ "arguments":{"big":123456789012345678901234567890,"f":1.0e5,"s":"\u003c"} ,"na\u006de" : %s,"unknown":[null,1]}`
+	const id = `12345678901234567890`
+	revisions(t, func(t *testing.T, stateless bool) {
+		s := newScripted(t, func(s *scripted) {
+			s.stateless = stateless
+			s.call = func(t *turn) {
+				t.w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(t.w, response, t.ID)
+			}
+		})
+		x := start(t, gatewayOver(t, memory(t), at("b", s, prefix("p_"))), clientOf(stateless), "p_t", id, fmt.Sprintf(params, `"p_t"`))
 		expect.OK(t, x.end(t))
-		want := fmt.Sprintf(response, id)
 		added := strings.NewReplacer(`"resultType":"complete",`, "", `"`+spec.MetaServer+`":{"name":"gw","version":"1"},`, "")
-		expect.Equal(t, "the client's message", added.Replace(x.next(t).text), want)
+		expect.Equal(t, "the client's message", added.Replace(x.next(t).text), fmt.Sprintf(response, id))
 		expect.Equal(t, "what the backend got", string(s.received("tools/call")[0].Params), fmt.Sprintf(params, `"t"`))
-	}
+	})
 }
 
 // SUB-09: every result for a client of 2026-07-28 names a server. It is the backend if the backend does so itself, and otherwise the gateway.
@@ -239,21 +204,21 @@ func TestResultsNameAServer(t *testing.T) {
 // GWN-15: whatever id a client gives its request, the backend gets a number that no parser rounds, and the client gets its own id
 // back.
 func TestRequestIDsAreExchanged(t *testing.T) {
-	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
+	revisions(t, func(t *testing.T, stateless bool) {
 		s, g := alone(t, func(s *scripted) { s.stateless = stateless })
 		for _, id := range []string{`9007199254740993`, `-1.0e400`, `"\u0041\/"`} {
 			for _, c := range []api.Client{sessionBased("s1"), statelessClient(ann)} {
 				x := start(t, g, c, "t", id, `{"name":"t"}`)
 				expect.OK(t, x.end(t))
-				expect.Contains(t, name+": the response to "+id, x.next(t).text, `"id":`+id+`,`)
+				expect.Contains(t, "the response to "+id, x.next(t).text, `"id":`+id+`,`)
 			}
 		}
 		for _, m := range s.received("tools/call") {
 			if n, err := strconv.ParseInt(string(m.ID), 10, 64); err != nil || n < 0 || n > 1<<53 {
-				t.Errorf("%s: the backend got the id %s", name, m.ID)
+				t.Errorf("the backend got the id %s, want a number from 0 to 2^53", m.ID)
 			}
 		}
-	}
+	})
 }
 
 // GWN-13, GWN-14: a backend that hangs up or sends garbage within a call soon causes an error of that call, which the gateway
@@ -281,11 +246,9 @@ func TestBackendDiesWithinACall(t *testing.T) {
 			expect.Eventually(t, "the other call is at its backend", func() bool { return len(good.received("tools/call")) == 1 })
 			began := time.Now()
 			x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
-			if err := x.end(t); !fault.Is(err, fault.Unavailable) {
-				t.Errorf("got %v", err)
-			} else if text := fault.Public(err); !strings.Contains(text, "backend bad") || !strings.Contains(text, "may still have taken effect") {
-				t.Errorf("the caller got %q, want the name of the backend and a warning that the call may have taken effect", text)
-			}
+			err := x.end(t)
+			expect.Fault(t, "the call", err, fault.Unavailable)
+			expect.Contains(t, "the caller's error", fault.Public(err), "backend bad", "may still have taken effect")
 			expect.AtMost(t, "the time until the call failed", time.Since(began), 10*time.Second)
 			expect.Equal(t, "cancellations at the backend", len(bad.received("notifications/cancelled")), 1)
 			close(goOn)
@@ -306,8 +269,8 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 			t.result(`{}`)
 		}
 	})
-	db := memory(t)
-	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+	g := instances(t, 2, s)
+	one, two := g[0], g[1]
 	x := start(t, one, sessionBased("s1"), "t", `"r<1>"`, `{"name":"t"}`)
 	expect.Eventually(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
 	body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r<1>","reason":"enough"}}`)
@@ -466,44 +429,37 @@ func TestLongProgressTokensAreRejected(t *testing.T) {
 // answered requests.
 func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
 	const token = `12345678901234567890`
-	asking := func(s *scripted) {
-		s.call = func(t *turn) {
-			t.ask("sampling/createMessage", `{"messages":[],"maxTokens":1,"_meta":{"progressToken":`+token+`,"x":1.0}}`)
-			t.result(`{}`)
-		}
+	asking := func(tool string) *scripted {
+		return newScripted(t, func(s *scripted) {
+			s.lists = oneTool(tool)
+			s.call = func(t *turn) {
+				t.ask("sampling/createMessage", `{"messages":[],"maxTokens":1,"_meta":{"progressToken":`+token+`,"x":1.0}}`)
+				t.result(`{}`)
+			}
+		})
 	}
-	one := newScripted(t, asking, func(s *scripted) { s.lists = oneTool("one") })
-	two := newScripted(t, asking, func(s *scripted) { s.lists = oneTool("two") })
-	g := gatewayOver(t, memory(t), at("one", one), at("two", two))
+	backends := map[string]*scripted{"one": asking("one"), "two": asking("two")}
+	g := gatewayOver(t, memory(t), at("one", backends["one"]), at("two", backends["two"]))
 	progress := func(client, token string, value int) {
 		t.Helper()
 		note := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d,"big":9007199254740993}}`, token, value)
 		expect.OK(t, g.Progress(t.Context(), sessionBased(client), json.RawMessage(note)))
 	}
-	for client, asker := range map[string]*scripted{"s1": one, "s2": two} {
-		x := start(t, g, sessionBased(client), map[string]string{"s1": "one", "s2": "two"}[client], "1", `{"name":"t"}`)
-		var asked struct {
-			ID     string
-			Params struct {
-				Meta struct {
-					ProgressToken json.RawMessage
-					X             json.RawMessage
-				} `json:"_meta"`
-			}
-		}
-		question := x.next(t).text
-		if err := json.Unmarshal([]byte(question), &asked); err != nil || string(asked.Params.Meta.X) != "1.0" {
-			t.Fatalf("the client was asked %s: %v", question, err)
-		}
-		own := string(asked.Params.Meta.ProgressToken)
+	for name, asker := range backends {
+		client := "session " + name
+		x := start(t, g, sessionBased(client), name, "1", `{"name":"t"}`)
+		question := json.RawMessage(x.next(t).text)
+		meta := jsonrpc.Member(jsonrpc.Member(question, "params"), "_meta")
+		expect.Equal(t, "another member of _meta", string(jsonrpc.Member(meta, "x")), "1.0")
+		own := string(jsonrpc.Member(meta, "progressToken"))
 		progress("stranger", own, 1)
 		progress(client, token, 2) // a token that the client does not know
 		progress(client, own, 3)
 		got := asker.next(t, spec.NoteProgress)
 		expect.Equal(t, "what the backend got", string(got.Params), `{"progressToken":`+token+`,"progress":3,"big":9007199254740993}`)
 		expect.Equal(t, "progress arrived in session", got.Session, asker.received("tools/call")[0].Session)
-		answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + asked.ID + `","result":{}}`)
-		expect.OK(t, g.Answer(t.Context(), sessionBased(client), asked.ID, answer))
+		id, _ := jsonrpc.String(jsonrpc.Member(question, "id"))
+		expect.OK(t, g.Answer(t.Context(), sessionBased(client), id, accepting(id)))
 		expect.OK(t, x.end(t))
 		progress(client, own, 4)
 		expect.Equal(t, "progress at the backend", len(asker.received(spec.NoteProgress)), 1)
@@ -540,10 +496,9 @@ func TestQuestionsAreDeletedWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id := expect.Value(g.elicitations.addRequest(ctx, sessionBased("s1"), g.VisibleTo(ctx, ann)[0], backendSession{}, nil, nil))(t)
+		id := addRequest(t, ctx, g)
 		expect.OK(t, g.Answer(ctx, sessionBased("s1"), id, json.RawMessage(`{"result":{}}`)))
-		items := expect.Value(db.Get(t.Context(), elicitationKey(id), partKey(id, 0)))(t)
-		for _, it := range items {
+		for _, it := range expect.Value(db.Get(t.Context(), elicitationKey(id), partKey(id, 0)))(t) {
 			if it == nil || time.Until(it.Expires) > want || time.Until(it.Expires) < want-time.Minute {
 				t.Errorf("of a call of %v is kept %+v", life, it)
 			}
@@ -551,16 +506,20 @@ func TestQuestionsAreDeletedWithTheCall(t *testing.T) {
 	}
 }
 
+// addRequest stores a request of the backend for the session s1, and returns its id.
+func addRequest(t *testing.T, ctx context.Context, g *Gateway) (id string) {
+	t.Helper()
+	return expect.Value(g.elicitations.addRequest(ctx, sessionBased("s1"), g.VisibleTo(ctx, ann)[0], backendSession{}, nil, nil))(t)
+}
+
 // GWN-12: an answer that arrives while its call ends is deleted, too.
 func TestLateAnswerIsDeletedWithTheCall(t *testing.T) {
-	s := newScripted(t)
-	db := memory(t)
-	g := gatewayOver(t, db, at("b", s))
-	id := expect.Value(g.elicitations.addRequest(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, nil, nil))(t)
+	_, g := alone(t)
+	id := addRequest(t, t.Context(), g)
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, answer))
 	g.elicitations.cleanUp([]store.Key{elicitationKey(id)}, []*input{{id: id}}) // the call has not looked since
-	page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition}))(t)
+	page := expect.Value(g.options.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition}))(t)
 	expect.Equal(t, "the number of items", len(page.Items), 0)
 	expect.Fault(t, "after the call an answer", g.Answer(t.Context(), sessionBased("s1"), id, answer), fault.NotFound)
 }
@@ -616,39 +575,29 @@ func TestLogLevelIsSent(t *testing.T) {
 
 // GWN-16: given a backend that could not set the log level, when the client calls it again after a pause, then the level is set.
 func TestALogLevelThatCouldNotBeSetIsSetWithALaterCall(t *testing.T) {
-	for name, when := range map[string]func(*testing.T, *Gateway, api.Client, *atomic.Bool){
-		"when the session began": func(t *testing.T, g *Gateway, c api.Client, fails *atomic.Bool) {
-			fails.Store(true)
-			mustCall(t, g, c, "t")
-		},
-		"later": func(t *testing.T, g *Gateway, c api.Client, fails *atomic.Bool) {
-			quietly := c
-			quietly.Level = ""
-			mustCall(t, g, quietly, "t")
-			fails.Store(true)
-			expect.OK(t, g.SetLevel(t.Context(), c))
-		},
-	} {
+	for name, inSession := range map[string]bool{"when the session began": false, "later": true} {
 		bubble(t, name, func(t *testing.T) {
-			s := newScripted(t)
-			var fails atomic.Bool
-			set := 0
-			s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-				if m.Method != spec.MethodSetLevel {
-					return false
-				}
-				if fails.Load() {
+			s, g := alone(t)
+			fails, set := false, 0
+			client := sessionBased("s1")
+			if inSession {
+				mustCall(t, g, client, "t") // without a level
+			}
+			s.on(spec.MethodSetLevel, func(w http.ResponseWriter, _ *http.Request, m got) {
+				if fails {
 					w.WriteHeader(http.StatusServiceUnavailable)
-					return true
+					return
 				}
 				set++
-				return false
+				(&turn{got: m, w: w}).result(`{}`)
 			})
-			g := gatewayOver(t, memory(t), at("b", s))
-			client := sessionBased("s1")
-			client.Level = "error"
-			when(t, g, client, &fails)
-			fails.Store(false)
+			client.Level, fails = "error", true
+			if inSession {
+				expect.OK(t, g.SetLevel(t.Context(), client))
+			} else {
+				mustCall(t, g, client, "t")
+			}
+			fails = false
 			mustCall(t, g, client, "t")
 			expect.Equal(t, "how often the call right after the failure set the level", set, 0)
 			time.Sleep(levelPause + time.Second)

@@ -77,30 +77,15 @@ func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 
 // A call whose response is an error is made once, whatever the status and the words of the error.
 func TestErrorOfACallIsItsAnswer(t *testing.T) {
-	for _, c := range []struct {
-		status, code int
-		message      string
-	}{
-		{400, -32000, "sent, but the database session timed out before the commit"},
-		{404, -32601, "Method not found"},
-		{404, -32602, "no such session in the database"},
-		{500, -32603, "session store is down"},
+	for message, c := range map[string]struct{ status, code int }{
+		"sent, but the database session timed out before the commit": {400, -32000},
+		"Method not found":                {404, -32601},
+		"no such session in the database": {404, -32602},
+		"session store is down":           {500, -32603},
 	} {
-		t.Run(fmt.Sprint(c.status, c.code), func(t *testing.T) {
-			calls := 0
-			_, g := alone(t, func(s *scripted) {
-				s.call = func(t *turn) {
-					calls++
-					t.w.Header().Set("Content-Type", "application/json")
-					t.w.WriteHeader(c.status)
-					fmt.Fprintf(t.w, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%q}}`, t.ID, c.code, c.message)
-				}
-			})
-			text, err := call(t, g, sessionBased("s"), "t")
-			expect.OK(t, err)
-			expect.Contains(t, "the error", text, c.message)
-			expect.Equal(t, "calls", calls, 1)
-		})
+		s, g := alone(t, func(s *scripted) { s.call = func(t *turn) { t.fails(t.w, c.status, c.code, message) } })
+		expect.Contains(t, "the error", mustCall(t, g, sessionBased("s"), "t"), message)
+		expect.Equal(t, "calls that got the error "+message, len(s.received("tools/call")), 1)
 	}
 }
 
@@ -198,25 +183,22 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 }
 
 func TestIDsAreComparedAsNumbers(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
+	_, g := alone(t, func(s *scripted) {
 		s.call = func(t *turn) { t.write(`{"jsonrpc":"2.0","id":%s.0,"result":{"content":[]}}`, t.ID) }
 	})
-	mustCall(t, gatewayOver(t, memory(t), at("b", s)), sessionBased("s"), "t")
+	mustCall(t, g, sessionBased("s"), "t")
 }
 
 func TestListThatChangesBetweenItsPagesHasNoConflictWithItself(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
+	_, g := alone(t, func(s *scripted) {
 		s.lists = func(method, cursor string) string {
-			switch {
-			case method != "tools/list":
-				return emptyList(method)
-			case cursor == "":
-				return strings.Replace(oneTool("a", "b")(method, ""), `]}`, `],"nextCursor":"2"}`, 1)
+			if cursor == "" {
+				return strings.Replace(oneTool("a", "b")(method, ""), `}]}`, `}],"nextCursor":"2"}`, 1)
 			}
 			return oneTool("b", "c")(method, "")
 		}
 	})
-	l := gatewayOver(t, memory(t), at("b", s)).List(t.Context(), of(ann), api.Tools)
+	l := g.List(t.Context(), of(ann), api.Tools)
 	expect.Len(t, "the conflicts", l.Conflicts, 0)
 	expect.Equal(t, "the number of entries", len(l.Entries), 3)
 }
@@ -227,36 +209,24 @@ func TestConflictsOfAListAreBounded(t *testing.T) {
 	for i := range 2 * maxConflicts {
 		all = append(all, fmt.Sprint("tool", i))
 	}
-	one, two := newScripted(t, func(s *scripted) { s.lists = oneTool(all...) }), newScripted(t, func(s *scripted) { s.lists = oneTool(all...) })
-	l := gatewayOver(t, memory(t), at("a", one), at("b", two)).List(t.Context(), of(ann), api.Tools)
+	s := newScripted(t, func(s *scripted) { s.lists = oneTool(all...) })
+	l := gatewayOver(t, memory(t), at("a", s), at("b", s)).List(t.Context(), of(ann), api.Tools)
 	expect.Equal(t, "the number of conflicts", len(l.Conflicts), maxConflicts)
 	expect.Equal(t, "the number of entries", len(l.Entries), len(all))
 }
 
 // "Mcp-Name: required for tools/call, resources/read, prompts/get requests" (2026-07-28, Streamable HTTP).
 func TestCompletionHasNoNameHeader(t *testing.T) {
-	var name []string
-	s := newScripted(t, func(s *scripted) {
+	s, g := alone(t, func(s *scripted) {
 		s.stateless, s.capabilities = true, `{"prompts":{},"completions":{}}`
-		s.lists = func(method, _ string) string {
-			if method == "prompts/list" {
-				return `{"prompts":[{"name":"p"}],"resultType":"complete"}`
-			}
-			return emptyList(method)
-		}
-		s.call = func(t *turn) {
-			name = t.Header["Mcp-Name"]
-			t.result(`{"completion":{"values":[]},"resultType":"complete"}`)
-		}
+		s.lists = listing("prompts/list", `{"prompts":[{"name":"p"}],"resultType":"complete"}`)
 	})
-	err := gatewayOver(t, memory(t), at("b", s)).Call(t.Context(), api.Call{
-		Client: statelessClient(ann), Kind: api.Prompts, Name: "p", Member: "ref", Method: "completion/complete", ID: json.RawMessage(`1`),
+	o := do(t, g, api.Call{
+		Client: statelessClient(ann), Kind: api.Prompts, Name: "p", Member: "ref", Method: "completion/complete",
 		Params: json.RawMessage(`{"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"x","value":""}}`),
-		Send:   func(json.RawMessage, bool) error { return nil },
 	})
-	if err != nil || name != nil {
-		t.Errorf("got the header %q, %v, want none", name, err)
-	}
+	expect.OK(t, o.err)
+	expect.Len(t, "the headers Mcp-Name", s.received("completion/complete")[0].Header["Mcp-Name"], 0)
 }
 
 // GWN-09: "The progress value MUST increase with each notification", even if the gateway repeats the call with the client's
@@ -265,10 +235,9 @@ func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
 	_, g := alone(t, func(s *scripted) {
 		s.stateless = true
 		s.call = func(t *turn) {
-			t.notify("notifications/progress", `{"progressToken":"p","progress":1}`)
 			t.notify("notifications/progress", `{"progressToken":"p","progress":50}`)
 			if !strings.Contains(string(t.Params), "inputResponses") {
-				t.result(`{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{"message":"x","requestedSchema":{"type":"object","properties":{}}}}}}`)
+				t.result(`{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":` + sure + `}}}`)
 				return
 			}
 			t.notify("notifications/progress", `{"progressToken":"p","progress":60}`)
@@ -276,25 +245,10 @@ func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
 		}
 	})
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{},"_meta":{"progressToken":"p"}}`)
-	var values []string
-	for {
-		m := x.next(t)
-		if m.response {
-			break
-		}
-		var n struct {
-			ID     string
-			Method string
-			Params struct{ Progress json.Number }
-		}
-		expect.OK(t, json.Unmarshal([]byte(m.text), &n))
-		if n.Method != "elicitation/create" {
-			values = append(values, n.Params.Progress.String())
-		} else if err := g.Answer(t.Context(), sessionBased("s"), n.ID, accepting(n.ID)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	expect.Equal(t, "the client got the progress", strings.Join(values, " "), "1 50 60")
+	expect.Contains(t, "the first progress", x.next(t).text, `"progress":50`)
+	x.accept(t, g, "s")
+	expect.Contains(t, "the next progress", x.next(t).text, `"progress":60`)
+	x.responds(t)
 }
 
 // GWN-11, GWN-13: given a call that waits for the client's answer, when an operator removes its stateless backend or changes its
@@ -322,18 +276,17 @@ func TestCallsEndWithTheirSession(t *testing.T) {
 				s.call = func(t *turn) { t.ask("elicitation/create", sure); t.result(`{"content":[]}`) }
 			}
 		})
-		db := memory(t)
-		one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-		for _, by := range []*Gateway{one, two} {
-			x, _ := startAsked(t, one)
-			other := start(t, one, sessionBased("other"), "t", "1", `{"name":"t","arguments":{}}`)
+		g := instances(t, 2, s)
+		for _, by := range g {
+			x, _ := startAsked(t, g[0])
+			other := start(t, g[0], sessionBased("other"), "t", "1", `{"name":"t","arguments":{}}`)
 			id, _ := other.question(t)
 			time.Sleep(time.Minute)
 			expect.OK(t, by.End(t.Context(), sessionBased("s")))
 			began := time.Now()
 			expect.Fault(t, "the call", x.end(t), fault.Conflict)
 			expect.AtMost(t, "the time from the session's end to the call's end", time.Since(began), 10*time.Second)
-			expect.OK(t, one.Answer(t.Context(), sessionBased("other"), id, accepting(id)))
+			expect.OK(t, g[0].Answer(t.Context(), sessionBased("other"), id, accepting(id)))
 			expect.OK(t, other.end(t))
 			time.Sleep(2 * time.Minute) // the client begins another session
 		}
@@ -378,9 +331,7 @@ func TestAnswerThatTheBackendRefusesCanBeSentAgain(t *testing.T) {
 			x, id := startAsked(t, g)
 			expect.Fault(t, fmt.Sprintf("an answer that the backend refuses with %d", status), g.Answer(t.Context(), sessionBased("s"), id, accepting(id)), fault.Unavailable)
 			refusing.Store(false)
-			if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); err != nil {
-				t.Fatalf("the answer sent again: %v", err)
-			}
+			expect.OK(t, g.Answer(t.Context(), sessionBased("s"), id, accepting(id)), "the answer sent again")
 			expect.OK(t, x.end(t))
 		})
 	}
@@ -579,7 +530,7 @@ func TestStatesOfACall(t *testing.T) {
 						if w.gone.Load() {
 							return errors.New("the client is gone")
 						}
-						w.x.messages <- sent{string(m), response, time.Now()}
+						w.x.messages <- sent{string(m), response}
 						return nil
 					},
 				})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -30,46 +31,34 @@ const userMessage = "conversation/userMessage"
 // CNV-03: a backend that declares it gets conversation/userMessage in its own revision: in a session that begins with the first
 // message, or with the headers and _meta of 2026-07-28.
 func TestUserMessageReachesABackend(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
-		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
-			b := listener(t, stateless, func(x *turn) {
-				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
-				x.result(`{"context":"known"}`)
-			})
-			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), sessionBased("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, api.ErrIncapable) {
-				t.Errorf("what it does not ask for: %v", err)
-			}
-			for range 2 {
-				got, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said))
-				expect.OK(t, err)
-				expect.MustEqual(t, "the result", string(got), `{"context":"known"}`)
-			}
-			calls := b.received(userMessage)
-			expect.MustEqual(t, "the messages", len(calls), 2)
-			var params struct {
-				MessageID, Content string
-				Meta               map[string]json.RawMessage `json:"_meta"`
-			}
-			if err := json.Unmarshal(calls[0].Params, &params); err != nil || params.MessageID != "m" || params.Content != "c" ||
-				string(params.Meta["io.github.mcp-events/principal"]) != `"p"` {
-				t.Errorf("got %s, %v", calls[0].Params, err)
-			}
-			version := string(params.Meta["io.modelcontextprotocol/protocolVersion"])
-			if stateless && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != userMessage || calls[0].Session != "") {
-				t.Errorf("got %s, %v", calls[0].Params, calls[0].Header)
-			}
-			if !stateless && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
-				t.Errorf("got %+v and %+v", calls[0], calls[1])
-			}
-			if !stateless {
-				b.forget() // all sessions
-				if got, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said)); err != nil {
-					t.Errorf("with a session that is gone: %s, %v", got, err)
-				}
-			}
+	revisions(t, func(t *testing.T, stateless bool) {
+		b := listener(t, stateless, func(x *turn) {
+			x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
+			x.result(`{"context":"known"}`)
 		})
-	}
+		g := gatewayOver(t, memory(t), at("notes", b))
+		_, err := g.Converse(t.Context(), sessionBased("s"), "notes", "conversation/assistantResponse", json.RawMessage(said))
+		expect.Is(t, "a message that it does not ask for", err, api.ErrIncapable)
+		for i := range 3 {
+			if i == 2 {
+				b.forget() // all sessions
+			}
+			got := expect.Value(g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said)))(t)
+			expect.MustEqual(t, "the result", string(got), `{"context":"known"}`)
+		}
+		calls := b.received(userMessage)
+		params := calls[0].Params
+		meta := jsonrpc.Member(params, "_meta")
+		expect.Contains(t, "the params", string(params), `"messageId":"m","content":"c"`)
+		expect.Equal(t, "the principal", string(jsonrpc.Member(meta, "io.github.mcp-events/principal")), `"p"`)
+		version := string(jsonrpc.Member(meta, "io.modelcontextprotocol/protocolVersion"))
+		if stateless && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != userMessage || calls[0].Session != "") {
+			t.Errorf("got %s, %v, want the form of 2026-07-28", params, calls[0].Header)
+		}
+		if !stateless && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
+			t.Errorf("got %+v and %+v, want one session and two ids", calls[0], calls[1])
+		}
+	})
 }
 
 // CNV-03: each reason why a backend does not accept a message has its own error. The error does not contain the message or the
@@ -103,21 +92,19 @@ func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
 // CNV-03: given a backend that gets its callers' tokens, when it refuses a caller's token, then it has refused that caller's message.
 // It is not unreachable, because others can still use it.
 func TestARefusedTokenOfOneCallerIsNoFailureOfTheBackend(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
-		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
-			b := listener(t, stateless, func(x *turn) { x.result(`{"context":"known"}`) })
-			b.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer good" }
-			exchanged := func(b *api.Backend) {
-				b.Exchange = &api.Exchange{OAuth: api.OAuth{TokenURL: b.URL, ClientID: "gateway"}}
-			}
-			g := gatewayOver(t, memory(t), at("notes", b, forwarded), at("exchanged", b, exchanged))
-			expect.OK(t, expect.ErrOf(g.Converse(t.Context(), withToken("ann", "Bearer good"), "notes", userMessage, json.RawMessage(said))))
-			for name, token := range map[string]string{"notes": "Bearer bad", "exchanged": "Bearer no-jwt"} {
-				_, err := g.Converse(t.Context(), withToken("bob", token), name, userMessage, json.RawMessage(said))
-				expect.Is(t, "the error of "+name, err, api.ErrRefused)
-			}
-		})
-	}
+	revisions(t, func(t *testing.T, stateless bool) {
+		b := listener(t, stateless, func(x *turn) { x.result(`{"context":"known"}`) })
+		b.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer good" }
+		exchanged := func(b *api.Backend) {
+			b.Exchange = &api.Exchange{OAuth: api.OAuth{TokenURL: b.URL, ClientID: "gateway"}}
+		}
+		g := gatewayOver(t, memory(t), at("notes", b, forwarded), at("exchanged", b, exchanged))
+		expect.OK(t, expect.ErrOf(g.Converse(t.Context(), withToken("ann", "Bearer good"), "notes", userMessage, json.RawMessage(said))))
+		for name, token := range map[string]string{"notes": "Bearer bad", "exchanged": "Bearer no-jwt"} {
+			_, err := g.Converse(t.Context(), withToken("bob", token), name, userMessage, json.RawMessage(said))
+			expect.Is(t, "the error of "+name, err, api.ErrRefused)
+		}
+	})
 }
 
 // CNV-03: a message that takes too long is cancelled in the way of the backend's revision.
@@ -186,12 +173,7 @@ func TestPreparationThatIsCancelledEnds(t *testing.T) {
 		b := listener(t, false, func(*turn) {})
 		g := gatewayOver(t, memory(t), at("notes", b))
 		expect.OK(t, g.Prepare(t.Context(), sessionBased("before"), "notes")) // the capabilities are known
-		b.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
-			if m.Method == "initialize" {
-				<-r.Context().Done()
-			}
-			return m.Method == "initialize"
-		})
+		b.on("initialize", func(_ http.ResponseWriter, r *http.Request, _ got) { <-r.Context().Done() })
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		began := time.Now()

@@ -76,12 +76,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 			t.write("%s", progress(`"progressToken":1.0,`)) // however the backend writes the token
 			t.result(`{"ok":true}`)
 		}
-		s.lists = func(method, _ string) string {
-			if method == "tools/list" {
-				return `{"tools":[{"name":"t"},{"title":"none"},{"name":""}]}`
-			}
-			return emptyList(method)
-		}
+		s.lists = listing("tools/list", `{"tools":[{"name":"t"},{"title":"none"},{"name":""}]}`)
 	})
 	good := newScripted(t)
 	j := &journal{}
@@ -155,30 +150,21 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 		},
 		"": {`{"jsonrpc":"2.0","method":"notifications/message"}`}, // without a receiver, and no fault
 	}
-	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
-		t.Run(name, func(t *testing.T) {
-			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
-			l := newLog()
-			g := gatewayOver(t, memory(t), at("b", s))
-			relaying(t, "holder", g, l)
-			l.until(t, s)
-			const each = 20
-			want := map[string]int64{}
-			for reason, texts := range dropped {
-				for range each {
-					for _, text := range texts {
-						s.notify(text)
-					}
-				}
-				if reason != "" {
-					want[reason] = int64(each * len(texts))
-				}
+	revisions(t, func(t *testing.T, stateless bool) {
+		s, g, l := follow(t, func(s *scripted) { s.stateless = stateless })
+		want := map[string]int64{}
+		for reason, texts := range dropped {
+			for _, text := range texts {
+				s.notify(text)
 			}
-			expect.Len(t, "the announcements", l.until(t, s), 0)
-			expect.Equal(t, "the open streams", s.open(), 1)
-			expect.Map(t, "the counts", g.DroppedCounts()["default/b"], want)
-		})
-	}
+			if reason != "" {
+				want[reason] = int64(len(texts))
+			}
+		}
+		expect.Len(t, "the announcements", l.until(t, s), 0)
+		expect.Equal(t, "the open streams", s.open(), 1)
+		expect.Map(t, "the counts", g.DroppedCounts()["default/b"], want)
+	})
 }
 
 // GWN-04, GWN-05: during a flood of notifications, list changes are coalesced and the last one is announced when the flood is
@@ -232,95 +218,6 @@ func TestFloodsAreThrottled(t *testing.T) {
 	})
 }
 
-// GWN-05: entries whose names, URIs or titles have control characters or invalid Unicode are dropped and counted. The other
-// entries stay.
-func TestNamesWithControlCharactersAreDropped(t *testing.T) {
-	bad := []string{`\u0000`, `\u001b[31m`, `\n`, `\t`, "\x7f", `\u0085`, "\u009b", `\u061c`, `\u200f`, `\u202e`, "\u202e", `\u2066`, `\ud800`}
-	s := newScripted(t, func(s *scripted) {
-		s.lists = func(method, _ string) string {
-			for _, k := range api.Kinds {
-				if k.Method() != method {
-					continue
-				}
-				entries := []string{
-					fmt.Sprintf(`{%q:"x:good","title":"Gut \u00e4\u200d\ud83d\ude00","description":"a\n\u001bb"}`, k.Name()),
-					fmt.Sprintf(`{%q:"x:0","Name":"\u001b"}`, k.Name()),
-				}
-				for i, c := range bad {
-					entries = append(entries,
-						fmt.Sprintf(`{%q:"x:%s"}`, k.Name(), c),
-						fmt.Sprintf(`{%q:"x:%d","title":"t%s"}`, k.Name(), i, c),
-						fmt.Sprintf(`{"name":"n%s",%q:"x:%d"}`, c, k.Name(), i),
-						fmt.Sprintf(`{%q:"x:%d","annotations":{"title":"t%s"}}`, k.Name(), i, c))
-				}
-				return fmt.Sprintf(`{%q:[%s]}`, k.Member(), strings.Join(entries, ","))
-			}
-			return `{}`
-		}
-	})
-	for _, p := range []string{"", "p_"} {
-		g := gatewayOver(t, memory(t), at("b", s, prefix(p)))
-		dropped := int64(0)
-		for _, k := range api.Kinds {
-			list := g.List(t.Context(), sessionBased("s"), k)
-			if len(list.Entries) != 1 || !strings.HasSuffix(list.Entries[0].Name, "x:good") {
-				t.Errorf("%s: got %d entries, %+v", k, len(list.Entries), list.Entries)
-			}
-			dropped += int64(4*len(bad) + 1)
-		}
-		if got := g.DroppedCounts()["default/b"]; got["an entry of a list with control characters in its name"] != dropped || len(got) != 1 {
-			t.Errorf("counted %v, want %d", got, dropped)
-		}
-	}
-}
-
-// GWN-05: an entry that is nested too deeply is dropped and counted. The other entries stay.
-func TestListWithADeepEntry(t *testing.T) {
-	nested := func(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
-	for name, c := range map[string]struct{ good, bad string }{
-		"by a level":         {nested(60), nested(61)},
-		"by hundreds":        {nested(1), nested(900)},
-		"in its annotations": {nested(1), strings.Repeat(`{"annotations":`, 900) + "1" + strings.Repeat("}", 900)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, g := alone(t, func(s *scripted) {
-				s.lists = func(method, _ string) string {
-					for _, k := range api.Kinds {
-						if k.Method() == method {
-							return fmt.Sprintf(`{%q:[{%q:"x:good","annotations":%s},{%q:"x:bad","annotations":%s}]}`, k.Member(), k.Name(), c.good, k.Name(), c.bad)
-						}
-					}
-					return `{}`
-				}
-			})
-			for _, k := range api.Kinds {
-				list := g.List(t.Context(), sessionBased("s"), k)
-				expect.MustEqual(t, string(k)+": the number of entries", len(list.Entries), 1)
-				expect.Equal(t, string(k)+": the name", list.Entries[0].Name, "x:good")
-			}
-			if got, want := g.DroppedCounts()["default/b"], int64(len(api.Kinds)); got["an entry of a list that is nested too deeply"] != want || len(got) != 1 {
-				t.Errorf("counted %v, want %d", got, want)
-			}
-		})
-	}
-}
-
-// GWN-05: a list that is not UTF-8 does not reach clients.
-func TestListThatIsNotUTF8(t *testing.T) {
-	_, g := alone(t, func(s *scripted) {
-		s.lists = func(method, _ string) string {
-			if method != "tools/list" {
-				return emptyList(method)
-			}
-			return "{\"tools\":[{\"name\":\"good\"},{\"name\":\"a\xffb\"},{\"name\":\"c\xc0\x9b\"}]}"
-		}
-	})
-	expect.Equal(t, "entries", len(g.List(t.Context(), sessionBased("s"), api.Tools).Entries), 0)
-	if got := g.DroppedCounts()["default/b"]; got[upstream.NotJSON] == 0 {
-		t.Errorf("counted %v", got)
-	}
-}
-
 // GWN-15: for every pair of revisions, a backend cannot forge members of _meta that only the gateway sets, in the response to a call,
 // within the call or in a list. Other members, including the ones that the protocol assigns to servers, reach the client.
 func TestBackendCannotForgeOurMembers(t *testing.T) {
@@ -337,12 +234,7 @@ func TestBackendCannotForgeOurMembers(t *testing.T) {
 				t.result(`{"content":[{"type":"text","text":"t",` + meta + `}],` + meta + `}`)
 			}
 		})
-		s.list(func(method, _ string) string {
-			if method != "tools/list" {
-				return emptyList(method)
-			}
-			return `{"tools":[{"name":"t","inputSchema":{"type":"object"},` + meta + `}],` + meta + `}`
-		})
+		s.list(listing("tools/list", `{"tools":[{"name":"t","inputSchema":{"type":"object"},`+meta+`}],`+meta+`}`))
 		for _, version := range []string{v2025, v2026} {
 			x := start(t, g, someone(version), "t", "1", `{"name":"t","_meta":{"progressToken":"p"}}`)
 			expect.OK(t, x.end(t))

@@ -170,16 +170,21 @@ func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 }
 
 // oneTool returns lists with tools of the given names and no other entries.
-func oneTool(names ...string) func(string, string) string {
+func oneTool(names ...string) func(method, cursor string) string {
+	var entries []string
+	for _, name := range names {
+		entries = append(entries, fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name))
+	}
+	return listing("tools/list", `{"tools":[`+strings.Join(entries, ",")+`]}`)
+}
+
+// listing returns lists with the given results, each after its method. The other lists are empty.
+func listing(results ...string) func(method, cursor string) string {
 	return func(method, _ string) string {
-		if method != "tools/list" {
-			return emptyList(method)
+		if at := slices.Index(results, method); at >= 0 {
+			return results[at+1]
 		}
-		var entries []string
-		for _, name := range names {
-			entries = append(entries, fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name))
-		}
-		return `{"tools":[` + strings.Join(entries, ",") + `]}`
+		return emptyList(method)
 	}
 }
 
@@ -378,6 +383,25 @@ func (s *scripted) on(method string, handle func(w http.ResponseWriter, r *http.
 	})
 }
 
+// onGET makes handle answer the GET requests in place of the scripted backend.
+func (s *scripted) onGET(handle func(w http.ResponseWriter, r *http.Request)) {
+	s.intercept(func(w http.ResponseWriter, r *http.Request, _ got) bool {
+		if r.Method == http.MethodGet {
+			handle(w, r)
+		}
+		return r.Method == http.MethodGet
+	})
+}
+
+// unavailable is a function for [scripted.intercept] that refuses every request.
+func unavailable(w http.ResponseWriter, _ *http.Request, _ got) bool {
+	w.WriteHeader(http.StatusServiceUnavailable)
+	return true
+}
+
+// showSession lets a backend answer calls with their session.
+func showSession(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } }
+
 // fails answers a request with a status and a JSON-RPC error.
 func (m got) fails(w http.ResponseWriter, status, code int, message string) {
 	w.Header().Set("Content-Type", "application/json")
@@ -431,10 +455,9 @@ func (s *scripted) forget(ids ...string) {
 	}
 }
 
-func (s *scripted) open() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.streams)
+func (s *scripted) open() (n int) {
+	s.change(func(s *scripted) { n = len(s.streams) })
+	return n
 }
 
 // only waits until the nth stream is open and is the only one.
@@ -467,21 +490,15 @@ func (s *scripted) received(method string) (out []got) {
 // next waits for a notification of that method, or an answer for "".
 func (s *scripted) next(t *testing.T, method string) got {
 	t.Helper()
-	late := time.After(patience)
 	for {
-		select {
-		case m := <-s.arrived:
-			if m.Method == method {
-				return m
-			}
-		case <-late:
-			t.Fatalf("the backend got no %q", method)
+		if m := expect.Receive(t, fmt.Sprintf("a message with the method %q", method), s.arrived); m.Method == method {
+			return m
 		}
 	}
 }
 
 // memory returns an empty store.
-func memory(t *testing.T) store.DB {
+func memory(t testing.TB) store.DB {
 	t.Helper()
 	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
@@ -521,7 +538,7 @@ func alone(t *testing.T, change ...func(*scripted)) (*scripted, *Gateway) {
 }
 
 // newGateway returns a gateway with the given options and the defaults of tests.
-func newGateway(t *testing.T, o Options) *Gateway {
+func newGateway(t testing.TB, o Options) *Gateway {
 	t.Helper()
 	if o.DB == nil {
 		o.DB = memory(t)
@@ -548,11 +565,18 @@ func statelessClient(p auth.Principal) api.Client {
 	return api.Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
 }
 
+// clientOf returns a client of a stateless revision, or one with the session s1.
+func clientOf(stateless bool) api.Client {
+	if stateless {
+		return statelessClient(ann)
+	}
+	return sessionBased("s1")
+}
+
 // sent is a message that the client got.
 type sent struct {
 	text     string
 	response bool
-	at       time.Time
 }
 
 // calling is a running call and the messages that its client has received.
@@ -570,7 +594,7 @@ func start(t *testing.T, g *Gateway, c api.Client, name, id, params string) *cal
 			Client: c, Kind: api.Tools, Name: name, Member: "name", Method: "tools/call",
 			ID: json.RawMessage(id), Params: json.RawMessage(params),
 			Send: func(m json.RawMessage, response bool) error {
-				x.messages <- sent{string(m), response, time.Now()}
+				x.messages <- sent{string(m), response}
 				return nil
 			},
 		})
@@ -598,6 +622,21 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 		return "", err
 	}
 	return x.next(t).text, nil
+}
+
+// responds waits for the response and the end of the call.
+func (x *calling) responds(t *testing.T) {
+	t.Helper()
+	expect.Contains(t, "the response", x.next(t).text, `"result"`)
+	expect.OK(t, x.end(t))
+}
+
+// accept answers the next question of a call in a session, and returns the question's id.
+func (x *calling) accept(t *testing.T, g *Gateway, session string) (id string) {
+	t.Helper()
+	id, _ = x.question(t)
+	expect.OK(t, g.Answer(t.Context(), sessionBased(session), id, accepting(id)))
+	return id
 }
 
 // mustCall calls a tool and fails the test if the call has an error.

@@ -15,7 +15,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -74,24 +73,14 @@ func (s *scribe) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // behind returns a gateway whose only backend is the scribe.
 func (s *scribe) behind(f *testing.F) *Gateway {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { _ = db.Close() })
 	version := "2025-11-25"
 	if s.stateless {
 		version = "2026-07-28"
 	}
-	g, err := New(Options{
+	return newGateway(f, Options{
 		Backends: []api.Backend{{Name: "b", URL: "http://backend.invalid/mcp", Workspace: auth.DefaultWorkspace, ProtocolVersion: version}},
-		DB:       db, HTTP: &http.Client{Transport: s}, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
-		Key: []byte("0123456789abcdef0123456789abcdef"), Log: quiet, ListTTL: time.Hour, CallTimeout: 40 * time.Millisecond,
+		HTTP:     &http.Client{Transport: s}, CallTimeout: 40 * time.Millisecond,
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
-	return g
 }
 
 var mediaTypes = []string{"text/event-stream", "application/json"}

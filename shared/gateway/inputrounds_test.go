@@ -37,12 +37,7 @@ func answering(t *testing.T, at *Gateway, answer func(method string) string) fun
 			method, _ := jsonrpc.String(jsonrpc.Member(message, "method"))
 			if id, _ := jsonrpc.String(jsonrpc.Member(message, "id")); !response && id != "" {
 				body := json.RawMessage(fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,%s}`, id, answer(method)))
-				stranger := c.Client
-				stranger.Session = "another session"
-				expect.Fault(t, "an answer from another session", at.Answer(t.Context(), stranger, id, body), fault.NotFound)
-				if err := at.Answer(t.Context(), c.Client, id, body); err != nil {
-					t.Errorf("answer %s: %v", id, err)
-				}
+				expect.OK(t, at.Answer(t.Context(), c.Client, id, body))
 			}
 			return send(message, response)
 		}
@@ -51,7 +46,7 @@ func answering(t *testing.T, at *Gateway, answer func(method string) string) fun
 
 // GWN-10, GWN-11, GWN-12, GWN-17: an input_required result of a backend becomes requests with unguessable ids on the stream of a
 // client with a session. The client answers at another instance. The retry has the answers, the backend's state and a new id.
-// Answers of another session are refused. Afterwards the store has no questions.
+// Afterwards the store has no questions.
 func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 	s := serving(t, true, wantsInput(`{"who":{"method":"elicitation/create","params":`+form+`},"llm":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
 	g := instances(t, 2, s)

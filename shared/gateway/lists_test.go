@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -130,10 +131,7 @@ func TestCapabilitiesOfABackendThatHasNotResponded(t *testing.T) {
 			expect.Equal(t, "prompts", c.Prompts, want)
 			expect.Equal(t, "resources", c.Resources, want)
 		}
-		s.intercept(func(w http.ResponseWriter, _ *http.Request, _ got) bool {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return true
-		})
+		s.intercept(unavailable)
 		declared(true)
 		s.intercept(nil)
 		declared(false)
@@ -210,8 +208,7 @@ func TestBackendComesBackWithAnotherRevision(t *testing.T) {
 	unsupported := func(w http.ResponseWriter, m got) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"],"requested":%q}}}`,
-			m.ID, m.Header.Get("Mcp-Protocol-Version"))
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32022,"message":"m","data":{"supported":["2026-07-28"],"requested":%q}}}`, m.ID, m.Header.Get("Mcp-Protocol-Version"))
 	}
 	like := func(status, code int, reason string) func(http.ResponseWriter, got) {
 		refuse := refuseWith(status, code, reason)
@@ -241,21 +238,15 @@ func TestBackendComesBackWithAnotherRevision(t *testing.T) {
 			})
 		}
 		for _, client := range []api.Client{sessionBased("s"), statelessClient(ann)} {
-			t.Run(c.name+"/calls of "+string(client.Version), func(t *testing.T) {
-				t.Parallel()
-				s, g := alone(t, func(s *scripted) { s.stateless = !c.newer })
+			bubble(t, c.name+", client of "+string(client.Version), func(t *testing.T) {
+				before := func(s *scripted) { s.stateless = !c.newer }
+				s, g := alone(t, before)
 				mustCall(t, g, client, "t")
 				upgrade(s)
-				if text, err := call(t, g, client, "t"); strings.Contains(text, "-32022") {
-					t.Errorf("the client got %s, %v, which is about the gateway's request and not about its own", text, err)
-				}
-				if text := mustCall(t, g, client, "new"); strings.Contains(text, "error") {
-					t.Errorf("the next call: %s", text)
-				}
-			})
-			t.Run(c.name+"/a list for "+string(client.Version), func(t *testing.T) {
-				t.Parallel()
-				s, g := alone(t, func(s *scripted) { s.stateless = !c.newer })
+				text, _ := call(t, g, client, "t")
+				expect.Lacks(t, "the client's response, without an error about the gateway's request", text, "-32022")
+				expect.Lacks(t, "the response to the next call", mustCall(t, g, client, "new"), "error")
+				s, g = alone(t, before)
 				sees(t, g, client, "t")
 				upgrade(s)
 				g.Followed(t.Context())[0].Outdate()
@@ -271,12 +262,8 @@ func TestRefusedCallsDoNotAskEachTime(t *testing.T) {
 	t.Parallel()
 	s, g := alone(t, func(s *scripted) { s.stateless = true })
 	sees(t, g, statelessClient(ann), "t")
-	s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-		if m.Method == "tools/call" {
-			refuseWith(http.StatusNotFound, 0, "not found")(w)
-			return true
-		}
-		return false
+	s.on("tools/call", func(w http.ResponseWriter, _ *http.Request, _ got) {
+		refuseWith(http.StatusNotFound, 0, "not found")(w)
 	})
 	began := time.Now()
 	for range 10 {
@@ -311,7 +298,6 @@ func TestRevisionIsFoundOut(t *testing.T) {
 	for _, c := range []struct {
 		name, pinned, supported, want string
 		stateless                     bool
-		asked                         []string // of discover and initialize, how often
 	}{
 		{name: "2026", pinned: api.AutoVersion, stateless: true, want: "2026-07-28"},
 		{name: "2025", pinned: api.AutoVersion, want: string(spec.LatestSessionBased)},
@@ -349,14 +335,10 @@ func TestRevisionIsFoundOut(t *testing.T) {
 func TestOwnSessionsAreEnded(t *testing.T) {
 	s, g := alone(t)
 	for range 5 {
-		if _, err := g.Followed(t.Context())[0].Ask(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(g.Followed(t.Context())[0].Ask(t.Context())))
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	expect.Equal(t, "the sessions", s.made, 5)
-	expect.Equal(t, "the open sessions", len(s.sessions), 1)
+	expect.Equal(t, "the open sessions", s.alive(), 1)
 }
 
 // GWN-04: a principal can use exactly the backends of its workspace whose scopes it has.
@@ -470,9 +452,8 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	s := newScripted(t)
 	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.Followed(t.Context())[0].Ask(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
-		t.Errorf("got %v", err)
-	}
+	err := expect.ErrOf(g.Followed(t.Context())[0].Ask(t.Context()))
+	expect.Lacks(t, "the error", fmt.Sprint(err), "s3cret", "<nil>")
 	expect.Equal(t, "the requests without the token", len(s.received("initialize")), 0)
 }
 
@@ -606,13 +587,7 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 func TestReadsOfTheStore(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.stateless = true
-		s.lists = func(method, _ string) string {
-			if method == "tools/list" {
-				return `{"tools":[{"name":"t"}],"ttlMs":60000}`
-			}
-			return emptyList(method)
-		}
-		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
+		s.lists = listing("tools/list", `{"tools":[{"name":"t"}],"ttlMs":60000}`)
 	})
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("a", s, prefix("a_")), at("b", s, prefix("b_")), at("c", s, prefix("c_")))
@@ -623,18 +598,12 @@ func TestReadsOfTheStore(t *testing.T) {
 			}
 		}
 	}
-	if reads, _ := db.reads(func() {
-		mustCall(t, g, statelessClient(ann), "b_t")
-	}); reads != 0 {
-		t.Errorf("a call made %d reads", reads)
-	}
-	if reads, _ := db.reads(func() {
-		if _, err := call(t, g, statelessClient(ann), "b_nothing"); err == nil {
-			t.Fatal("what is not there was called")
-		}
-	}); reads != 1 {
-		t.Errorf("a call of an unknown tool made %d reads, want 1", reads)
-	}
+	reads, _ := db.reads(func() { mustCall(t, g, statelessClient(ann), "b_t") })
+	expect.Equal(t, "the reads of a call", reads, 0)
+	reads, _ = db.reads(func() {
+		expect.Error(t, "a call of an unknown tool", expect.ErrOf(call(t, g, statelessClient(ann), "b_nothing")))
+	})
+	expect.Equal(t, "the reads of a call of an unknown tool", reads, 1)
 	expect.Equal(t, "requests for the tools of 3 backends", len(s.received("tools/list")), 3)
 }
 
@@ -668,10 +637,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 
 // GWN-01: given a store that cannot be read, then lists are fetched each time, and calls continue.
 func TestListsWhileTheStoreIsAway(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
-		s.stateless = true
-		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
-	})
+	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("b", s))
 	g.List(t.Context(), of(ann), api.Tools)
@@ -769,14 +735,8 @@ func TestCallWaitsOnlyForBackendsThatTakePrecedence(t *testing.T) {
 			hang := make(chan struct{})
 			defer close(hang)
 			first := newScripted(t, func(s *scripted) {
-				s.lists = func(method, _ string) string {
-					return map[string]string{
-						"tools/list":               `{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}`,
-						"prompts/list":             `{"prompts":[{"name":"p"}]}`,
-						"resources/list":           `{"resources":[{"uri":"doc://1","name":"doc"}]}`,
-						"resources/templates/list": `{"resourceTemplates":[{"uriTemplate":"tpl://{id}","name":"tpl"}]}`,
-					}[method]
-				}
+				s.lists = listing("tools/list", `{"tools":[{"name":"t"}]}`, "prompts/list", `{"prompts":[{"name":"p"}]}`,
+					"resources/list", `{"resources":[{"uri":"doc://1"}]}`, "resources/templates/list", `{"resourceTemplates":[{"uriTemplate":"tpl://{id}"}]}`)
 			})
 			hanging := newScripted(t, func(s *scripted) { s.allow = func(http.Header) bool { <-hang; return false } })
 			g := gatewayOver(t, memory(t), at("first", first), at("hanging", hanging), at("prefixed", newScripted(t), prefix("ok_")),
@@ -794,10 +754,7 @@ func TestCallWaitsOnlyForBackendsThatTakePrecedence(t *testing.T) {
 func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	s, g := alone(t, func(s *scripted) {
 		s.stateless = true
-		s.lists = func(method, _ string) string {
-			return `{"tools":[{"name":"t"}],"ttlMs":0,"cacheScope":"public"}`
-		}
-		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
+		s.lists = listing("tools/list", `{"tools":[{"name":"t"}],"ttlMs":0,"cacheScope":"public"}`)
 	})
 	for range 3 {
 		mustCall(t, g, statelessClient(ann), "t")
@@ -806,7 +763,35 @@ func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	for range 3 {
 		g.List(t.Context(), of(ann), api.Tools)
 	}
-	if n := len(s.received("tools/list")); n != 4 {
-		t.Errorf("three lists asked %d times, want 3", n-1)
+	expect.Equal(t, "requests for the list by three calls and three lists", len(s.received("tools/list")), 4)
+}
+
+// GWN-17: clients of 2026-07-28 must leave out a tool whose x-mcp-header is invalid. The gateway is such a client of a stateless backend,
+// and without the header it could not call the tool for a client with a session. In earlier revisions, the annotation has no meaning.
+func TestToolsWithAnInvalidHeaderAreNotListed(t *testing.T) {
+	tool := func(name, kind string) string {
+		return fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object","properties":{"a":{"type":%q,"x-mcp-header":"A"}}}}`, name, kind)
 	}
+	revisions(t, func(t *testing.T, stateless bool) {
+		_, g := alone(t, func(s *scripted) {
+			s.stateless, s.lists = stateless, listing("tools/list", `{"tools":[`+tool("good", "string")+`,`+tool("bad", "number")+`]}`)
+		})
+		want := map[bool][]string{false: {"good", "bad"}, true: {"good"}}[stateless]
+		sees(t, g, sessionBased("s"), want...)
+		sees(t, g, statelessClient(ann), want...)
+	})
+}
+
+// GWN-01: the gateway reads lists as a client that can answer questions, so they have the tools that a backend lists only for such clients.
+// A server with a session learns this from initialize, and a stateless one from _meta.
+func TestListsHaveToolsThatAskQuestions(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		s, g := alone(t, func(s *scripted) { s.stateless = stateless })
+		g.List(t.Context(), of(ann), api.Tools)
+		declared := jsonrpc.Member(jsonrpc.Member(s.received("tools/list")[0].Params, "_meta"), spec.MetaCapabilities)
+		if !stateless {
+			declared = jsonrpc.Member(s.received("initialize")[0].Params, "capabilities")
+		}
+		expect.Contains(t, "the declared capabilities", string(declared), `"elicitation"`, `"sampling"`)
+	})
 }

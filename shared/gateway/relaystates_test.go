@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -52,49 +52,17 @@ func (l log) forget() {
 
 // withResources has a backend list the resources.
 func withResources(uris ...string) func(*scripted) {
-	return func(s *scripted) {
-		s.lists = func(method, _ string) string {
-			if method != "resources/list" {
-				return emptyList(method)
-			}
-			var entries []string
-			for _, uri := range uris {
-				entries = append(entries, fmt.Sprintf(`{"uri":%q,"name":"n"}`, uri))
-			}
-			return `{"resources":[` + strings.Join(entries, ",") + `]}`
-		}
+	return func(s *scripted) { s.lists = listing("resources/list", entriesOf("resources/list", "uri", uris...)) }
+}
+
+var connectionState = regexp.MustCompile(`msg="backend connection changed".* state="?([a-z ]+)`)
+
+// takeStates returns the logged states of the connection to a backend since the last call.
+func takeStates(log *expect.Buffer) (states []string) {
+	for _, m := range connectionState.FindAllStringSubmatch(log.Take(), -1) {
+		states = append(states, strings.TrimSpace(m[1]))
 	}
-}
-
-// transitions collects the states of connections to backends, which are logged.
-type transitions struct {
-	slog.Handler
-	mu     sync.Mutex
-	states []string
-}
-
-func (t *transitions) Enabled(context.Context, slog.Level) bool { return true }
-func (t *transitions) WithAttrs([]slog.Attr) slog.Handler       { return t }
-
-func (t *transitions) Handle(_ context.Context, line slog.Record) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	line.Attrs(func(a slog.Attr) bool {
-		if line.Message == "backend connection changed" && a.Key == "state" {
-			t.states = append(t.states, a.Value.String())
-		}
-		return true
-	})
-	return nil
-}
-
-// take returns the states since the last take.
-func (t *transitions) take() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := t.states
-	t.states = nil
-	return out
+	return states
 }
 
 // GWN-07: an old replica, or one that is restarting, may answer that there is no stream. The relay asks again later. The test walks
@@ -102,9 +70,11 @@ func (t *transitions) take() []string {
 func TestStatesOfAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, withResources("x://1"), func(s *scripted) { s.capabilities = `{"tools":{},"resources":{}}` })
-		states := &transitions{}
+		var lines expect.Buffer
 		g := gatewayOver(t, memory(t), at("b", s))
-		relaying(t, "r", g, newLog(), inProduction, func(r *relay.Relay) { r.Log = slog.New(states) })
+		relaying(t, "r", g, newLog(), inProduction, func(r *relay.Relay) {
+			r.Log = slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		})
 		for _, step := range []struct {
 			given  string
 			change func()
@@ -126,7 +96,7 @@ func TestStatesOfAConnection(t *testing.T) {
 		} {
 			step.change()
 			time.Sleep(step.within)
-			if got := states.take(); !slices.Equal(slices.Compact(got), slices.Compact(step.want)) && !retries(got, step.want) {
+			if got := takeStates(&lines); !slices.Equal(slices.Compact(got), slices.Compact(step.want)) && !retries(got, step.want) {
 				t.Errorf("%s: the states were %q, want %q", step.given, got, step.want)
 			}
 			streams := step.want[len(step.want)-1] == "streaming"
@@ -289,9 +259,7 @@ func TestRefusedResourceOfAListenLeavesTheOthersAlone(t *testing.T) {
 				if name != "refused" || m.Method != "subscriptions/listen" || !bad(string(m.Params)) {
 					return false
 				}
-				w.Header().Set("Content-Type", "application/json")
-				w.WriteHeader(http.StatusBadRequest)
-				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown resource"}}`, m.ID)
+				m.fails(w, http.StatusBadRequest, -32602, "unknown resource")
 				return true
 			})
 			l := newLog()
@@ -341,21 +309,19 @@ func TestListThatIsNotAcknowledged(t *testing.T) {
 func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
-		var mu sync.Mutex
-		var tries []time.Time
+		tries := make(chan time.Time, 1000)
 		s.on("server/discover", func(_ http.ResponseWriter, r *http.Request, m got) {
-			mu.Lock()
-			tries = append(tries, time.Now())
-			mu.Unlock()
+			tries <- time.Now()
 			<-r.Context().Done()
 		})
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
 		time.Sleep(20 * time.Minute)
-		mu.Lock()
-		defer mu.Unlock()
-		if last := tries[len(tries)-1].Sub(tries[len(tries)-2]); last < 35*time.Second {
-			t.Errorf("after 20 minutes a backend that does not answer is asked every %s, want 35 s at least", last)
+		last, pause := time.Now(), time.Duration(0)
+		for range len(tries) {
+			next := <-tries
+			last, pause = next, next.Sub(last)
 		}
+		expect.AtLeast(t, "the pause after 20 minutes in which the backend does not answer", pause, 35*time.Second)
 	})
 }
 
@@ -381,7 +347,7 @@ func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
 		gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
 		subscribe(t, gateways(), wants("x://1", "s"))
 		began := time.Now()
-		first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+		_, first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
 		l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`)
 		time.Sleep(time.Until(began.Add(2500 * time.Millisecond)))
 		failing.Store(true)
@@ -443,13 +409,7 @@ func TestPingWhoseAnswerHangsDelaysNoNotification(t *testing.T) {
 func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
-		s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-			if m.Method == "notifications/initialized" {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				return true
-			}
-			return false
-		})
+		s.on("notifications/initialized", func(w http.ResponseWriter, _ *http.Request, _ got) { w.WriteHeader(http.StatusServiceUnavailable) })
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
 		time.Sleep(20 * time.Minute)
 		expect.AtMost(t, "the open sessions at the backend after 20 minutes", s.alive(), 1)
@@ -513,20 +473,9 @@ func inTime(life, handover time.Duration) func(*relay.Relay) {
 func waitForEnd(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay)) (took time.Duration) {
 	t.Helper()
 	began := time.Now()
-	expect.Receive(t, what, runBounded(t, what, g, l, change))
+	_, done := runBounded(t, what, g, l, change)
+	expect.Receive(t, what, done)
 	return time.Since(began)
-}
-
-// runBounded starts a relay that may end by itself.
-func runBounded(t *testing.T, by string, g *Gateway, l log, change func(*relay.Relay)) <-chan struct{} {
-	t.Helper()
-	r := newRelay(by, g, l)
-	change(r)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { r.Run(ctx); close(done) }()
-	t.Cleanup(func() { cancel(); <-done })
-	return done
 }
 
 // GWN-03, GWN-04: a process with limited time hands a backend over in the last part of that time. Its successor listens before it
@@ -538,7 +487,7 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 		gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
 		subscribe(t, gateways(), wants("x://1", "s"))
 		began := time.Now()
-		first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+		_, first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
 		s.only(t, 1)
 		l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`) // its subscription took effect
 		if took := waitForEnd(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
@@ -649,14 +598,14 @@ func TestBoundedTime(t *testing.T) {
 		}
 		s := newScripted(t, func(s *scripted) { s.getStatus = 503 })
 		g := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-		first := runBounded(t, "first", g(), l, inTime(2*time.Second, 100*time.Millisecond))
+		_, first := runBounded(t, "first", g(), l, inTime(2*time.Second, 100*time.Millisecond))
 		expect.Eventually(t, "it has tried twice", func() bool { return len(s.received("initialize")) > 3 })
 		if took := waitForEnd(t, "another one", g(), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
 			t.Errorf("it took %s to see that other relays have all backends", took)
 		}
 		<-first
 		began := time.Now()
-		second := runBounded(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
+		_, second := runBounded(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
 		expect.Eventually(t, "it tries", func() bool { return len(s.received("initialize")) > 5 })
 		expect.AtMost(t, "the time until the lease was taken", time.Since(began), shortLease)
 		time.Sleep(time.Until(began.Add(1100 * time.Millisecond)))
@@ -673,10 +622,7 @@ func TestBoundedTime(t *testing.T) {
 func TestSubscriptionEndsThePauseOfTheRelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, g, _ := follow(t, withResources("x://a"), inProduction)
-		s.intercept(func(w http.ResponseWriter, _ *http.Request, _ got) bool {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return true
-		})
+		s.intercept(unavailable)
 		s.hangUp()
 		time.Sleep(10 * time.Minute)
 		s.intercept(nil)

@@ -65,7 +65,9 @@ func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 	g := instances(t, 1, s)[0]
 	r := called(t, g, someone(v2026), "").required(t)
 	expect.MustLen(t, "the requests", r.Requests, 2)
-	retry := r.retryBy(map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`})
+	retry := r.retryBy(func(method string) string {
+		return map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`}[method]
+	})
 	expect.Equal(t, "the result", called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`)
 }
 
@@ -152,15 +154,7 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 		"of the backend": serving(t, true, wantsInput(`{"q":{"method":"elicitation/create","params":`+form+`}}`)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s.list(func(method, _ string) string {
-				switch method {
-				case "tools/list":
-					return `{"tools":[{"name":"tool"},{"name":"tool2"}]}`
-				case "prompts/list":
-					return `{"prompts":[{"name":"tool"}]}`
-				}
-				return emptyList(method)
-			})
+			s.list(listing("tools/list", `{"tools":[{"name":"tool"},{"name":"tool2"}]}`, "prompts/list", `{"prompts":[{"name":"tool"}]}`))
 			inOther := at("b", s, func(b *api.Backend) { b.Workspace = "other" })
 			g := gatewayOver(t, memory(t), at("b", s), at("c", s, prefix("c_")), inOther)
 			// Each is served, and differs from the call in one thing.
@@ -432,17 +426,8 @@ func serving(t *testing.T, stateless bool, call func(*turn), tool ...string) *sc
 	tool = append(tool, `{"name":"tool","inputSchema":{"type":"object"}}`)
 	return newScripted(t, func(s *scripted) {
 		s.stateless, s.call = stateless, call
-		s.lists = func(method, _ string) string {
-			switch method {
-			case "tools/list":
-				return `{"tools":[` + tool[0] + `]}`
-			case "prompts/list":
-				return `{"prompts":[{"name":"prompt"}]}`
-			case "resources/list":
-				return `{"resources":[{"uri":"test://resource","name":"resource"}]}`
-			}
-			return emptyList(method)
-		}
+		s.lists = listing("tools/list", `{"tools":[`+tool[0]+`]}`, "prompts/list", `{"prompts":[{"name":"prompt"}]}`,
+			"resources/list", `{"resources":[{"uri":"test://resource","name":"resource"}]}`)
 	})
 }
 
@@ -478,10 +463,16 @@ type outcome struct {
 func called(t *testing.T, g *Gateway, c api.Client, params string, change ...func(*api.Call)) outcome {
 	t.Helper()
 	call := api.Call{
-		Client: c, Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call", ID: json.RawMessage(`7`),
+		Client: c, Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
 		Params: json.RawMessage(`{"name":"tool"` + params + `}`), Header: http.Header{},
 	}
-	var o outcome
+	return do(t, g, call, change...)
+}
+
+// do makes a call with the id 7.
+func do(t *testing.T, g *Gateway, call api.Call, change ...func(*api.Call)) (o outcome) {
+	t.Helper()
+	call.ID = json.RawMessage(`7`)
 	call.Send = func(message json.RawMessage, response bool) error {
 		if response {
 			o.response = message
@@ -564,15 +555,11 @@ func (o outcome) required(t *testing.T) (r required) {
 
 // retry returns the params of the next round, with the same response to every request.
 func (r required) retry(response string) string {
-	return r.retryWith(func(string) string { return response })
+	return r.retryBy(func(string) string { return response })
 }
 
 // retryBy returns the params of the next round, with a response for each method.
-func (r required) retryBy(responses map[string]string) string {
-	return r.retryWith(func(method string) string { return responses[method] })
-}
-
-func (r required) retryWith(response func(method string) string) string {
+func (r required) retryBy(response func(method string) string) string {
 	answers := map[string]json.RawMessage{}
 	for key, request := range r.Requests {
 		method, _ := jsonrpc.String(jsonrpc.Member(request, "method"))

@@ -28,7 +28,7 @@ func declaring(p auth.Principal, i int) api.Client {
 // The gateway ends the longest unused ones, in the store and at the backend, and begins them again when they are needed. Sessions
 // of other principals and of clients with sessions stay.
 func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
+	s := newScripted(t, showSession)
 	db := memory(t)
 	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
 	for _, g := range gateways {
@@ -84,8 +84,7 @@ func presenting(token string) api.Client {
 // GWN-08, GWN-19: a session with a backend that gets the callers' tokens is for one token of a client without a session. All instances use
 // it. At other backends, and for a client with a session, the token makes no difference.
 func TestSessionsOfStatelessClientsAreForOneToken(t *testing.T) {
-	answer := func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } }
-	s, other := newScripted(t, answer), newScripted(t, answer)
+	s, other := newScripted(t, showSession), newScripted(t, showSession)
 	var mu sync.Mutex
 	tokens := map[string]string{} // of each session
 	s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
@@ -187,40 +186,29 @@ func TestSessionsOfMoreTokensThanFitIntoAPage(t *testing.T) {
 
 // GWN-08: a session does not expire while it is in use.
 func TestUsedSessionsAreKept(t *testing.T) {
-	s := newScripted(t)
-	db := memory(t)
-	g := gatewayOver(t, db, at("b", s))
+	_, g := alone(t)
+	db, b := g.options.DB, g.VisibleTo(t.Context(), ann)[0]
 	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
-		b := g.VisibleTo(t.Context(), ann)[0]
-		key := sessionKey(g.sessions.holderOf(c, b), b)
-		expires := func() time.Time {
-			items, err := db.Get(t.Context(), key)
-			if err != nil || items[0] == nil {
-				t.Fatalf("%v", err)
-			}
-			return items[0].Expires
+		stored := func() store.Item {
+			mustCall(t, g, c, "t")
+			return *expect.Value(db.Get(t.Context(), sessionKey(g.sessions.holderOf(c, b), b)))(t)[0]
 		}
-		mustCall(t, g, c, "t")
-		fresh := expires()
-		items, _ := db.Get(t.Context(), key)
-		items[0].Expires = time.Now().Add(time.Minute)
-		expect.OK(t, db.Write(t.Context(), store.Put(*items[0])))
-		mustCall(t, g, c, "t")
-		expect.True(t, "the expiry is later", !expires().Before(fresh))
+		fresh := stored()
+		old := fresh
+		old.Expires = time.Now().Add(time.Minute)
+		expect.OK(t, db.Write(t.Context(), store.Put(old)))
+		expect.True(t, "the expiry is later", !stored().Expires.Before(fresh.Expires))
 	}
 }
 
 // GWN-08: given a stored session that cannot be decoded, then the next call begins a new one and continues.
 func TestAnUndecodableSessionWithABackend(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
-	db := memory(t)
-	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey("s1", g.VisibleTo(t.Context(), ann)[0])
+	s, g := alone(t)
+	damaged := store.Item{Key: sessionKey("s1", g.VisibleTo(t.Context(), ann)[0]), Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 	for range 2 {
-		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
-		expect.OK(t, db.Write(t.Context(), store.Put(damaged)))
+		expect.OK(t, g.options.DB.Write(t.Context(), store.Put(damaged)))
 		for range 2 {
-			expect.Contains(t, "the result", expect.Value(call(t, g, sessionBased("s1"), "t"))(t), `"content":[]`)
+			expect.Contains(t, "the result", mustCall(t, g, sessionBased("s1"), "t"), `"result":{}`)
 		}
 	}
 	expect.Equal(t, "broken items that were counted", g.broken.Count("session with a backend"), 2)
@@ -229,11 +217,9 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 
 // GWN-09: given a stored question that cannot be decoded, then an answer to it is an answer to an unknown question.
 func TestAnUndecodableQuestion(t *testing.T) {
-	s := newScripted(t)
-	db := memory(t)
-	g := gatewayOver(t, db, at("b", s))
-	id := expect.Value(g.elicitations.addRequest(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, json.RawMessage(`1`), nil))(t)
-	expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})))
+	_, g := alone(t)
+	id := addRequest(t, t.Context(), g)
+	expect.OK(t, g.options.DB.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})))
 	expect.Fault(t, "an answer to it", g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{}`)), fault.NotFound)
 	expect.Equal(t, "broken items that were counted", g.broken.Count("request of a backend"), 1)
 }
@@ -241,13 +227,11 @@ func TestAnUndecodableQuestion(t *testing.T) {
 // GWN-03: a lease that cannot be decoded belongs to another relay until it expires. Then any relay can take it.
 func TestAnUndecodableLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t)
-		db := memory(t)
-		g := gatewayOver(t, db, at("b", s))
+		s, g := alone(t)
 		key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
-		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})))
+		expect.OK(t, g.options.DB.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})))
 		relaying(t, "r", g, newLog())
-		expect.Eventually(t, "the stream is open", func() bool { return s.open() == 1 })
+		s.only(t, 1)
 	})
 }
 

@@ -53,15 +53,12 @@ func TestBackendsAreReplaced(t *testing.T) {
 func TestSourceOfBackends(t *testing.T) {
 	s := newScripted(t)
 	var now atomic.Pointer[[]api.Backend]
-	g := expect.Value(New(Options{
-		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
-		Source: func(context.Context) ([]api.Backend, error) {
-			if p := now.Load(); p != nil {
-				return *p, nil
-			}
-			return nil, errors.New("away")
-		},
-	}))(t)
+	g := newGateway(t, Options{Source: func(context.Context) ([]api.Backend, error) {
+		if p := now.Load(); p != nil {
+			return *p, nil
+		}
+		return nil, errors.New("away")
+	}})
 	for _, c := range []struct {
 		name string
 		now  *[]api.Backend
@@ -89,10 +86,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 		s.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer later" }
 	})
 	c := parsed(t, "  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL)
-	g := expect.Value(New(Options{
-		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
-		Source: func(context.Context) ([]api.Backend, error) { return c.Backends, nil },
-	}))(t)
+	g := newGateway(t, Options{Source: func(context.Context) ([]api.Backend, error) { return c.Backends, nil }})
 	// Its secret is not there.
 	sees(t, g, of(ann), "t")
 	expect.AtMost(t, "the requests without credentials", len(locked.received("server/discover"))+len(locked.received("initialize")), 0)
@@ -106,12 +100,12 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 }
 
 // GWN-03, GWN-04: two workspaces may each have a backend of the same name. Each has its own stream, notifications and
-// subscriptions.
+// subscriptions. A backend that is down does not delay them.
 func TestSameNameInTwoWorkspaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mine, theirs := newScripted(t), newScripted(t)
-		db, l := memory(t), newLog()
-		g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *api.Backend) { b.Workspace = "other" }))
+		dead, mine, theirs, l := newScripted(t), newScripted(t), newScripted(t), newLog()
+		dead.Close()
+		g := gatewayOver(t, memory(t), at("dead", dead), at("b", mine), at("b", theirs, func(b *api.Backend) { b.Workspace = "other" }))
 		relaying(t, "r", g, l)
 		mine.only(t, 1)
 		theirs.only(t, 1)

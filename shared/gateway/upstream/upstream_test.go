@@ -99,6 +99,38 @@ func TestAnswersAreRead(t *testing.T) {
 	}
 }
 
+// GWN-08: servers report an unknown session in different ways.
+func TestUnknownSessions(t *testing.T) {
+	refusal := func(code int, message string) string {
+		return fmt.Sprintf(`{"jsonrpc":"2.0","error":{"code":%d,"message":%q},"id":null}`, code, message)
+	}
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		lost   bool
+	}{
+		"Go SDK":                        {404, "session not found", true},
+		"TypeScript SDK":                {404, refusal(-32001, "Session not found"), true},
+		"Python SDK of before":          {400, "Bad Request: No valid session ID provided", true},
+		"new transport, TypeScript SDK": {400, refusal(-32000, "Bad Request: Server not initialized"), true},
+		"variants of these":             {400, refusal(-32000, "Bad Request: Unknown Mcp-Session-Id header"), true},
+		"Express":                       {400, "Invalid or missing session ID", true},
+		"another revision":              {400, refusal(-32000, "Bad Request: Unsupported protocol version"), false},
+		"an error of the method":        {400, refusal(-32602, "the session parameter is missing"), false},
+		"no reason":                     {400, "", false},
+		"not allowed":                   {401, refusal(-32001, "session expired"), false},
+	} {
+		media := "text/plain"
+		if strings.HasPrefix(c.body, "{") {
+			media = "application/json; charset=utf-8"
+		}
+		x, err := serve(t, answer(media, c.status, c.body)).Post(t.Context(), Request{Body: []byte(`{}`), Session: "s"})
+		if expect.Equal(t, name+": the session is unknown", errors.Is(err, ErrSession), c.lost); err == nil {
+			x.Close()
+		}
+	}
+}
+
 // GWN-05, GWN-07, GWN-14: an answer without a message is an error that names the problem.
 func TestAnswersThatAreNone(t *testing.T) {
 	for _, c := range []struct {
@@ -107,15 +139,13 @@ func TestAnswersThatAreNone(t *testing.T) {
 		gone                       bool
 	}{
 		{name: "other media type", media: "text/html", body: "<p>hello</p>", status: 200},
-		{name: "no media type", body: result, status: 200},
 		{name: "garbage", media: "application/json", body: "{", status: 200},
 		{name: "empty", media: "application/json", status: 200},
 		{name: "not allowed", media: "text/plain", status: 405, want: 405},
 		{name: "broken", media: "text/html", body: "<p>oh</p>", status: 502, want: 502},
-		{name: "broken with JSON", media: "application/json", body: "oh", status: 500, want: 500},
 		{name: "error in another form, as from the Java SDK", media: "application/json", body: `{"jsonRpcError":{"code":-32601,"message":"Session ID required"}}`, status: 400, want: 400},
-		{name: "events of an error", media: "text/event-stream", body: "data: " + result + "\n\n", status: 500, want: 500},
 		{name: "not found", media: "text/plain", status: 404, want: 404},
+		{name: "no UTF-8", media: "application/json", body: "{\"a\":\"\xff\"}", status: 200},
 		{name: "session gone", media: "text/plain", status: 404, session: "s", gone: true},
 		{name: "session gone with a message", media: "application/json", body: result, status: 404, session: "s", gone: true},
 	} {
