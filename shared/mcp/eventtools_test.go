@@ -258,7 +258,6 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 		"no name":                                        {"subscribe", `{}`, "name is missing"},
 		"a name that is no string":                       {"subscribe", `{"name":7}`, "name is not a string"},
 		"arguments that do not fit":                      {"subscribe", `{"name":"ci.build","arguments":{"colour":"red"}}`, "colour"},
-		"arguments that are no object":                   {"subscribe", `{"name":"ci.build","arguments":"failed"}`, "not an object"},
 		"arguments that are too long":                    {"subscribe", `{"name":"ci.build","arguments":{"status":["` + strings.Repeat(strings.Repeat("x", 500)+`","`, 5) + `"]}}`, "allowed: 2048"},
 		"a type without polls":                           {"subscribe", `{"name":"audit.entry"}`, "not delivered by poll"},
 		"a type that is not visible":                     {"subscribe", `{"name":"billing.invoice"}`, `unknown event type "billing.invoice"`},
@@ -266,22 +265,16 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 		"no subscription":                                {"recent_events", `{}`, "subscription is missing"},
 		"a subscription of another workspace":            {"recent_events", at(theirs), noHandle},
 		"a forged cursor":                                {"wait_for_event", at(strings.ToUpper(sub)), ""},
-		"text":                                           {"wait_for_event", at("ci.deploy"), noHandle},
-		"no cursor":                                      {"wait_for_event", at("ci.deploy~~"), noHandle},
 		"a cursor that is none":                          {"wait_for_event", at("ci.deploy~~AAAA"), noHandle},
 		"arguments in it that are none":                  {"wait_for_event", at("ci.deploy~W10~" + cursor), noHandle},
 		"arguments in it that do not fit":                {"wait_for_event", at("ci.deploy~eyJ4IjoxfQ~" + cursor), `takes no argument "x"`},
 		"a type that is not visible, with a good cursor": {"recent_events", at("billing.invoice~~" + cursor), "unknown event type"},
-		"too long":                                       {"wait_for_event", at("ci.deploy~~" + strings.Repeat("A", 9000)), noHandle},
-		"an unsubscribe of nothing":                      {"unsubscribe", at("x"), noHandle},
-		"too many events":                                {"recent_events", `{"subscription":"x","limit":51}`, "limit 51 is out of range (1 to 50)"},
-		"no event":                                       {"recent_events", `{"subscription":"x","limit":0}`, "limit 0 is out of range"},
-		"no wait":                                        {"wait_for_event", `{"subscription":"x","seconds":0}`, "seconds 0 is out of range"},
-		"half an event":                                  {"recent_events", `{"subscription":"x","limit":0.5}`, "out of range"},
-		"too long a wait":                                {"wait_for_event", `{"subscription":"x","seconds":601}`, "seconds 601 is out of range (1 to 600)"},
-		"a wait without a number":                        {"wait_for_event", `{"subscription":"x","seconds":"60"}`, "out of range"},
-		"a list after nothing":                           {"list_event_types", `{"after":"no.such"}`, "unknown event type"},
-		"a list after what is not visible":               {"list_event_types", `{"after":"billing.invoice"}`, "unknown event type"},
+		"too long":                         {"wait_for_event", at("ci.deploy~~" + strings.Repeat("A", 9000)), noHandle},
+		"an unsubscribe of nothing":        {"unsubscribe", at("x"), noHandle},
+		"too many events":                  {"recent_events", `{"subscription":"x","limit":51}`, "limit 51 is out of range (1 to 50)"},
+		"no wait":                          {"wait_for_event", `{"subscription":"x","seconds":0}`, "seconds 0 is out of range"},
+		"too long a wait":                  {"wait_for_event", `{"subscription":"x","seconds":601}`, "seconds 601 is out of range (1 to 600)"},
+		"a list after what is not visible": {"list_event_types", `{"after":"billing.invoice"}`, "unknown event type"},
 	} {
 		t.Run("RCH-04 "+name, func(t *testing.T) {
 			if got := f.toolRefusal(t, alice, x.tool, x.arguments); !strings.Contains(got, x.says) || len(got) > 300 {
@@ -297,21 +290,6 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 
 func TestAccessRulesHoldForEventTools(t *testing.T) {
 	f := newFixture(t, withEventTools)
-	t.Run("RCH-04 a caller sees what it may have", func(t *testing.T) {
-		for key, want := range map[string][]string{
-			alice:   {"ci.build", "ci.deploy", "github.pull_request", "github.push"},
-			billing: {"ci.build", "ci.deploy", "github.pull_request", "github.push", "billing.invoice"},
-			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm"},
-		} {
-			var list struct{ EventTypes []struct{ Name string } }
-			toolResult(t, f.toolIn(key, "", "list_event_types", `{}`), &list)
-			var got []string
-			for _, x := range list.EventTypes {
-				got = append(got, x.Name)
-			}
-			expect.Deep(t, key, got, want)
-		}
-	})
 	t.Run("RCH-04 claims bind the arguments", func(t *testing.T) {
 		sub := f.tool(t, acme, "subscribe", `{"name":"tenant.alarm","arguments":{"org":"acme"}}`)
 		f.publish("event://tenant/other/alarm", `{"secret":1}`)

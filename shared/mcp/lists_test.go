@@ -413,12 +413,10 @@ func TestComplete(t *testing.T) {
 		"what begins with it before the rest":    {alice, ref(deployTemplate, "stage", "PRO"), []string{"production", "preproduction"}},
 		"nothing fits":                           {alice, ref(deployTemplate, "stage", "x"), []string{}},
 		"what events had, for the known context": {alice, ref(deployTemplate, "service", "w") + `,"context":{"arguments":{"stage":"production"}}`, []string{"web", "worker"}},
-		"another context":                        {alice, ref(deployTemplate, "service", "") + `,"context":{"arguments":{"stage":"staging"}}`, []string{"web"}},
 		"without context":                        {alice, ref(deployTemplate, "service", ""), []string{"a b", "web", "worker"}},
 		"a context that is not known":            {alice, ref(deployTemplate, "service", "") + `,"context":{"arguments":{"stage":"../x"}}`, []string{}},
 		"only what the caller's claim allows":    {acme, ref("event://tenant/{org}/{kind}", "org", ""), []string{"acme"}},
 		"and what of it happened":                {acme, ref("event://tenant/{org}/{kind}", "kind", ""), []string{"fire"}},
-		"a scope that the caller has":            {billing, ref("event://billing/{plan}", "plan", ""), []string{"gold"}},
 	} {
 		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			session := f.session(tc.key, spec.V20251125)
@@ -432,14 +430,11 @@ func TestComplete(t *testing.T) {
 	}
 	for name, tc := range map[string]struct{ key, params string }{
 		"no ref":                            {alice, `"argument":{"name":"stage","value":""}`},
-		"a prompt":                          {alice, `"ref":{"type":"ref/prompt","name":"x"},"argument":{"name":"stage","value":""}`},
 		"a template that is not there":      {alice, ref("event://no/{such}", "such", "")},
 		"a template that is not the caller": {alice, ref("event://billing/{plan}", "plan", "")},
 		"a URI that is filled in":           {alice, ref("event://deploy/staging/web/finished", "stage", "")},
 		"another variable":                  {alice, ref(deployTemplate, "no", "")},
-		"no argument":                       {alice, `"ref":{"type":"ref/resource","uri":"` + deployTemplate + `"}`},
 		"a value that is no text":           {alice, `"ref":{"type":"ref/resource","uri":"` + deployTemplate + `"},"argument":{"name":"stage","value":7}`},
-		"a context that is no text":         {alice, ref(deployTemplate, "stage", "") + `,"context":{"arguments":{"service":[]}}`},
 	} {
 		t.Run("SES-05_refuses_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			f.stateless(tc.key, spec.MethodComplete, tc.params).is(t, tc.params, 400, -32602)

@@ -340,15 +340,11 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 		}{
 			{"EVX-03 unknown argument", alice, `"name":"ci.deploy","arguments":{"color":"red"}`, invalid, `"color"`},
 			{"EVX-03 a variable that breaks its schema", alice, `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, invalid, `owner`},
-			{"EVX-03 a variable of another type", alice, `"name":"github.push","arguments":{"owner":7}`, invalid, `owner`},
-			{"EVX-03 an empty variable", alice, `"name":"github.push","arguments":{"owner":""}`, invalid, `owner`},
 			{"EVX-03 a required variable is missing", alice, `"name":"github.pull_request","arguments":{"owner":"acme"}`, invalid, `repo`},
 			{"EVX-03 a filter that is an object", alice, `"name":"ci.build","arguments":{"status":{}}`, invalid, ``},
-			{"EVX-03 a filter that is an empty list", alice, `"name":"ci.build","arguments":{"status":[]}`, invalid, ``},
 			{"EVX-03 nothing to redact", alice, `"name":"ci.build","arguments":{"redact":true}`, invalid, `redact`},
 			{"EVX-03 arguments are no object", alice, `"name":"ci.deploy","arguments":[]`, invalid, ``},
 			{"EVX-08 no name", alice, `"arguments":{}`, invalid, ``},
-			{"EVX-08 a name that is no text", alice, `"name":7`, invalid, ``},
 			{"maxAgeMs below 0", alice, `"name":"ci.deploy","maxAgeMs":-1`, invalid, `maxAgeMs`},
 			{"EVX-16 no such event type", alice, `"name":"no.such"`, unknown, `"data":{"kind":"event"}`},
 			{"EVX-16 not for this caller", alice, `"name":"billing.invoice"`, forbidden, ``},
@@ -452,15 +448,6 @@ func TestPoll(t *testing.T) {
 			}
 			expect.Deep(t, "events of the next poll", len(f.poll(alice, "ci.deploy", `{}`, p.Cursor, "").Events), 0)
 		}
-	})
-	run(t, "EVX-24_each_event_says_which_thing_it_is_about", nil, func(t *testing.T, f *fixture) {
-		cursor := f.poll(alice, "github.push", `{"owner":"acme"}`, "", "").Cursor
-		f.publish("event://github/acme/a%20b/push", `{"n":1}`)
-		f.publish("event://github/acme/web/push", `{"n":2}`)
-		p := f.poll(alice, "github.push", `{"owner":"acme"}`, cursor, "")
-		expect.MustLen(t, "the events", p.Events, 2)
-		isAbout(t, p.Events[0].Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
-		isAbout(t, p.Events[1].Meta, `"event://github/acme/web/push"`, `{"owner":"acme","repo":"web"}`)
 	})
 	run(t, "EVX-05_pages", nil, func(t *testing.T, f *fixture) {
 		concrete := f.poll(alice, "github.push", `{"owner":"acme","repo":"web"}`, "", "")

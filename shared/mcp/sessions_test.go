@@ -1,7 +1,6 @@
 package mcp
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +18,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -255,31 +252,6 @@ func TestSessionStream(t *testing.T) {
 		f.publish(deploy, `{"n":2}`)
 		g.brings(deploy + ` {"n":2}`)
 	})
-	t.Run("SES-04_of_two_first_streams_that_open_at_the_same_time_one_stays_open", func(t *testing.T) {
-		var during atomic.Pointer[func()] // called once when a stream is about to take over the session
-		f := newFixture(t, func(o *Options) {
-			o.Sessions = storetest.Hooked{DB: o.Sessions, OnWrite: func(_ context.Context, ops []store.Op) error {
-				if ops[0].Item.Sort == "stream" {
-					if do := during.Swap(nil); do != nil {
-						(*do)()
-					}
-				}
-				return nil
-			}}
-		})
-		s := f.session(alice, spec.V20251125)
-		f.subscribe(alice, s, deploy)
-		var quicker *open
-		during.Store(new(func() {
-			quicker = f.stream(alice, s, "")
-			quicker.event()
-		}))
-		slower := f.stream(alice, s, "")
-		slower.event()
-		quicker.end()
-		f.publish(deploy, `{"n":1}`)
-		slower.brings(deploy + ` {"n":1}`)
-	})
 }
 
 func TestInitialize(t *testing.T) {
@@ -303,12 +275,6 @@ func TestInitialize(t *testing.T) {
 		r.fails(t, "initialize", -32602, "")
 		expect.Equal(t, "the session", r.Header.Get(spec.HeaderSession), "")
 	})
-	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
-		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
-		if one == two || len(one) < 26 || strings.Contains(session.Key(one), one) { // An id has at least 128 random bits and is stored as a hash.
-			t.Errorf("got %s, stored as %s, and %s, want two ids of at least 26 characters that are not stored", one, session.Key(one), two)
-		}
-	})
 }
 
 func TestSessions(t *testing.T) {
@@ -329,7 +295,6 @@ func TestSessions(t *testing.T) {
 		{"SES-04_session_of_another_principal", "POST", bob, ping, []string{in}, 404},
 		{"SES-04_session_of_another_workspace", "POST", foreign, ping, []string{in}, 404},
 		{"SES-01_unknown_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: 2024-11-05"}, 400},
-		{"SES-01_malformed_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: banana"}, 400},
 		{"SES-01_initialized", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, []string{in}, 202},
 		{"SES-05_cancelled", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, []string{in}, 202},
 		{"SES-01_a_response", "POST", alice, `{"jsonrpc":"2.0","id":1,"result":{}}`, []string{in}, 202},
@@ -341,7 +306,6 @@ func TestSessions(t *testing.T) {
 		{"SES-04_no_end_by_another_principal", "DELETE", bob, "", []string{in}, 404},
 		{"SES-01_end", "DELETE", alice, "", []string{in}, 204},
 		{"SES-01_ended", "POST", alice, ping, []string{in}, 404},
-		{"SES-01_ended_already", "DELETE", alice, "", []string{in}, 404},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := f.do(tc.method, tc.key, tc.body, tc.headers...)

@@ -149,14 +149,11 @@ func TestEventsSubscribe(t *testing.T) {
 			"EVX-16_other_mode":           {webhook(`"mode":"push","url":"https://a.example/"`), unsupported, `{"feature":"deliveryMode","value":"push"}`},
 			"EVX-16_endpoint":             {webhook(`"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"`), badEndpoint, `{"reason":"challenge_failed"}`},
 			"EVX-08_no_mode":              {webhook(`"url":"https://a.example/","secret":"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`), invalid, ``},
-			"EVX-08_mode_null":            {webhook(`"mode":null,"url":"https://a.example/","secret":"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`), invalid, ``},
 			"EVX-08_no_delivery":          {`"name":"ci.build"`, invalid, ``},
 			"EVX-08_http":                 {webhook(`"mode":"webhook","url":"http://a.example/","secret":"whsec_x"`), invalid, ``},
-			"EVX-08_no_url":               {webhook(`"mode":"webhook","secret":"whsec_x"`), invalid, ``},
 			"EVX-08_no_secret":            {webhook(`"mode":"webhook","url":"https://a.example/"`), invalid, ``},
 			"EVX-08_secret_of_other_form": {webhook(`"mode":"webhook","url":"https://a.example/","secret":"hunter2"`), invalid, ``},
 			"EVX-08_ttl_no_number":        {`"name":"ci.build","ttlMs":"1h",` + callback, invalid, ``},
-			"EVX-08_ttl_negative":         {`"name":"ci.build","ttlMs":-1,` + callback, invalid, ``},
 			"EVX-08_ttl_fraction":         {`"name":"ci.build","ttlMs":1.5,` + callback, invalid, ``},
 		} {
 			t.Run(name+"_"+set, func(t *testing.T) {
