@@ -50,7 +50,8 @@ type endpointState struct {
 	limit     int           // limit of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
 }
 
-// originState is the health of an origin, e.g. https://example.com, which all its endpoints share.
+// originState is what this process knows about the health of an origin, for example https://example.com. All endpoints of the origin
+// share it.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin
 	connect   int                 // attempts that failed to connect since the last success
@@ -59,15 +60,15 @@ type originState struct {
 	doubtful  shares              // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts what each principal uses of a limited resource, i.e. slots or bytes of memory.
+// shares counts how much of a limited resource each principal uses. The resource is slots, i.e. concurrent attempts, or bytes of memory.
 type shares struct {
 	total int64
 	by    map[string]int64
 }
 
 // fits reports whether a principal may use n more slots or bytes within the limit. A principal that already uses some may use only three
-// quarters of the limit, so that other principals can have attempts, too. If the whole resource is unused, any n fits, so that even a body
-// larger than the limit can be sent.
+// quarters of the limit, so that other principals can have attempts, too. If the whole resource is unused, any n fits, so that even a
+// body larger than the limit can be sent.
 func (s *shares) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -91,11 +92,11 @@ func (s *shares) release(principal string, n int64) {
 const (
 	slowAfter = 3                // consecutive failures after which an endpoint is slow
 	slowFor   = 30 * time.Second // how long first attempts to a slow endpoint take the slow lane
-	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
-	// attempt, and doubles with each further attempt that hangs.
+	// maxHold limits how long first attempts to a hanging endpoint take the slow lane. The time is slowFor after the first attempt that
+	// hangs, and doubles with each further one.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt waits for a slot of the slow lane if all of its endpoint's slots are in use. It waits only if the
-	// endpoint's last answer took less than slotWait.
+	// slotWait is how long an attempt in the slow lane waits to start if its endpoint has as many attempts under way as allowed. It waits
+	// only if the last attempt to the endpoint took less than slotWait.
 	slotWait = 500 * time.Millisecond
 	// probeTime is how long other first attempts take the slow lane while one attempt, the probe, finds out whether the endpoint is still
 	// slow.
@@ -103,16 +104,18 @@ const (
 
 	hangPause    = 10 * time.Second // how long an endpoint gets no attempts after a timeout; doubled by each further timeout
 	maxHangPause = time.Minute
-	// busyPause is how long an endpoint gets no attempts after 429, 502, 503 or 504 without Retry-After. Each further such answer doubles it.
+	// busyPause is how long an endpoint gets no attempts after the status 429, 502, 503 or 504 without Retry-After. Each further such
+	// response doubles the time.
 	busyPause    = 5 * time.Second
 	maxBusyPause = 5 * time.Minute
 
 	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
 	maxSlowAtOnce = 32
-	// maxHanging limits the detached attempts (see [FastSlot.Detach]) per endpoint, and maxOriginHanging per origin.
+	// maxHanging limits the detached attempts to one endpoint, i.e. first attempts that continue in the background (see
+	// [FastSlot.Detach]). maxOriginHanging limits the detached attempts to all endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
-	// maxOriginDoubtful limits the slow lane's concurrent attempts to an origin's doubtful endpoints, i.e. endpoints that may hang.
+	// maxOriginDoubtful limits the slow lane's concurrent attempts to all endpoints of one origin that may hang.
 	maxOriginDoubtful = 64
 
 	// originAfter is the number of failing endpoints at which their origin counts as failing. maxEndpoint is the number of endpoints whose
@@ -121,7 +124,8 @@ const (
 	maxEndpoint = 20_000
 )
 
-// get returns the state of an endpoint, and creates the state if necessary. target is the endpoint's URL, or "" if it is not known yet.
+// get returns the state of an endpoint, and creates the state if necessary. The parameter target is the endpoint's URL, or "" if the URL
+// is not known yet.
 func (l *Lanes) get(id, target string) *endpointState {
 	e := l.byID[id]
 	if e == nil {
@@ -212,7 +216,8 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	}
 }
 
-// times has the moving averages, weighted as in RFC 6298, of the durations of successes and of their deviations.
+// times has two moving averages for an endpoint's successful attempts, weighted as in RFC 6298: the average duration, and the average
+// deviation from it.
 type times struct{ mean, spread time.Duration }
 
 func (t *times) add(took time.Duration) {
@@ -224,12 +229,12 @@ func (t *times) add(took time.Duration) {
 	t.mean += (took - t.mean) / 8
 }
 
-// usualLimit returns the time within which nearly all answers of the endpoint arrive. It is computed like TCP's retransmission timeout
-// (RFC 6298): the average time of an answer plus four times the average deviation. For example, it is 120 ms for an endpoint that answers
-// within 80 ms on average, give or take 10 ms. A page in a hurry waits no longer than that (see the package comment).
+// usualLimit returns the time within which nearly all responses of the endpoint arrive. Like TCP's retransmission timeout (RFC 6298), it
+// is the average response time plus four times the average deviation. For example, it is 120 ms for an endpoint that responds within 80
+// ms on average, give or take 10 ms.
 //
-// If an attempt was detached because it took longer than this limit, the endpoint may have begun to hang. Until that attempt ends, the
-// limit is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time.
+// If an attempt takes longer and continues in the background, the endpoint may have begun to hang. Until that attempt ends, the limit is
+// lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up the process for less time.
 func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
@@ -241,9 +246,9 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// nextPause returns how long the endpoint gets no attempts after a failure, or 0 if the retry schedule of each delivery is enough.
-// It may also lower e.limit. The parameter underWay says that this attempt began before the endpoint's current pause. It then
-// failed for the same reason as the attempt that caused the pause, so it does not make the next pause longer.
+// nextPause returns how long the endpoint gets no attempts after a failed attempt, or 0 if it needs no pause. It may also lower e.limit.
+// The parameter underWay says that the attempt began before the endpoint's current pause. It then failed for the same reason as the
+// attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -282,8 +287,9 @@ func (e *endpointState) isDoubtful(now time.Time) bool {
 	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
 }
 
-// startProbe returns true if the endpoint or its origin was slow or paused until now, and no attempt has succeeded since. The
-// caller's attempt is then a probe. Other first attempts take the slow lane for [probeTime], because they might hang, too.
+// startProbe reports whether the caller's attempt is a probe, i.e. tests whether the endpoint works again. It is a probe if the endpoint
+// or its origin was slow or paused until now, and no attempt has succeeded since. startProbe then makes other first attempts take the
+// slow lane for [probeTime], because they might hang, too.
 func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
 		if !until.IsZero() {
@@ -294,9 +300,10 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	return probe
 }
 
-// noteHang records that the endpoint hangs, and sends first attempts to the slow lane for a time. The parameter again says that the
-// previous attempt hung, too. Then the time is twice as long as the previous one, so that probes get rarer: every process makes its own
-// probes, and on AWS a hanging probe holds one of few invocations. A random part keeps processes from probing at the same time.
+// noteHang records that the endpoint hangs. First attempts then take the slow lane for some time, until one of them probes the endpoint,
+// i.e. tests whether it still hangs. If the previous attempt hung, too (the parameter again), the time is twice as long as before,
+// because each process makes its own probes, and on AWS a hanging probe holds up one of few processes. A random part of the time keeps
+// processes from probing simultaneously.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -305,8 +312,8 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 	e.slowUntil = periodic.Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
-// Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane.
-// Paused endpoints get no attempts for now, because they timed out or answered 429, 502, 503 or 504.
+// Failing counts the endpoints that currently get no attempts in the fast lane. Slow endpoints get attempts in the slow lane. Paused
+// endpoints get no attempts at all, because they timed out or responded with 429, 502, 503 or 504.
 type Failing struct{ Slow, Paused int }
 
 // CountFailing counts the slow and the paused endpoints among the endpoints that this process knows.
@@ -325,30 +332,31 @@ func (l *Lanes) CountFailing() (n Failing) {
 	return n
 }
 
-// On AWS, an attempt that hangs holds up one of few processes until [Limits.Patience] is over, and each process would have to
-// learn separately that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the
-// endpoint's mark. Other processes read the mark in two cases:
+// On AWS, an attempt that hangs holds up one of few processes until [Limits.Patience] is over. Without help, each process would find out
+// in this way that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other
+// processes read the mark in two cases:
 //
-//   - An attempt takes longer than [FastSlot.Usual]. If the endpoint has a mark, the page stops waiting for the attempt.
-//   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed
-//     the mark and serve as probes, so the page makes none.
+//   - An attempt takes longer than [FastSlot.Usual]. If the endpoint has a mark, the process stops waiting for the attempt.
+//   - It is time to probe an endpoint, i.e. to test with a first attempt whether it still hangs. Attempts in the slow lane test that,
+//     too, and renew the mark if they hang. If the mark was renewed, the process makes no probe.
 //
-// So a hanging attempt costs one write, and a late answer costs one read. While an endpoint hangs, each process also makes one
-// read every half minute, instead of a probe.
+// So a hanging attempt costs one write, and a late response costs one read. While an endpoint hangs, each process also makes one read
+// every half minute, instead of a probe.
 
-// hangKey returns the key of a hanging endpoint's mark. The version of the mark's item is the time, in seconds since 1970, until which
-// processes need not probe the endpoint. The item stays for [maxHold] longer. In this additional time, it only keeps pages from waiting for
-// attempts that take longer than usual.
+// hangKey returns the key of a hanging endpoint's mark, the item that tells other processes that the endpoint hangs. The version of the
+// item is the time, in seconds since 1970, until which processes need not test the endpoint. The item stays for [maxHold] longer, and
+// then only shortens the time that processes wait for a late response.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
 
-// slowLaneProbes is how long first attempts make no probe of a hanging endpoint after an attempt of the slow lane hung, because that
-// attempt was a probe, too. A hanging endpoint gets an attempt of the slow lane about every 80 s: a pause of [maxHangPause], which is a
-// minute, and then up to 20 s for the attempt. So the next attempt normally hangs, and renews the mark, before this time is over.
+// slowLaneProbes is how long processes do not test a hanging endpoint with first attempts after an attempt in the slow lane hung, because
+// that attempt was a test, too. The slow lane makes an attempt about every 80 s: a pause of a minute ([maxHangPause]), and then up to 20
+// s for the attempt. So the next attempt normally hangs, and renews the time, before it is over.
 const slowLaneProbes = 2 * time.Minute
 
-// Hang makes first attempts of all processes take the slow lane, because the slot's attempt was not answered in time.
+// Hang records that the endpoint hangs, because the slot's attempt got no response in time. First attempts to the endpoint then take the
+// slow lane for some time. Hang also tells other processes.
 func (s *FastSlot) Hang(ctx context.Context) {
 	if s.Usual > 0 { // otherwise FastSlot.Detach has recorded that the endpoint hangs
 		s.recordHang(ctx, s.hung, s.warned)
@@ -358,8 +366,8 @@ func (s *FastSlot) Hang(ctx context.Context) {
 // Hang records that the endpoint hangs, like [FastSlot.Hang].
 func (s *DetachedSlot) Hang(ctx context.Context) { s.recordHang(ctx, s.hung, s.warned) }
 
-// recordHang records that the endpoint hangs. Unless the parameter warned says that the endpoint has a mark already, recordHang also writes
-// the mark, which tells other processes. The parameter again says that the previous attempt hung, too.
+// recordHang records that the endpoint hangs, and writes the endpoint's mark, which tells other processes. The parameter warned says that
+// the endpoint has a mark already, so that recordHang need not write it. The parameter again says that the previous attempt hung, too.
 func (s *slot) recordHang(ctx context.Context, again, warned bool) {
 	l := s.lanes
 	l.mu.Lock()
@@ -372,14 +380,14 @@ func (s *slot) recordHang(ctx context.Context, again, warned bool) {
 	}
 }
 
-// Warn tells other processes that an attempt in the slow lane hangs, so that they need not probe the endpoint.
+// Warn tells other processes that the slot's attempt timed out, so that they need not test whether the endpoint still hangs.
 func (s *SlowSlot) Warn(ctx context.Context) {
 	if l := s.lanes; l.limits.MinWait > 0 {
 		l.markHanging(ctx, s.call.Endpoint, l.now().Add(slowLaneProbes))
 	}
 }
 
-// markHanging writes the endpoint's mark, so that other processes do not probe the endpoint until the given time.
+// markHanging writes the endpoint's mark, which tells other processes not to test the endpoint until the given time.
 func (l *Lanes) markHanging(ctx context.Context, endpoint string, until time.Time) {
 	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
 	_ = l.rate.db.Write(ctx, store.Put(it)) // if the write fails, other processes find out by themselves that the endpoint hangs
@@ -394,15 +402,15 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// HasWarning reports whether a process has found that the endpoint hangs. It reads that from the store, so callers use it only
-// after an attempt has taken longer than usual.
+// HasWarning reports whether any process has found that the endpoint hangs. It reads from the store, so call it only after an attempt has
+// taken longer than usual.
 func (s *FastSlot) HasWarning(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.call.Endpoint) != nil
 	return s.warned
 }
 
-// skipProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow
-// lane still hang. First attempts then continue to take the slow lane. The caller must not hold l.mu.
+// skipProbe reports whether a first attempt need not test the endpoint, because the endpoint's mark says that it still hangs. First
+// attempts then continue to take the slow lane for some time. The caller must not hold l.mu.
 func (l *Lanes) skipProbe(ctx context.Context, e *endpointState) bool {
 	mark := l.readMark(ctx, e.id)
 	if mark == nil || l.now().Unix() >= mark.Version {

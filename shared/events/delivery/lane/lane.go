@@ -1,17 +1,17 @@
-// Package lane decides when an attempt to send a webhook may start, and in which order. It limits the slots and the memory that one
-// endpoint, origin or principal uses, and learns from the outcomes which endpoints are slow or fail.
+// Package lane decides when an attempt to send a webhook may start, and in which order attempts start. It limits the concurrent attempts
+// and the memory of each endpoint, origin and principal, and learns from the outcomes which endpoints are slow or fail.
 //
-// There are two lanes. The fast lane is for first attempts, which hold up a page of subscribers. The slow lane is for retries, and
-// for first attempts to endpoints that are slow or fail.
+// There are two lanes. The fast lane is for first attempts. They hold up a page task, which sends events to a range of subscribers. The
+// slow lane is for retries, and for first attempts to endpoints that are slow or fail.
 //
-// A page, i.e. a task to send events to a range of subscribers, waits for the answer to each of its first attempts, up to
-// [Limits.Patience], for example 3 s. On AWS, each process handles one batch of pages at a time, so a few endpoints that begin to
-// hang could keep all processes waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only
-// for as long as the endpoint usually takes to answer, for example 100 ms, or half of [Limits.SlowAnswer] if the process does not know that
-// yet. A slower attempt is detached from the page. It continues
-// in the background, while the process handles the next batches, until Patience is over. A page that is not in a hurry waits for
-// the full Patience, because Lambda may freeze the process after the batch, and with it the attempt. See [PageWait], [FastSlot] and
-// [DetachedSlot].
+// A page task waits for the response to each of its first attempts, up to [Limits.Patience], for example 3 s. On AWS, each process
+// handles one batch of page tasks at a time, so a few endpoints that begin to hang could keep all processes waiting. Therefore page tasks
+// are "in a hurry" while batches quickly follow each other: they wait only as long as the endpoint usually takes to respond, for example
+// 100 ms. A slower attempt is "detached": it continues in the background until Patience is over, while the process handles the next
+// batches.
+//
+// A page task that is not in a hurry waits for the full Patience, because Lambda may freeze the process after the batch, and with it the
+// attempt. See [PageWait], [FastSlot] and [DetachedSlot].
 package lane
 
 import (
@@ -28,14 +28,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Lanes are the fast and the slow lane of a process. Every attempt gets a slot from [Lanes.Reserve] or [Lanes.ReserveSlow], and
-// holds it until it calls the slot's method Done. A slot also counts the bytes of the attempt's bodies, so that memory is
-// bounded even if payloads are large.
+// Lanes are the fast and the slow lane of a process. Every attempt gets a slot, i.e. the permission to start, from [Lanes.Reserve] or
+// [Lanes.ReserveSlow], and holds it until the slot's method Done is called. A slot also counts the bytes of the attempt's bodies, so that
+// memory is bounded even if payloads are large.
 //
-// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. All endpoints that are not
-// quick, i.e. that need [quickAnswer] or longer for an answer or may hang, may together use only a part, too. Waiting attempts are served
-// in turn: the principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in
-// which their events were queued.
+// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them, and so may all slow or
+// hanging endpoints together (see [quickAnswer]). If attempts have to wait, the principals take turns, and the endpoints of each
+// principal take turns. The attempts to one endpoint start in the order in which their events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -63,27 +62,27 @@ type Limits struct {
 	Detached    int   // maximum number of attempts that continue without their page; see [FastSlot.Detach]
 	Bytes       int64 // memory for bodies: half for the fast lane, a quarter for the slow lane, a quarter for attempts that hang
 	Rate        int64 // maximum attempts per second to one endpoint, from all processes together; 0 is no limit
-	// Patience is how long an attempt may keep a slot of the fast lane without an answer. 0 means until the attempt ends.
+	// Patience is how long an attempt may keep a slot of the fast lane without a response. 0 means until the attempt ends.
 	Patience time.Duration
-	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
+	// SlowAnswer is the response time at which an endpoint counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// MinWait is the minimum time that a page in a hurry waits for an attempt, for example 100 ms, or a tenth of that while another
-	// attempt to the endpoint hangs. 0 means that pages are never in a hurry; see the package comment.
+	// MinWait is the minimum time that a page task in a hurry waits for an attempt, for example 100 ms. While another attempt to the
+	// endpoint hangs, the minimum is a tenth of MinWait. 0 means that page tasks are never in a hurry; see the package comment.
 	MinWait time.Duration
 }
 
 const (
 	// unproven limits the concurrent attempts to an endpoint that has never answered with success, because it may hang.
 	unproven = 8
-	// An endpoint whose last answer took quickAnswer or longer is not quick. Endpoints that are not quick, and endpoints that may hang,
-	// together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
+	// quickAnswer is the response time at which an endpoint is no longer quick. Endpoints that are not quick, and endpoints that may
+	// hang, together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
 	quickAnswer = 200 * time.Millisecond
-	// maxWaiters is the number of attempts per slot of the fast lane that may wait. For example, with 128 slots, 2,048 attempts
-	// may wait. If more wait, only principals with fewer than the average number of waiting attempts may add one.
+	// maxWaiters limits the attempts that wait for a slot of the fast lane, per slot. For example, with 128 slots, 2,048 attempts may
+	// wait. If more wait, only principals with fewer than the average number of waiting attempts may add one.
 	maxWaiters = 16
 )
 
-// New returns lanes without attempts. The store holds the rate limit's counts, because all processes share them.
+// New returns Lanes without attempts. The store has the counts for the rate limit, because all processes share them.
 func New(db store.DB, limits Limits, now func() time.Time) *Lanes {
 	l := &Lanes{limits: limits, rate: endpointRates{db: db, limit: limits.Rate, now: now}, now: now, waiting: map[string]int{}}
 	all := usage{slots: limits.Attempts, bytes: limits.Bytes / 2}
@@ -98,8 +97,8 @@ type usage struct {
 	bytes int64
 }
 
-// fits reports whether one more attempt, with the given bytes of bodies, is within a limit. If no attempt is under way, the result is
-// always true, so that even a body larger than the limit can be sent.
+// fits reports whether one more attempt, whose bodies have the given number of bytes, is within a limit. If no attempt is under way, the
+// result is always true, so that even a body larger than the limit can be sent.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -124,33 +123,35 @@ type Call struct {
 }
 
 // bytesHeld returns the memory that an attempt needs if it is detached or in the slow lane. It counts the decoded event and the webhook's
-// body, because such an attempt does not share the event with a page.
+// body, because such an attempt does not share the decoded event with other attempts.
 func (c Call) bytesHeld() int64 { return 2 * c.Bytes }
 
-// Verdict says whether an attempt got a slot of the fast lane.
+// Verdict says whether a first attempt got a slot of the fast lane.
 type Verdict int
 
 const (
 	// Granted means that the attempt has its slot.
 	Granted Verdict = iota
-	// SlowLane means that the endpoint fails, is slow, or has deliveries that wait for its rate limit.
+	// SlowLane means that the attempt must take the slow lane, because the endpoint fails, is slow, or has deliveries that wait for its
+	// rate limit.
 	SlowLane
-	// TooLate means that no slot was free in time, or that too many attempts wait already.
+	// TooLate means that no slot was free in time, or that the attempt could not wait because too many attempts wait already.
 	TooLate
 )
 
-// PageWait says how long a page task waits for its first attempts and their slots.
+// PageWait says how long a page task, which sends events to a range of subscribers, waits for its first attempts and their slots.
 type PageWait struct {
-	// IfBusy is the time until which the page waits for a slot if its endpoint has as many attempts under way as allowed. IfFull is the time
-	// until which it waits if only other endpoints' attempts use up the slots.
+	// IfBusy is the time until which the page task waits for a slot if the endpoint has as many attempts under way as allowed. IfFull is
+	// the time until which it waits if only attempts to other endpoints use up the slots.
 	IfBusy, IfFull time.Time
-	// InHurry is set if the process probably gets another batch soon, so that the page waits only for [FastSlot.Usual], or for half of
-	// [Limits.SlowAnswer] if the endpoint has not yet answered an attempt of this process with success.
+	// InHurry is set if the process probably gets another batch of tasks soon. The page task then waits for a response only as long as
+	// the endpoint usually takes ([FastSlot.Usual]) or, if that is unknown, for half of [Limits.SlowAnswer].
 	InHurry bool
 }
 
-// Reserve returns a slot of the fast lane, and waits for one as long as the page may wait. The slot is nil unless the verdict is Granted.
-// If deliveries wait for the endpoint's rate limit, the verdict is SlowLane, because a first attempt must not overtake them.
+// Reserve returns a slot of the fast lane for a first attempt, and waits for one as long as the parameter wait permits. The slot is nil
+// unless the verdict is Granted. If other deliveries wait for the endpoint's rate limit, the verdict is SlowLane, because a first attempt
+// must not overtake them.
 func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -212,7 +213,8 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, wait PageWait) (*FastSlot, 
 	}
 }
 
-// full reports whether another attempt with the given bytes would exceed the endpoint's limits in the fast lane.
+// full reports whether another attempt to the endpoint, with the given bytes of bodies, would exceed the endpoint's limits in the fast
+// lane.
 func (l *Lanes) full(e *endpointState, bytes int64) bool {
 	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
@@ -263,8 +265,8 @@ type slot struct {
 	released bool
 }
 
-// Start reports whether the endpoint's rate limit allows the attempt. Call it right before the POST. The caller passes the endpoint's
-// URL, because a slot of the slow lane is reserved before the URL is known.
+// Start reports whether the endpoint's rate limit permits the attempt, and counts the attempt. Call it right before the POST. The caller
+// passes the endpoint's URL, because a slot of the slow lane is reserved before the URL is known.
 func (s *slot) Start(ctx context.Context, url string) bool {
 	if !s.lanes.rate.allow(ctx, s.call.Endpoint) {
 		return false
@@ -293,23 +295,24 @@ func (s *slot) done(out webhook.Outcome, release func()) {
 // Unused is the outcome for [FastSlot.Done], [SlowSlot.Done] and [DetachedSlot.Done] if no attempt was made.
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
-// FastSlot is the permission to make a first attempt, for which a page task waits.
+// FastSlot is the permission to make a first attempt in the fast lane. If the endpoint does not respond, the page task that makes the
+// attempt acts at these times after its start:
 //
 //	0 ─────▶ Usual ─────▶ Wait ─────▶ Wait + Rest
 //	           │            │             └ the attempt is canceled
-//	           │            └ the page detaches the attempt, or waits for it if that is not possible
-//	           └ the page stops waiting if a process has found that the endpoint hangs
+//	           │            └ the page task detaches the attempt, or waits for it if that is not possible
+//	           └ the page task stops waiting if a process has found that the endpoint hangs
 type FastSlot struct {
 	slot
 	pool   *pool
 	Waited bool // whether the attempt had to wait for the slot
-	// Wait is how long the page waits for an answer before it calls [FastSlot.Detach]. 0 means until the attempt ends.
+	// Wait is how long the page task waits for a response before it calls [FastSlot.Detach]. 0 means until the attempt ends.
 	Wait time.Duration
-	// Rest is the time that the attempt still has after Wait. It is 0 unless the page is in a hurry. For example, if the page waits for
-	// 100 ms of the 3 s in [Limits.Patience], Rest is 2.9 s.
+	// Rest is the time that the attempt still has after Wait. It is 0 unless the page task is in a hurry. For example, if the page task
+	// waits for 100 ms of the 3 s in [Limits.Patience], Rest is 2.9 s.
 	Rest time.Duration
-	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 if [Limits.MinWait] is 0. A page in a hurry waits only
-	// this long. Other pages then call [FastSlot.HasWarning], which tells them whether to wait any longer.
+	// Usual is the time within which nearly all responses of the endpoint arrive, or 0 if [Limits.MinWait] is 0. A page task in a hurry
+	// waits only this long. Other page tasks then call [FastSlot.HasWarning], which tells them whether to wait any longer.
 	Usual  time.Duration
 	hung   bool // the endpoint did not answer an earlier attempt in time, and has not answered with success since
 	warned bool // a process has stored that the endpoint hangs; see [hangKey]
@@ -318,7 +321,7 @@ type FastSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *FastSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release updates the counters. The caller holds the lock.
+// release subtracts the slot from the counters of running attempts. The caller holds the lock.
 func (s *FastSlot) release() {
 	s.e.fast--
 	s.e.fastBytes -= s.call.Bytes
@@ -326,10 +329,11 @@ func (s *FastSlot) release() {
 	s.pool.used.remove(s.call.Bytes)
 }
 
-// Detach lets an attempt continue after its page task has stopped waiting for it. It releases the slot and returns a [DetachedSlot], which
-// the caller releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits
-// for the answer until the slot's Rest is over. If there is still no answer, the caller calls [FastSlot.Hang], cancels the attempt and
-// releases the slot.
+// Detach lets an attempt continue in the background, after its page task has stopped waiting for it. It releases the slot and returns a
+// [DetachedSlot], which the caller releases when the attempt has ended.
+//
+// Detach returns nil if the attempt may not continue in the background. The page task then waits until the slot's Rest is over. If there
+// is still no response, it calls [FastSlot.Hang], cancels the attempt and releases the slot.
 func (s *FastSlot) Detach() *DetachedSlot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -371,7 +375,7 @@ type DetachedSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *DetachedSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release updates the counters. The caller holds the lock.
+// release subtracts the slot from the counters of running attempts. The caller holds the lock.
 func (s *DetachedSlot) release() {
 	s.e.hanging--
 	s.lanes.detached--
@@ -379,8 +383,8 @@ func (s *DetachedSlot) release() {
 	s.origin.hanging.release(s.call.Principal, 1)
 }
 
-// Each pool has a ring of principals with waiting attempts, and each principal has a ring of endpoints. The first in a ring has
-// the next turn, and then moves to the end.
+// The fast lane has two pools of slots. Each pool has a ring of principals with waiting attempts, and each principal has a ring of
+// endpoints. The first entry of a ring gets the next slot, and then moves to the end of the ring.
 
 const (
 	quickPool = iota
@@ -393,14 +397,14 @@ type pool struct {
 	ring        []*ringEntry // the principals with attempts that could start; the first one has the next turn
 }
 
-// ringEntry is one principal in a pool's ring, with its waiting attempts that could start.
+// ringEntry is a principal that takes turns with the other principals of a pool, with its waiting attempts that could start.
 type ringEntry struct {
 	principal string
 	ring      []*flow // one per endpoint; the first one has the next turn
 }
 
-// flow holds the waiting attempts of one principal to one endpoint. It is in its pool's ring unless the endpoint has as many attempts under
-// way as it may have.
+// flow holds the waiting attempts of one principal to one endpoint. It takes part in the turns of its pool unless the endpoint has as
+// many attempts under way as allowed.
 type flow struct {
 	e         *endpointState
 	principal string
@@ -419,7 +423,8 @@ type waiter struct {
 	Verdict
 }
 
-// enqueue puts a waiting attempt into the flow of its principal to the endpoint e, in the order in which the events were queued.
+// enqueue puts a waiting attempt into the flow, i.e. the queue, of its principal and its endpoint e. The attempts in a flow are sorted by
+// the time at which their events were queued.
 func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	i := slices.IndexFunc(e.flows, func(f *flow) bool { return f.principal == w.call.Principal })
 	if i < 0 {
@@ -440,7 +445,8 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	}
 }
 
-// addToRing puts a flow at the end of its principal's ring, unless the flow's endpoint is full.
+// addToRing puts a flow at the end of its principal's ring, so that it takes turns with the principal's other flows. It does nothing if
+// the flow's endpoint has as many attempts under way as allowed.
 func (l *Lanes) addToRing(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
@@ -496,8 +502,9 @@ func (l *Lanes) endWait(w *waiter, s *FastSlot, v Verdict) {
 	close(w.ready)
 }
 
-// grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed
-// the state of the endpoint e. If e is slow, its waiting attempts except a probe get the verdict SlowLane instead.
+// grantFast gives the free slots of the fast lane to waiting attempts of all endpoints. The caller holds the lock, and has changed the
+// state of the endpoint e. If e is slow, its waiting attempts get the verdict SlowLane instead, except a probe, which tests whether e is
+// still slow.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -545,14 +552,14 @@ func (l *Lanes) grantFrom(p *pool) bool {
 	return false
 }
 
-// endpointRates limits the attempts per second and endpoint across all processes. Each attempt takes a token, and each second has as many
-// tokens as the limit allows attempts. A write per token would be too expensive, so each process leases several tokens of the current
-// second with one conditional write. Unused tokens expire with the second. The limit therefore holds exactly, but up to one lease per
-// process may be wasted. We cannot use x/time/rate because it limits a single process.
+// endpointRates limits the attempts per second to one endpoint, across all processes. Each attempt takes a token, and each second has as
+// many tokens as the limit allows attempts. A write to the store for each token would be too expensive, so each process leases several
+// tokens of the current second with one conditional write. Unused tokens expire with the second. The limit therefore holds exactly, but
+// up to one lease per process may be wasted. We cannot use x/time/rate because it limits a single process.
 //
-// A delivery that gets no token gets a turn: a later second in which it is tried again. Processes lease turns in the same way as tokens, so
-// that the waiting deliveries of all processes together arrive at the rate of the limit. In its turn, an attempt still has to take a token,
-// and may fail to get one.
+// A delivery that gets no token gets a turn: a later second in which it is tried again. Processes lease turns in the same way as tokens,
+// so that the waiting deliveries of all processes together arrive at the rate of the limit. In its turn, an attempt still has to take a
+// token, and may fail to get one.
 type endpointRates struct {
 	db    store.DB
 	limit int64 // attempts per second to one endpoint; 0 is no limit
@@ -562,8 +569,8 @@ type endpointRates struct {
 	byID map[string]*tokenLease
 }
 
-// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates]. A goroutine acquires the
-// semaphore tokens before it uses or leases tokens, and the semaphore turns before it uses or leases turns.
+// tokenLease holds the tokens and turns that this process has leased for one endpoint; see [endpointRates]. The semaphore in the field
+// tokens guards the tokens, and the semaphore in the field turns guards the turns.
 type tokenLease struct {
 	tokens *semaphore.Weighted
 	second int64 // the second for which the tokens are valid, since 1970
@@ -576,8 +583,8 @@ type tokenLease struct {
 	reserved  int64 // the second in which this process last reserved a turn; to write it, also lock [endpointRates.mu]
 }
 
-// lastTurn returns the last second in which deliveries of this process have turns. If the clock was set back after the process had reserved
-// the turn, lastTurn returns 0. Otherwise, deliveries would wait until the clock has caught up.
+// lastTurn returns the last second in which deliveries of this process have turns, i.e. will be tried again. If the clock was set back
+// after the process had reserved the turn, lastTurn returns 0. Otherwise, deliveries would wait until the clock has caught up.
 func (t *tokenLease) lastTurn(now time.Time) int64 {
 	if t.reserved-now.Unix() > turnStepBack {
 		return 0
@@ -586,8 +593,8 @@ func (t *tokenLease) lastTurn(now time.Time) int64 {
 }
 
 const (
-	// maxSeek is the number of seconds that reserve checks for a free turn (see [endpointRates]). The distance from one checked second
-	// to the next is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
+	// maxSeek is the number of seconds that [endpointRates.reserve] checks for a free turn. The distance from one checked second to the
+	// next is 1, 2, 4, … and finally always seekStep, so reserve finds turns up to about an hour ahead.
 	maxSeek  = 70
 	seekStep = 60
 	// turnStepBack is how many seconds the clock may be set back before the process forgets its turns. If the clock is set back by less,
@@ -640,15 +647,16 @@ func (r *endpointRates) get(id string) *tokenLease {
 	return t
 }
 
-// count leases n tokens or turns of a second in the store, and returns [store.ErrConflict] if fewer than n are left. sort is the sort key
-// of the item that counts the second's tokens or turns.
+// count leases n tokens or turns of a second from the store, and returns [store.ErrConflict] if fewer than n are left. The parameter sort
+// is the sort key of the item that counts the second's tokens or turns.
 func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
 	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
 	op.Item.Expires = second.Add(time.Minute)
 	return r.db.Write(ctx, op)
 }
 
-// reserve returns the time until a second in which the endpoint's rate limit has capacity left.
+// reserve reserves an attempt in a later second in which the endpoint's rate limit has capacity left, and returns the time until that
+// second.
 func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0

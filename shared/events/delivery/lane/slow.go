@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// SlowSlot is the permission to make an attempt in the slow lane, for which no page task waits.
+// SlowSlot is the permission to make an attempt in the slow lane, for example a retry.
 type SlowSlot struct {
 	slot
 	doubtful bool         // the attempt may hang, so its bytes count towards the limit for hanging attempts
@@ -19,7 +19,7 @@ type SlowSlot struct {
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *SlowSlot) Done(out webhook.Outcome) { s.done(out, s.release) }
 
-// release updates the counters. The caller holds the lock.
+// release subtracts the slot from the counters of running attempts. The caller holds the lock.
 func (s *SlowSlot) release() {
 	s.e.slow--
 	s.e.slowBytes -= s.call.bytesHeld()
@@ -29,7 +29,8 @@ func (s *SlowSlot) release() {
 	}
 }
 
-// slowBytesCounter returns the counter of the slow lane's bytes. Endpoints that may hang share it with detached attempts.
+// slowBytesCounter returns the counter for the bytes of an attempt in the slow lane. Attempts to endpoints that may hang (doubtful) have
+// a separate counter, which they share with first attempts that continue in the background.
 func (l *Lanes) slowBytesCounter(doubtful bool) *shares {
 	if doubtful {
 		return &l.hangingBytes
@@ -44,8 +45,8 @@ type slowWaiter struct {
 	ready chan struct{} // closed when the attempt has got its slot
 }
 
-// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller tries again. If the endpoint answers quickly,
-// even with failures, ReserveSlow waits up to [slotWait] for a slot, because a delivery that goes back to the queue waits longer.
+// ReserveSlow returns a slot of the slow lane, or nil and the time after which the caller may try again. If the last attempt to the
+// endpoint was quick, ReserveSlow waits up to [slotWait] for a slot, because a delivery that goes back to the queue waits longer.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -75,7 +76,8 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *SlowSlot, wait time
 	return w.slot, 0
 }
 
-// takeSlow returns a slot of the slow lane, or nil and the time after which the caller may try again. The caller holds the lock.
+// takeSlow returns a slot of the slow lane without waiting for one, or nil and the time after which the caller may try again. The caller
+// holds the lock.
 func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *SlowSlot, wait time.Duration) {
 	s = &SlowSlot{slot: slot{lanes: l, e: e, call: c}, doubtful: e.isDoubtful(now)}
 	used, others := l.slowBytesCounter(s.doubtful), e.slow+e.hanging
