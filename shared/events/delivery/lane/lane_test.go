@@ -30,6 +30,14 @@ func to(url string) Call {
 	return Call{Endpoint: url, URL: url, Principal: "owner of " + url, Bytes: 100}
 }
 
+// mustReserve reserves a slot for a first attempt, and ends the test if there is none.
+func (l *Lanes) mustReserve(t *testing.T, url string, w PageWait) *FastSlot {
+	t.Helper()
+	s, v := l.Reserve(t.Context(), to(url), w)
+	expect.MustEqual(t, "the verdict for "+url, v, Granted)
+	return s
+}
+
 // waitFor returns the patience of a page that starts to wait now.
 func waitFor(busy, others time.Duration) PageWait {
 	return PageWait{IfBusy: time.Now().Add(busy), IfFull: time.Now().Add(others)}
@@ -40,15 +48,10 @@ func TestEndpointSlots(t *testing.T) {
 	t.Run("WHK-25 attempts that wait for their endpoint get its slots in the order in which their events were queued", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := someLanes(8, 2)
-			first, _ := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
-			first.Done(webhook.Outcome{Status: 200})
+			l.mustReserve(t, url, waitFor(time.Second, time.Minute)).Done(webhook.Outcome{Status: 200})
 			var held []*FastSlot
 			for range 2 {
-				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
-				if v != Granted {
-					t.Fatalf("got verdict %v for one of two slots, want %v", v, Granted)
-				}
-				held = append(held, s)
+				held = append(held, l.mustReserve(t, url, waitFor(time.Second, time.Minute)))
 			}
 			type result struct {
 				since int64
@@ -67,9 +70,7 @@ func TestEndpointSlots(t *testing.T) {
 			}
 			for i, want := range []int64{10, 20} {
 				held[i].Done(webhook.Outcome{Status: 200})
-				if r := <-got; r != (result{want, Granted, 0}) {
-					t.Errorf("slot %d: got %+v, want the event queued at %d", i, r, want)
-				}
+				expect.Equal(t, fmt.Sprint("the event that gets slot ", i), <-got, result{want, Granted, 0})
 			}
 			expect.Equal(t, "the last one", <-got, (result{30, TooLate, time.Second}))
 			if e := l.byID[url]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
@@ -81,10 +82,7 @@ func TestEndpointSlots(t *testing.T) {
 	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
 		l := someLanes(1000, 2)
 		for i := range 3 * maxEndpoint {
-			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), PageWait{})
-			if v != Granted {
-				t.Fatal("a new endpoint has no slot")
-			}
+			s := l.mustReserve(t, fmt.Sprintf("https://h%d.example.com/", i), PageWait{})
 			if i%1000 != 0 {
 				s.Done(webhook.Outcome{Status: 200})
 			}
@@ -126,14 +124,8 @@ func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 						taken++
 					}
 				}
-				if taken != 24 {
-					t.Errorf("%d attempts to endpoints that may hang started, want three quarters of 32", taken)
-				}
-				if s, v := reserve("https://good.example.com/"); v != Granted {
-					t.Errorf("the good endpoint got verdict %v, want a slot without waiting", v)
-				} else {
-					s.Done(Unused)
-				}
+				expect.Equal(t, "the attempts to endpoints that may hang, three quarters of 32", taken, 24)
+				l.mustReserve(t, "https://good.example.com/", PageWait{}).Done(Unused)
 			})
 		})
 	}
@@ -145,14 +137,14 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 		const url = "https://hooks.example.com/a"
 		// wait returns how long first attempts take the slow lane after an attempt that was not answered in time.
 		wait := func() time.Duration {
-			s, v := l.Reserve(t.Context(), to(url), PageWait{})
-			if v != Granted {
-				t.Fatalf("got verdict %v, want a slot", v)
-			}
-			s.Detach().Done(Unused)
+			l.mustReserve(t, url, PageWait{}).Detach().Done(Unused)
 			return time.Until(l.byID[url].slowUntil)
 		}
-		in := func(got, most time.Duration) bool { return got > most*2/3-time.Millisecond && got <= most }
+		check := func(name string, got, most time.Duration) {
+			t.Helper()
+			expect.AtMost(t, name+": the time for which first attempts take the slow lane", got, most)
+			expect.AtLeast(t, name+": that time, up to a third less", got, most*2/3)
+		}
 		for _, c := range []struct {
 			name string
 			want time.Duration
@@ -164,16 +156,11 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 			{"WHK-16 and many more", maxHold},
 		} {
 			got := wait()
-			if !in(got, c.want) {
-				t.Errorf("%s: first attempts take the slow lane for %v, want up to a third less than %v", c.name, got, c.want)
-			}
+			check(c.name, got, c.want)
 			time.Sleep(got)
 		}
-		s, _ := l.Reserve(t.Context(), to(url), PageWait{})
-		s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
-		if got := wait(); !in(got, slowFor) {
-			t.Errorf("WHK-16 after a success: first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
-		}
+		l.mustReserve(t, url, PageWait{}).Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+		check("WHK-16 after a success", wait(), slowFor)
 	})
 }
 
@@ -187,13 +174,7 @@ func TestAttemptsInAHurry(t *testing.T) {
 			s, _ := l.Reserve(t.Context(), to(url), PageWait{})
 			s.Done(webhook.Outcome{Status: 200, Took: took})
 		}
-		return l, func() *FastSlot {
-			s, v := l.Reserve(t.Context(), to(url), PageWait{InHurry: true})
-			if v != Granted {
-				t.Fatalf("got verdict %v, want a slot", v)
-			}
-			return s
-		}
+		return l, func() *FastSlot { return l.mustReserve(t, url, PageWait{InHurry: true}) }
 	}
 	const ms = time.Millisecond
 	steady := func(took time.Duration) []time.Duration { return slices.Repeat([]time.Duration{took}, 50) }
@@ -223,9 +204,7 @@ func TestAttemptsInAHurry(t *testing.T) {
 				t.Errorf("the attempt hangs after %v and ends after another %v, want 900ms and 2s", first.HangsAfter, first.Rest)
 			}
 			second := reserve()
-			if second.Wait.Round(ms) != 20*ms {
-				t.Errorf("the next page waits for %v, want 20ms", second.Wait)
-			}
+			expect.Equal(t, "the time for which the next page waits", second.Wait.Round(ms), 20*ms)
 			second.Done(webhook.Outcome{Status: 200, Took: 20 * ms})
 			first.Hang(t.Context())
 			if _, v := l.Reserve(t.Context(), to(url), PageWait{}); v != SlowLane {
@@ -303,10 +282,7 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 		s, _ := l.ReserveSlow(t.Context(), to(url))
 		s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
 		time.Sleep(hangPause)
-		probe, v := l.Reserve(t.Context(), to(url), PageWait{})
-		if v != Granted {
-			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
-		}
+		probe := l.mustReserve(t, url, PageWait{})
 		expect.Equal(t, "WHK-16 how long the page waits for the probe", probe.Wait, 500*time.Millisecond)
 		probe.Detach().Done(Unused)
 		if got := time.Until(l.byID[url].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
@@ -385,11 +361,7 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(8*attempts, 2)
-				s, v := l.Reserve(t.Context(), to(url), PageWait{})
-				if v != Granted {
-					t.Fatal("no slot for the first")
-				}
-				s.Done(c.out)
+				l.mustReserve(t, url, PageWait{}).Done(c.out)
 				time.Sleep(hangPause)
 				var made, now, most atomic.Int64
 				var running sync.WaitGroup
@@ -509,9 +481,7 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 			}
 			_, v := l.Reserve(t.Context(), to(urls[0]), PageWait{})
 			expect.Equal(t, "a neighbor is slow", v == SlowLane, c.slow)
-			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), PageWait{}); v != Granted {
-				t.Errorf("verdict %v for another origin, want granted", v)
-			}
+			l.mustReserve(t, "https://other.example.com/hook", PageWait{})
 		})
 	}
 }
@@ -558,9 +528,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 			start := time.Now()
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()
-			if !rates.allow(t.Context(), "one") {
-				t.Error("the attempt was refused, want it allowed")
-			}
+			expect.True(t, "the attempt is allowed", rates.allow(t.Context(), "one"))
 			key := store.Key{Table: store.Deliveries, Partition: "t#one", Sort: fmt.Sprint(start.Add(1500 * time.Millisecond).Unix())}
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {
@@ -575,12 +543,8 @@ func TestTurnsAfterTheClockWasSetBack(t *testing.T) {
 	rates, before := newRates(openStore(t), 8), time.Now()
 	rates.reserve(t.Context(), "one", before)
 	now := before.Add(-2 * time.Hour)
-	if rates.hasWaiting("one", now) {
-		t.Error("first attempts would wait until the clock has caught up")
-	}
-	if wait := rates.reserve(t.Context(), "one", now); wait > 2*time.Second {
-		t.Errorf("the next turn is after %v, want at most 2 s", wait)
-	}
+	expect.True(t, "first attempts do not wait until the clock has caught up", !rates.hasWaiting("one", now))
+	expect.AtMost(t, "the time until the next turn", rates.reserve(t.Context(), "one", now), 2*time.Second)
 }
 
 // TestEndpointRates: WHK-16. Several processes share the rate limit of an endpoint.
@@ -610,9 +574,7 @@ func TestEndpointRates(t *testing.T) {
 			for second, n := range perSecond {
 				expect.Equal(t, fmt.Sprintf("attempts in second %d", second), n, limit)
 			}
-			if len(perSecond) < 5 {
-				t.Errorf("got attempts in %d seconds, want at least 5", len(perSecond))
-			}
+			expect.AtLeast(t, "the seconds with attempts", len(perSecond), 5)
 		})
 	})
 	t.Run("WHK-16 the turns of all processes together are as many per second as the endpoint can have", func(t *testing.T) {
@@ -636,12 +598,9 @@ func TestEndpointRates(t *testing.T) {
 					t.Errorf("%d deliveries have their turn after %d s, want at most %d, later than now", n, second-now.Unix(), limit)
 				}
 			}
-			if took := last - now.Unix(); took > 3*deliveries/limit {
-				t.Errorf("the last turn is after %d s, want about %d", took, deliveries/limit)
-			}
-			if !rates[0].hasWaiting("one", now) || rates[0].hasWaiting("other", now) {
-				t.Error("a first attempt to the endpoint must wait, and one to another endpoint must not")
-			}
+			expect.AtMost(t, "the seconds until the last turn", last-now.Unix(), 3*deliveries/limit)
+			expect.True(t, "a first attempt to the endpoint waits", rates[0].hasWaiting("one", now))
+			expect.True(t, "a first attempt to another endpoint does not wait", !rates[0].hasWaiting("other", now))
 		})
 	})
 }
