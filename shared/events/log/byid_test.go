@@ -67,9 +67,7 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 		if e := find("default", "e999", ""); e != nil || counts.queries != 1 || counts.gets != 0 {
 			t.Errorf("got %+v by %d queries, %d reads", e, counts.queries, counts.gets)
 		}
-		if e := find("other", "e1", ""); e != nil {
-			t.Errorf("another workspace finds %+v", e)
-		}
+		expect.Equal(t, "the event in another workspace", find("other", "e1", ""), nil)
 	})
 	t.Run("OPS-05 the newest of an id, or that of a URI", func(t *testing.T) {
 		write("event://ci/1", nil, "same", "same")
@@ -79,9 +77,7 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 				t.Errorf("of %q got %+v", uri, e)
 			}
 		}
-		if e := find("default", "same", "event://ci/3"); e != nil {
-			t.Errorf("got %+v", e)
-		}
+		expect.Equal(t, "the event of another URI", find("default", "same", "event://ci/3"), nil)
 	})
 	t.Run("OPS-05 of a batch and patterns that fill more than a transaction", func(t *testing.T) {
 		var ids, keys []string
@@ -105,8 +101,7 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 func TestAnEventIsLookedFor(t *testing.T) {
 	counts, log := logOf(t)
 	var ours string
-	for i := range 60 {
-		e := event.Event{Workspace: "default", ID: fmt.Sprintf("e%d", i), URI: uri, Data: []byte(`{}`)}
+	for i, e := range numbered(0, 60) {
 		if i == 30 {
 			e.ID = event.NewID()
 			ours = e.ID
@@ -251,13 +246,9 @@ func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) 
 		return n
 	}
 	expect.Equal(t, "sub-resources that are recorded with their first event", publish(midnight.Add(-30*time.Second)), children)
-	if got := publish(midnight.Add(30 * time.Second)); got > children/100 {
-		t.Errorf("%d of %d sub-resources are recorded in the minute around midnight, want at most %d", got, children, children/100)
-	}
+	expect.AtMost(t, "sub-resources that are recorded in the minute around midnight", publish(midnight.Add(30*time.Second)), children/100)
 	for hour := 3; hour < 24; hour += 3 {
-		if got := publish(midnight.Add(time.Duration(hour) * time.Hour)); got > children/4 {
-			t.Errorf("%d of %d sub-resources are recorded within three hours, want about %d", got, children, children/8)
-		}
+		expect.AtMost(t, "sub-resources that are recorded within three hours", publish(midnight.Add(time.Duration(hour)*time.Hour)), children/4)
 	}
 	publish(midnight.Add(24*time.Hour - 30*time.Second))
 	for uri, n := range recorded {
