@@ -50,9 +50,12 @@ func (f *fixture) read(t *testing.T, body string) {
 	expect.Len(t, "the failed messages", failed, 0)
 }
 
+// mapping returns the first mapping of source number i.
+func (f *fixture) mapping(i int) *source.Mapping { return &f.Sources.(sources)[i].Events[0] }
+
 // acceptAll changes the mapping of github so that it accepts any document.
 func (f *fixture) acceptAll() {
-	f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`{"action":"opened"}`)
+	f.mapping(0).Data, _ = parseValue(`{"action":"opened"}`)
 }
 
 func (f *fixture) wantEvents(t *testing.T, ids ...string) {
@@ -81,12 +84,12 @@ func TestRetriedDeadLetters(t *testing.T) {
 	})
 	t.Run("SRC-04 a retried letter without an id gets its id from the original body", func(t *testing.T) {
 		f := newFixture(t)
-		f.Sources.(sources)[0].Events[0].ID, _ = parseValue(`"/body/none"`)
+		f.mapping(0).ID, _ = parseValue(`"/body/none"`)
 		spaced := strings.Replace(renamed, ":", " : ", 1)
 		f.wants(t, pull("d-1", spaced), 422, `"pointer":"/id"`, ingest.Unfit)
 		_, body := f.letter(t, 0)
 		f.acceptAll()
-		f.Sources.(sources)[0].Events[0].ID = f.Sources.(sources)[1].Events[0].ID // none
+		f.mapping(0).ID = f.mapping(1).ID // none
 		f.read(t, body)
 		f.wants(t, pull("d-1", spaced), 202, `sha256_`, ingest.Duplicate)
 	})
@@ -103,14 +106,13 @@ func TestRetriedDeadLetters(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
 		f.read(t, `{"id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"never","detail":{}}`)
-		all := f.Sources.(sources)
-		all[0].Events[0].Match, all[3].Events[0].Match = all[2].Events[0].Match, all[2].Events[0].Match
+		f.mapping(0).Match, f.mapping(3).Match = f.mapping(2).Match, f.mapping(2).Match
 		for i := range 2 {
 			_, body := f.letter(t, i)
 			f.read(t, body)
-			if letter, again := f.letter(t, 2+i); again != body || !strings.HasSuffix(letter.Reason, ": no mapping matches it any more") {
-				t.Errorf("got %+v", letter)
-			}
+			letter, again := f.letter(t, 2+i)
+			expect.Equal(t, "the body of the letter", again, body)
+			expect.Contains(t, "the reason", letter.Reason, ": no mapping matches it any more")
 		}
 	})
 	t.Run("SRC-04 a retried letter of a removed source is refused", func(t *testing.T) {
@@ -136,7 +138,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 	t.Run("SRC-04 given delivery ids, two deliveries of one body are two letters, and a redelivery adds none", func(t *testing.T) {
 		for _, data := range []string{`"/body/state"`, `{"state":"/body/state"}`} { // the mapping does not fit the first, and the catalog not the second
 			f := newFixture(t)
-			open := &f.Sources.(sources)[1].Events[0]
+			open := f.mapping(1)
 			open.ID, _ = parseValue(`"/headers/x-delivery"`)
 			open.Data, _ = parseValue(data)
 			open.Name = "github.pull_request" // which needs a variable that the mapping lacks
@@ -162,7 +164,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 	})
 	t.Run("SRC-04 an event larger than its type allows is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
-		f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`"/body"`)
+		f.mapping(0).Data, _ = parseValue(`"/body"`)
 		f.wants(t, pull("d-1", large), 413, `/data: has 300`, ingest.Unfit)
 		_, body := f.letter(t, 0)
 		f.acceptAll()
@@ -395,9 +397,8 @@ func TestTheKeyIsNotLogged(t *testing.T) {
 	f.down = true
 	const key = "0123456789abcdef0123456789abcdef"
 	f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/open/"+key, strings.NewReader(`{}`)), 503, ``, ingest.Unavailable)
-	if text := log.String(); strings.Contains(text, key) || !strings.Contains(text, "path=/sources/open ") {
-		t.Errorf("SRC-02 the log has %s", text)
-	}
+	expect.Lacks(t, "SRC-02 the log", log.String(), key)
+	expect.Contains(t, "SRC-02 the log", log.String(), "path=/sources/open ")
 }
 
 func TestTry(t *testing.T) {

@@ -51,13 +51,14 @@ const replayedFile = `sources:
 
 const standardKey = "0123456789abcdef0123456789abcdef"
 
-func replayed(t *testing.T) *fixture {
+// replayed returns a fixture with these sources, and its time in seconds.
+func replayed(t *testing.T) (f *fixture, at int64) {
 	t.Helper()
-	f, _, _ := newFixtureOf(t, catalogFile, replayedFile, map[string]string{
+	f, _, _ = newFixtureOf(t, catalogFile, replayedFile, map[string]string{
 		"env:KEY": sharedSecret, "env:STANDARD": "whsec_" + base64.StdEncoding.EncodeToString([]byte(standardKey)),
 	})
 	t.Cleanup(f.close)
-	return f
+	return f, f.now.Unix()
 }
 
 // signedRequest returns a request that is signed as the source's provider would at the given time, in seconds.
@@ -89,31 +90,28 @@ func signedRequest(source, delivery, body string, at int64) *http.Request {
 func TestReplays(t *testing.T) {
 	for _, name := range []string{"linear", "timed", "other", "stripe", "standard"} {
 		t.Run("SRC-02 "+name+": a replay under another id does not become a second event", func(t *testing.T) {
-			f := replayed(t)
-			at := f.now.Unix()
+			f, at := replayed(t)
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
 			f.wants(t, signedRequest(name, "d-2", `{"a":1}`, at), 202, `"d-1"`, ingest.Duplicate)
 			f.wants(t, signedRequest(name, "d-3", `{"a":2}`, at), 202, `"d-3"`, ingest.Accepted)
 		})
 		t.Run("SRC-04 "+name+": a redelivery that is signed again is the same event", func(t *testing.T) {
-			f := replayed(t)
-			at := f.now.Unix()
+			f, at := replayed(t)
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at+60), 202, `"d-1"`, ingest.Duplicate)
 		})
 		t.Run("SRC-04 "+name+": a replay of an unfit document does not become a second dead letter, nor a second event later", func(t *testing.T) {
-			f := replayed(t)
+			f, at := replayed(t)
 			for i := range f.Sources.(sources) {
-				f.Sources.(sources)[i].Events[0].Data, _ = parseValue(`"/body/none"`)
+				f.mapping(i).Data, _ = parseValue(`"/body/none"`)
 			}
-			at := f.now.Unix()
 			for _, id := range []string{"d-1", "d-2"} {
 				f.wants(t, signedRequest(name, id, `{"a":1}`, at), 422, ``, ingest.Unfit)
 			}
 			expect.Equal(t, "dead letters", len(f.sent[queue.Dead]), 1)
 			_, body := f.letter(t, 0)
 			for i := range f.Sources.(sources) {
-				f.Sources.(sources)[i].Events[0].Data, _ = parseValue(`"/body"`)
+				f.mapping(i).Data, _ = parseValue(`"/body"`)
 			}
 			f.read(t, body)
 			f.wants(t, signedRequest(name, "d-3", `{"a":1}`, at), 202, `"d-1"`, ingest.Duplicate)
@@ -121,16 +119,14 @@ func TestReplays(t *testing.T) {
 		})
 	}
 	t.Run("SRC-02 a replay with another spelling of the signed time is still a replay", func(t *testing.T) {
-		f := replayed(t)
-		at := f.now.Unix()
+		f, at := replayed(t)
 		f.wants(t, signedRequest("standard", "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
 		r := signedRequest("standard", "d-2", `{"a":1}`, at)
 		r.Header.Set("Webhook-Timestamp", fmt.Sprintf("00%d", at))
 		f.wants(t, r, 202, `"d-1"`, ingest.Duplicate)
 	})
 	t.Run("SRC-02 a replay with only one of two signatures is still a replay", func(t *testing.T) {
-		f := replayed(t)
-		at := f.now.Unix()
+		f, at := replayed(t)
 		timed := fmt.Sprintf("%d.%s", at, `{"a":1}`)
 		standard := "whsec_" + base64.StdEncoding.EncodeToString([]byte(standardKey))
 		for i, key := range []string{sharedSecret, standard} {
@@ -163,9 +159,8 @@ func TestConcurrentReplays(t *testing.T) {
 	} {
 		// begun runs a function while a request is being accepted.
 		begun := func(t *testing.T, then func(f *fixture, at int64)) (f *fixture, at int64) {
-			f = replayed(t)
+			f, at = replayed(t)
 			f.Seen = ingest.NewSeen(storetest.Unordered{DB: f.Seen.DB})
-			at = f.now.Unix()
 			first := f.Seen
 			f.Publisher = &meanwhile{f.Publisher, func() {
 				other(f)
@@ -178,9 +173,8 @@ func TestConcurrentReplays(t *testing.T) {
 			f, at := begun(t, func(f *fixture, at int64) {
 				f.wants(t, signedRequest("timed", "d-2", body, at), 503, `is being accepted under another id`, ingest.Unavailable)
 			})
-			if code, answer := f.answer(t, signedRequest("timed", "d-1", body, at)); code != 202 {
-				t.Errorf("got %d %s", code, answer)
-			}
+			code, _ := f.answer(t, signedRequest("timed", "d-1", body, at))
+			expect.Equal(t, "the status", code, 202)
 			other(f)
 			f.wants(t, signedRequest("timed", "d-2", body, at), 202, `"d-1"`, ingest.Duplicate)
 			f.wantEvents(t, "d-1")
@@ -189,9 +183,8 @@ func TestConcurrentReplays(t *testing.T) {
 			f, at := begun(t, func(f *fixture, at int64) {
 				f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-1"`, ingest.Accepted)
 			})
-			if code, answer := f.answer(t, signedRequest("timed", "d-1", body, at)); code != 202 {
-				t.Errorf("got %d %s", code, answer)
-			}
+			code, _ := f.answer(t, signedRequest("timed", "d-1", body, at))
+			expect.Equal(t, "the status", code, 202)
 			if sent := f.sent[queue.Events]; len(sent) != 2 || sent[0].Dedup != sent[1].Dedup {
 				t.Errorf("sent %+v", sent)
 			}
@@ -205,8 +198,7 @@ func TestConcurrentReplays(t *testing.T) {
 		})
 	}
 	t.Run("SRC-05 given a process that died while accepting a request, another process accepts it again, and its replays a minute later", func(t *testing.T) {
-		f := replayed(t)
-		at := f.now.Unix()
+		f, at := replayed(t)
 		f.Seen = ingest.NewSeen(storetest.Unordered{DB: f.Seen.DB})
 		f.Publisher = &meanwhile{f.Publisher, func() {
 			f.Seen = ingest.NewSeen(f.Seen.DB)
@@ -215,15 +207,13 @@ func TestConcurrentReplays(t *testing.T) {
 			f.wants(t, signedRequest("timed", "d-2", body, at), 202, `"d-2"`, ingest.Accepted)
 			f.down = true
 		}}
-		if code, answer := f.answer(t, signedRequest("timed", "d-1", body, at)); code != 503 {
-			t.Errorf("got %d %s", code, answer)
-		}
+		code, _ := f.answer(t, signedRequest("timed", "d-1", body, at))
+		expect.Equal(t, "the status", code, 503)
 		f.Seen, f.down = ingest.NewSeen(f.Seen.DB), false
 		f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-2"`, ingest.Duplicate) // the first request kept the key that the other one had recorded
 	})
 	t.Run("SRC-02 a replay of a redelivery does not become a second event", func(t *testing.T) {
-		f := replayed(t)
-		at := f.now.Unix()
+		f, at := replayed(t)
 		f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-1"`, ingest.Accepted)
 		f.wants(t, signedRequest("timed", "d-1", body, at+1), 202, `"d-1"`, ingest.Duplicate)
 		f.wants(t, signedRequest("timed", "d-2", body, at+1), 202, `"d-1"`, ingest.Duplicate)
