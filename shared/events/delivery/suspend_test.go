@@ -328,10 +328,12 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			if st := r.record(id); st.State != subscription.Active || r.now.Sub(began) > 20*24*time.Hour {
 				t.Fatalf("it is %s after %v, want it active for at most 20 days", st.State, r.now.Sub(began))
 			}
-			if r.now.Before(began.Add(lifecycle.DisableAfter + time.Minute)) {
-				r.now = began.Add(lifecycle.DisableAfter + time.Minute)
-			}
+			fiveDays := began.Add(5 * 24 * time.Hour)
+			r.now = fiveDays.Add(-time.Minute)
 			r.work("evt_4")
+			expect.Equal(t, "the state before the five days are over", r.record(id).State, subscription.Active)
+			r.now = fiveDays.Add(time.Minute)
+			r.work("evt_5")
 			r.work()
 			got := r.record(id)
 			if got.State != subscription.Disabled || got.Reason != "all deliveries of five days failed" || got.Status.LastError != string(webhook.HTTP5xx) {
@@ -339,10 +341,10 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			}
 			t.Run("and brought back by a person, for five more days", func(t *testing.T) {
 				expect.OK(t, did(r.services.Enable(t.Context(), "default", "alice", id)))
-				r.work("evt_5")
+				r.work("evt_6")
 				r.work()
-				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_5"] == 0 {
-					t.Errorf("got %s (%s), evt_5 sent %d times, want it active without a reason, and evt_5 sent", got.State, got.Reason, posted(r)["evt_5"])
+				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_6"] == 0 {
+					t.Errorf("got %s (%s), evt_6 sent %d times, want it active without a reason, and evt_6 sent", got.State, got.Reason, posted(r)["evt_6"])
 				}
 				expect.Equal(t, "it is enabled again", expect.Value(r.services.Enable(t.Context(), "default", "alice", id))(t), false)
 			})
