@@ -40,6 +40,7 @@ type open struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 	hold   chan struct{} // close it to stop reading
+	listen bool          // each message must have the subscription's id and a cursor
 }
 
 // frame is a message on a stream.
@@ -97,7 +98,7 @@ func (f *fixture) open(req *http.Request) *open {
 	ctx, cancel := context.WithCancel(req.Context())
 	f.t.Cleanup(cancel)
 	res := expect.Value(f.server.Client().Do(req.WithContext(ctx)))(f.t)
-	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{}), hold: make(chan struct{})}
+	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{}), hold: make(chan struct{}), listen: req.Header.Get(spec.HeaderMethod) == spec.MethodListen}
 	go func() {
 		defer close(o.ended)
 		defer close(o.events)
@@ -149,7 +150,13 @@ func (o *open) event() sse.Event {
 // next returns the next message.
 func (o *open) next() frame {
 	o.t.Helper()
-	return decodeFrame(o.t, o.event())
+	m := decodeFrame(o.t, o.event())
+	for _, name := range []string{spec.MetaSubscription, spec.MetaCursor} {
+		if o.listen && m.Params.Meta[name] == nil && m.Result.Meta[name] == nil {
+			o.t.Errorf("SUB-02 SUB-08: got %s, want %s in its _meta", m.sse.Data, name)
+		}
+	}
+	return m
 }
 
 // brings checks that the next messages say these texts, see [frame.says], and returns the last message.
