@@ -195,6 +195,13 @@ conversation:
 		t.Errorf("got %+v, counted %v, followed %d times, want the context of three and no redirect", c, r.FailureCounts(), redirected.Load())
 	}
 	expect.Equal(t, "the principal", got.Header.Get(rules.PrincipalHeader), "ann")
+	names := map[string]bool{}
+	for _, v := range expect.Value(r.current(t.Context()))(t).providers[:2] {
+		for _, who := range []string{"ann", "bob"} {
+			names[r.nameFor(v, auth.Principal{ID: who, Workspace: ann.Workspace})] = true
+		}
+	}
+	expect.Equal(t, "the names of two callers at two providers", len(names), 4)
 }
 
 // CNV-03: a provider that responds slowly, byte by byte, times out too, and its connection is closed.

@@ -243,6 +243,8 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.consent("fast")
 		respond()
 		r.wasAsked("fast", 3)
+		backend := func(src string) string { return r.newSet(parseRules(t, src)).providers[0].to }
+		expect.Differ(t, "a backend at another URL", backend(withBackend), backend(strings.ReplaceAll(withBackend, "http://notes/", "http://elsewhere/")))
 	})
 }
 
