@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Letter is a dead letter: a delivery that was given up, or a message of another queue that no function could handle. Attributes are set
+// Letter is a dead letter: a webhook delivery that was given up, or a queue message that no handler could process. Attributes are set
 // only for a message, and Subscription only for a delivery.
 type Letter struct {
 	ID           string
@@ -38,8 +38,8 @@ type Letter struct {
 	Event        string
 	URI, Name    string
 	Origin       string
-	// Reason is, for a delivery, the category of the last failure, or "expired" if there was no attempt. For a message, it is the reason
-	// why its queue gave the message up.
+	// Reason is the category of a delivery's last failure, or "expired" if the delivery was never attempted. For a message, it is the
+	// reason why its queue gave the message up.
 	Reason   string
 	Dead     time.Time
 	First    time.Time
@@ -47,8 +47,8 @@ type Letter struct {
 	Test     bool
 }
 
-// ReasonExpired is the reason of a dead letter whose delivery was never attempted, usually because the event was no longer stored
-// when its turn came.
+// ReasonExpired is the reason of a dead letter whose delivery was never attempted. Usually, the event was no longer stored when the
+// attempt was due.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
@@ -93,8 +93,8 @@ type Options struct {
 	Metrics *metric.Set
 }
 
-// Operations lists and retries dead letters, delivers events again, sends test events, and finds a subscription's stored data, which
-// package erase deletes. Create it with [NewOperations].
+// Operations lists and retries dead letters, delivers events again, and sends test events. It also finds a subscription's stored data,
+// which package erase deletes. Create it with [NewOperations].
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set
@@ -152,14 +152,14 @@ func readLetter(it *store.Item) (Letter, error) {
 	return letterOf(del, at), nil
 }
 
-// DecodeLetter returns the delivery of a dead letter, and when the delivery was given up. The letter must not be a queue's, because that
-// has a message instead of a delivery.
+// DecodeLetter returns the delivery of a webhook's dead letter, and when the delivery was given up. Do not call it for a queue's dead
+// letter, which has a message instead of a delivery.
 func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	del, err := state.Decode(it)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	// These fields describe the stored delivery, and the letter has only a copy of the delivery.
+	// Clear the fields that describe the stored delivery, because the dead letter is only a copy of the delivery.
 	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{}
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
@@ -168,7 +168,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	return del, time.UnixMicro(micros), nil
 }
 
-// FindLetter returns a dead letter, or nil if it does not exist.
+// FindLetter returns the dead letter with this id, or nil if it does not exist.
 func (o *Operations) FindLetter(ctx context.Context, workspace, id string) (*Letter, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err == nil && it == nil {
@@ -191,9 +191,11 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and a new retry schedule, or sends a
-// queue's message back to the queue. It deletes the letter, and returns false if the letter no longer exists. The error is of kind
-// Conflict if the letter cannot be retried, for example because its subscription has ended.
+// Retry retries a dead letter and deletes it. For a webhook, it delivers the event again after a delay, with the same webhook-id and a
+// new retry schedule. For a queue, it sends the message back to the queue.
+//
+// Retry returns false if the letter no longer exists. The error is of kind Conflict if the letter cannot be retried, for example because
+// its subscription has ended.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -294,8 +296,8 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// FindStoredEvent returns an event with its payload, which the store keeps while a delivery of the event may be retried, or nil
-// if the event is not stored.
+// FindStoredEvent returns an event with its payload, or nil if the event is not stored. The store keeps an event only while a delivery of
+// the event may be retried.
 func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	it, err := store.One(ctx, o.Deliveries.DB, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()), "read a stored event")
 	if err != nil || it == nil {
@@ -304,8 +306,8 @@ func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id str
 	return state.DecodeEvent(it)
 }
 
-// MergeLetters merges the dead letters of several subscriptions, newest first, with the parameters of [Operations.ListLetters]. If subs
-// is nil, it lists the letters of all subscriptions.
+// MergeLetters lists the dead letters of several subscriptions like [Operations.ListLetters], newest first. If subs is nil, it lists the
+// letters of all subscriptions.
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
 	if subs == nil {
 		return o.ListLetters(ctx, workspace, ask, before, limit)
@@ -319,15 +321,15 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
-// StoredData is one piece of a subscription's data in the store: a record of an attempt, a dead letter, a delivery or a status, as Kind
-// says. It may consist of several items, whose keys are in Keys.
+// StoredData is one piece of data that the store has about a subscription. Kind says whether it is, for example, a dead letter or a
+// delivery. The data may consist of several items, whose keys are in Keys.
 type StoredData struct {
 	Kind string
 	Keys []store.Key
 	// At is when the data was created, or zero if that is unknown.
 	At time.Time
-	// For a delivery, Body is the key of its stored event, and URI is the event's URI. Own is true if no other subscription
-	// uses the stored event, because it is a test event.
+	// For a delivery or its dead letter, Body is the key of the stored event, and URI is the event's URI. Own is true for a test event,
+	// because no other subscription uses its stored event.
 	Body store.Key
 	URI  string
 	Own  bool
@@ -394,7 +396,7 @@ func (o *Operations) VisitStoredData(ctx context.Context, workspace, id string, 
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased limits the erased subscriptions in one item, and erasedID is the size of an id in bytes.
+	// maxErased limits the erased subscriptions in one stored item, and erasedID is the size of an id in bytes.
 	maxErased = 10_000
 	erasedID  = 16
 )

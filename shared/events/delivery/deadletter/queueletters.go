@@ -22,16 +22,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A message that its queue gave up is stored in two lists: the queue's list of dead letters (xq#), and the workspace's list (xa#), which
-// also has the dead letters of webhooks. In the workspace's list, a webhook's sort key contains a subscription id, and a message's sort key
-// contains "~" and the name of its queue. No subscription id begins with "~".
+// A message that its queue gave up is stored in two lists of dead letters: the queue's list (xq#), and the workspace's list (xa#), which
+// also has the dead letters of webhooks. In the workspace's list, the sort key of a webhook's letter contains the subscription's id. The
+// sort key of a message's letter contains "~" and the name of its queue. No subscription id begins with "~".
 
 // WebhookQueue is the name under which commands and APIs list the dead letters of webhooks.
 const WebhookQueue = "webhooks"
 
 const (
 	ofQueue = "~"
-	// queueLettersKept is how long the store keeps a queue's dead letter: as long as SQS can keep a message.
+	// queueLettersKept is how long the store keeps the dead letter of a queue's message. SQS keeps a message for at most the same time.
 	queueLettersKept = 14 * 24 * time.Hour
 )
 
@@ -42,8 +42,8 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// FileMessages stores messages as dead letters. It is the handler of the queue [queue.Dead], and of the queue to which SQS
-// moves messages after too many receives.
+// FileMessages stores messages as dead letters, which people can list and retry. It is the handler of the queue [queue.Dead], and of the
+// queue to which SQS moves messages after too many receives.
 func (o *Operations) FileMessages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.fileMessage(ctx, m); err != nil {
@@ -89,8 +89,8 @@ func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. EventBridge and SNS do not
-// set m.From: they put a message that they cannot put into the inbox directly into the dead letter queue.
+// readOrigin returns the queue for which a message in the dead letter queue was meant, and the reason why it is there. EventBridge and
+// SNS do not set m.From. They put a message into the dead letter queue if they cannot put it into the inbox.
 func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
@@ -102,8 +102,8 @@ func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
 }
 
-// WorkspaceOf returns the workspace that a dead letter's message names, or else the default workspace. It also works if only the beginning
-// of the message was kept, because this program writes the workspace first.
+// WorkspaceOf returns the workspace that the message of a dead letter names, or otherwise the default workspace. It also works for a
+// message that was cut off, because this program writes the workspace first.
 func WorkspaceOf(l queue.DeadLetter) string {
 	body, err := l.Content()
 	if err != nil {
@@ -119,7 +119,8 @@ func WorkspaceOf(l queue.DeadLetter) string {
 	return auth.DefaultWorkspace
 }
 
-// memberText returns the string value of a JSON object's member, or "" without such a member. The object may be cut off after the member.
+// memberText returns the string value of the member with this name in a JSON object, or "" without such a member. The object may be cut
+// off after the member.
 func memberText(object []byte, name string) (text string) {
 	d := json.NewDecoder(bytes.NewReader(object))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
@@ -158,8 +159,8 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id belongs to a
-// delivery's dead letter.
+// findOfQueue returns the stored item of a queue's dead letter. It returns nil if there is no such letter, for example because the id
+// belongs to a webhook's dead letter.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)
@@ -171,7 +172,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
-// sendBack is [Operations.Retry] for a dead letter of a queue: it sends the message back to the queue and deletes the letter.
+// sendBack implements [Operations.Retry] for a queue's dead letter: it sends the message back to the queue and deletes the letter.
 func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err != nil || it == nil {
@@ -204,9 +205,11 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only package publish writes to the
-// events queue. The events queue drops duplicates. So the inbox message contains the key of the dead letter (the parameter letter). The
-// events queue then does not take the event for a duplicate of the original, but drops a second resend of the same dead letter.
+// resend sends the message of a dead letter back to its queue. It sends an event to the inbox instead, because only package publish
+// writes to the events queue.
+//
+// The events queue drops duplicates. So the inbox message contains the key of the dead letter (the parameter letter). The events queue
+// then accepts the event again, but drops a second resend of the same dead letter.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group, Owner: l.Owner}
 	if to == queue.Inbox {

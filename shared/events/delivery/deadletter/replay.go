@@ -15,27 +15,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Replayer sends the events of the log again to one subscription.
+// Replayer sends past events from the event log to one subscription, for example if its client resumes from an older cursor.
 type Replayer struct {
 	Log   *eventlog.Log
 	Queue queue.Sender
 }
 
 const (
-	// MaxReplay is the largest number of events in one replay for a subscribe request. A client that missed more events gets truncated:
-	// true.
+	// MaxReplay is the largest number of events that a replay for a subscribe request sends. If the client missed more events, the
+	// response says truncated: true.
 	MaxReplay = 5000
-	// replayTime limits how long a replay takes, because the client's request waits for it.
+	// replayTime limits how long a replay for a subscribe request takes, because the client waits for the response.
 	replayTime = time.Minute
 )
 
-// Replay implements [subscription.Replayer]. It enqueues page tasks with the events of the log that match the subscription's
-// patterns and whose keys are greater than the parameter after. Within a partition of the log, it sends the oldest events first.
-// If an event cannot be read, for example because a later release wrote it, Replay leaves the event out and returns truncated.
-// Otherwise the subscription would have to wait for that release.
+// Replay implements [subscription.Replayer]. It queues page tasks, i.e. tasks to send events, for the events of the log that match the
+// subscription's patterns and whose keys are greater than the parameter after. Within a partition of the log, it sends the oldest events
+// first.
 //
-// Replay also returns truncated if it cannot enqueue all events within [replayTime] or half of the time that ctx leaves.
-// Otherwise the client's request would fail, and each repetition would begin with the same events.
+// Replay returns truncated if it leaves out events. It leaves out events that cannot be read, for example because a later release wrote
+// them, and events for which the time or [MaxReplay] does not suffice. It does not fail then, because each repetition of the client's
+// request would meet the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -88,13 +88,13 @@ func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error 
 	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Deliveries, tasks...), "enqueue a replay")
 }
 
-// Reactivate implements [subscription.Replayer]. It asks dispatch to schedule the suspended deliveries.
+// Reactivate implements [subscription.Replayer]. It queues a task to schedule the subscription's suspended deliveries.
 func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, r.Queue, s)
 }
 
-// Reactivate asks dispatch to schedule the suspended deliveries of a subscription that a person enabled again. It can be repeated, because
-// dispatch ignores deliveries that are not suspended, and ignores the request while the subscription is suspended.
+// Reactivate queues a task to schedule the suspended deliveries of a subscription that a person enabled again. It can be repeated,
+// because the task ignores deliveries that are not suspended, and does nothing while the subscription is suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, o.Deliveries.Queue, s)
 }
@@ -108,9 +108,11 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
-// readEvents returns the next events of a replay's time span that match the subscription. Each call reads one page of one partition of the
-// log, from the position at which the previous call ended. pattern is the key of the subscription's pattern to which that partition
-// belongs. At the end, next is "". Events of the same microsecond are returned together, because the position has no finer resolution.
+// readEvents returns the next events of a replay's time span that the subscription wants. Each call reads one page of one partition of
+// the event log, from the position at which the previous call ended. At the end, next is "". The result pattern is the key of the
+// subscription's pattern to which the partition belongs.
+//
+// Events of the same microsecond are returned together, even beyond the limit, because the position has no finer resolution.
 func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string
@@ -162,7 +164,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 
 const maxReads = 1000 // the maximum number of pages of the log that countEvents, or one step of a replay, reads
 
-// countEvents counts the events that a replay would send. more reports whether countEvents stopped early, so that there may be more.
+// countEvents counts the events that a replay would send. The result more says that countEvents stopped early, so that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
 		s.Until = rs.Operations.Deliveries.Now()
@@ -180,9 +182,9 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends the next events of a replay, r.Rate per second, and then saves the replay's position. If a worker dies in
-// between, or two workers make the same step, some events are sent twice, but each is sent. A suspended subscription gets no
-// events, because its next refresh replays them.
+// stepEvents sends the next events of a replay, r.Rate per second, and then saves the replay's position. If a worker dies in between, or
+// two workers make the same step, some events are sent twice, but no event is lost. A suspended subscription gets no events, because its
+// next refresh replays them.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {

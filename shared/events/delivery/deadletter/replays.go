@@ -22,16 +22,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A replay is a job that retries the selected dead letters, or sends the events of a time span to one subscription again
-// ([Replayer]). It covers the letters and events that existed when it was requested. The store has one item with the replay's
-// state and position.
+// A replay is a job that retries the selected dead letters, or sends the events of a time span to one subscription again. It covers the
+// letters and events that existed when it was requested. The store has one item with the replay's state and position.
 //
-// A worker claims the job for [ReplayClaim] before it sends anything, and each step renews the claim, so that two workers do
-// not send the same events. If the worker dies, another one continues when the claim has expired, and repeats at most one step.
-// A repeated step skips letters that were retried already, because retrying deletes them. Every minute, a periodic job
-// continues all replays in the list of running ones.
+// A worker claims the job for [ReplayClaim] before it sends anything, and renews the claim with each step, so that two workers do not
+// send the same events. If the worker dies, another one continues when the claim has expired, and repeats at most one step. A repeated
+// step skips letters that were retried already, because retrying deletes them. Every minute, a periodic job continues all running
+// replays.
 
-// Replays starts, runs and cancels replays.
+// Replays starts, runs and cancels replays, i.e. jobs that retry dead letters or send past events again.
 type Replays struct {
 	Operations    *Operations // retries letters
 	Subscriptions Finder
@@ -51,8 +50,8 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect selects the dead letters that match all of its fields. Without Queue, it selects webhook dead letters. If Events
-// is set, it selects events of the log for the subscription instead.
+// ReplaySelect selects the dead letters that match all of its fields. Without Queue, it selects dead letters of webhooks. If Events is
+// set, it instead selects events of the event log, for the given subscription.
 type ReplaySelect struct {
 	Events       bool      `json:"events,omitempty"`
 	Subscription string    `json:"subscription,omitempty"`
@@ -67,7 +66,7 @@ func (s ReplaySelect) query() LetterQuery {
 	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: records.Span{Since: s.Since, Until: s.Until}}
 }
 
-// Replay is the stored state of a replay.
+// Replay is the stored state of a job that retries dead letters or sends past events again.
 type Replay struct {
 	V         int          `json:"v"`
 	ID        string       `json:"id"`
@@ -107,9 +106,9 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. Without
-	// the limit, a step could take longer than its caller waits if filters reject nearly all events. countTime limits
-	// [Replays.CountSelected] in the same way.
+	// stepTime limits how long one step of a replay reads the event log. Without the limit, a step could take longer than its caller
+	// waits if filters reject nearly all events. The progress would then be lost, because the step saves its position only at its end.
+	// countTime limits [Replays.CountSelected] in the same way.
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step before another one continues the replay.
@@ -133,8 +132,8 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// CountSelected counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000 or after
-// [countTime], and more reports whether there may be more.
+// CountSelected counts the dead letters or events that a replay selects. It stops at about 100,000 or after [countTime]. The result more
+// then says that there may be more.
 func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
 		return rs.countEvents(ctx, sub, s)
@@ -163,11 +162,12 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Start starts a replay that sends at most rate letters or events per second. The parameter by is the name of the person who
-// requested the replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
-// of events that was created less than [SameReplay] ago, so that a repeated request does not send its events twice.
+// Start starts a replay that sends at most rate letters or events per second. If a replay of the same selection is running, Start returns
+// that one. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request does not
+// send the events twice.
 //
-// A replay of events needs sub, the selected subscription. For a replay of dead letters, sub is nil.
+// The parameter by is the name of the person who requested the replay. The parameter sub is the selected subscription for a replay of
+// events, and nil for a replay of dead letters.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // cannot fail for strings and times
 	hash := sha256.Sum256(text)
@@ -205,8 +205,8 @@ func (r *Replay) selection() ReplaySelect {
 	return s
 }
 
-// save writes a replay, together with further writes (also). It removes a finished replay from the list of running replays. It returns
-// [store.ErrConflict] if the replay was changed since it was read.
+// save writes a replay, together with the writes in the parameter also. It removes a finished replay from the list of running replays. It
+// returns [store.ErrConflict] if the replay was changed since it was read.
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
@@ -271,7 +271,7 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 			n, err = rs.run(ctx, r, time.Time{})
 			taken += n
 		default:
-			// If the replay was started again meanwhile, its entry has another version and stays.
+			// If the replay was started again meanwhile, its entry in the list of running replays has another version and stays.
 			err = rs.Operations.Deliveries.DB.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
 			if errors.Is(err, store.ErrConflict) {
 				err = nil
@@ -284,9 +284,9 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims a running replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It
-// returns the number of letters and events that it sent. If until is not zero, run also stops at that time. It begins no step
-// shortly before ctx ends, because the step could not save its position.
+// run claims a running replay, and continues it until it is done or has scheduled deliveries far enough ahead of the clock. If until is
+// not zero, run also stops at that time. It begins no step shortly before ctx ends, because the step could not save its position. It
+// returns the number of letters and events that it sent.
 func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken int, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)
@@ -331,8 +331,8 @@ func (rs *Replays) run(ctx context.Context, r *Replay, until time.Time) (taken i
 	return taken, nil
 }
 
-// Begin runs a new replay for up to [beginTime] and returns the state of the replay. Without Begin, the replay would not start
-// before the next [Replays.Run].
+// Begin runs a new replay for up to [beginTime] and returns its state. Without Begin, the replay would start only with the next call of
+// [Replays.Run], which may be a minute later.
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
@@ -354,8 +354,7 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 		return 0, err
 	}
 	// Remember the counts from before this step, because two workers may make the same step. Only one of them can retry each letter, and
-	// the first one to finish saves the replay. The second one then adds only the counts of its own step to the saved replay. If a worker
-	// dies before it has saved its counts, the letters that it retried are not counted.
+	// the first one to finish saves the replay. The second one then adds only the counts of its own step to the saved replay.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -408,7 +407,8 @@ func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, 
 	return rs.Operations.Retry(ctx, workspace, l, sub, delay)
 }
 
-// countMore adds counts to the stored replay after another worker has saved it, or a person has canceled it, in the meantime.
+// countMore adds the counts of replayed and skipped letters to the stored replay, which another worker may have saved or a person
+// canceled in the meantime.
 func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, because map[string]int) error {
 	for replayed+len(because) > 0 {
 		r, err := rs.Find(ctx, replay.Workspace, replay.ID)
@@ -455,7 +455,7 @@ const (
 	SkippedReturn    = "return"    // the message cannot go back to its queue
 )
 
-// reason is why a replay skips a letter, for example [SkippedEnded]. It is the cause (Err) in the errors of [newSkippedError].
+// reason says why a replay skips a letter, for example [SkippedEnded]. It is the cause (Err) in the errors of [newSkippedError].
 type reason string
 
 func (r reason) Error() string { return string(r) }
