@@ -1,4 +1,4 @@
-// Package records writes a record of each attempt to send a webhook (the delivery log), and lists the records.
+// Package records writes the delivery log, which has a record of each attempt to send a webhook, and lists the records.
 package records
 
 import (
@@ -21,20 +21,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The delivery log has one record per attempt, unless the [Keep] setting leaves the attempt out. Each record is stored under four
-// keys that sort by time, so that each of these lists is one query:
+// The delivery log has one record per attempt to send a webhook, unless the [Keep] setting leaves the attempt out. Each record is stored
+// under four keys that sort by time, so that each of these lists can be read with one query:
 //
 //	r#   per subscription
 //	re#  per event id
-//	ro#  per endpoint origin, e.g. https://example.com
+//	ro#  per endpoint origin, for example https://example.com
 //	ra#  all records of the workspace
 //
-// The record in the subscription's own list is always written. The other three copies are limited. On DynamoDB, a process writes
-// them for at most [indexRate] attempts per second, because many endpoints that fail at the same time could otherwise exceed a
-// partition's write limit. SQLite has no such limit, so it writes all failures, but only [successRate] successes per second,
-// because more would cost an eighth of the throughput. The next copied record has the number of omitted ones ([Record.Omitted]).
+// The record in the subscription's list is always written. The copies in the other three lists are limited. On DynamoDB, a process writes
+// copies for at most [indexRate] attempts per second, because many endpoints that fail at the same time could otherwise exceed a
+// partition's write limit. SQLite has no such limit, so it gets copies of all failures, but only of [successRate] successes per second,
+// because more would cost an eighth of the throughput.
+//
+// If a process omits copies, its next copy has the number of omitted records ([Record.Omitted]).
 
-// Record is an attempt in the delivery log.
+// Record is the entry of the delivery log for one attempt to send a webhook.
 type Record struct {
 	V       int    `json:"v"`
 	Event   string `json:"ev"`
@@ -46,15 +48,16 @@ type Record struct {
 	URI          string              `json:"uri,omitempty"`
 	Name         string              `json:"name,omitempty"`
 	Origin       string              `json:"or,omitempty"`
-	// Next is when the next attempt is due, or zero after the last attempt.
+	// Next is when the next attempt of the delivery is due, or zero if no further attempt follows.
 	Next time.Time `json:"next,omitzero"`
 	// Dead is set if the delivery became a dead letter after this attempt.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
-	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). Only the subscription's own list has it,
-	// and only with --keep-responses.
+	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). It is kept only with --keep-responses, and
+	// only in the subscription's own list.
 	Response string `json:"resp,omitempty"`
-	// Omitted is the number of records that this process left out of the shared lists right before this one, because of [Log.Limit].
+	// Omitted is the number of records that this process did not copy to the shared lists right before this record, because of
+	// [Log.Limit].
 	Omitted int64 `json:"om,omitempty"`
 }
 
@@ -130,7 +133,8 @@ func NewLog(db store.DB, keep Keep) Log {
 	return l
 }
 
-// allowCopies reports whether the limit permits copies of an attempt's record in the shared lists. If not, it counts the record as omitted.
+// allowCopies reports whether the limit permits copies of an attempt's record in the lists that several subscriptions share. If not, it
+// counts the record as omitted. The parameter made is the attempt's result.
 func (l Log) allowCopies(made state.Result) bool {
 	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
 		return true
@@ -139,8 +143,9 @@ func (l Log) allowCopies(made state.Result) bool {
 	return false
 }
 
-// Add appends the store operations that write the record of an attempt to notes, unless the [Keep] setting leaves the attempt out. made is
-// the attempt's result, and response is "" or the beginning of a failed response.
+// Add appends the store operations that write the record of an attempt to notes, and returns notes. It appends nothing if the [Keep]
+// setting leaves the attempt out. The parameter made is the attempt's result, and response is "" or the beginning of the response to a
+// failed attempt.
 func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, response string) []store.Op {
 	switch {
 	case l.Keep == None:
@@ -183,16 +188,16 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 	return notes
 }
 
-// BySubscription returns the partition of the records of a subscription.
+// BySubscription returns the store partition with the records of a subscription.
 func BySubscription(workspace, id string) string { return "r#" + workspace + "#" + id }
 
-// ByEvent returns the partition of the records of an event.
+// ByEvent returns the store partition with the records of an event.
 func ByEvent(workspace, id string) string { return "re#" + workspace + "#" + id }
 
-// ByOrigin returns the partition of the records of an endpoint's origin.
+// ByOrigin returns the store partition with the records of an endpoint's origin, for example https://example.com.
 func ByOrigin(workspace, origin string) string { return "ro#" + workspace + "#" + origin }
 
-// OfAll returns the partition of the records of a workspace.
+// OfAll returns the store partition with all records of a workspace.
 func OfAll(workspace string) string { return "ra#" + workspace }
 
 // The outcomes of an attempt.
@@ -224,9 +229,11 @@ type Query struct {
 	Span
 }
 
-// List returns a page of the records that match a query, newest first. before is "" for the first page, and the previous page's next for a
-// further page. After the last page, next is "". List reads the records of the most selective field, at most [MaxRead] of them, and
-// filters them by the other fields. So a page may have fewer records than the limit, or be empty, although more pages follow.
+// List returns one page of the records that match a query, newest first. The parameter before is "" for the first page, and then the
+// previous page's result next. After the last page, next is "".
+//
+// List reads at most [MaxRead] records, selected by the query's most selective field, and filters them by the other fields. So a page may
+// have fewer records than the limit, or be empty, although more pages follow.
 func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
 	return listUpTo(ctx, db, workspace, ask, before, limit, MaxRead)
 }
@@ -276,9 +283,11 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 // MaxRead is the maximum number of items that [ListNewest] reads for one page.
 const MaxRead = 1000
 
-// ListNewest returns up to q.Limit entries, newest first. read decodes an item, and reports whether the entry belongs in the list.
-// ListNewest logs an item that cannot be decoded and leaves it out. If the page is not full yet, it stops after most items, but reads at
-// least q.Limit. what names the operation in errors. next is the position for the next page, or "" after the last page.
+// ListNewest returns a page of up to q.Limit entries, newest first, and the position for the next page, or "" after the last page. The
+// function read decodes an item, and reports whether its entry belongs in the list. Items that cannot be decoded are logged and left out.
+//
+// The parameter most limits how many items ListNewest reads for one page, so a page may be short. But it always reads q.Limit items if
+// there are so many. The parameter what names the operation in errors.
 func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, most int, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	limit := q.Limit
 	q.Reverse = true
@@ -318,7 +327,7 @@ func (ask Query) matches(r Record) bool {
 		(ask.Outcome == "" || ask.Outcome == r.Outcome() || ask.Outcome == Failed && r.Outcome() == Dead)
 }
 
-// Keep is the --delivery-log setting.
+// Keep is the --delivery-log setting, which says for which attempts the delivery log has records.
 type Keep string
 
 // The settings: a record of each attempt, a record of each failed attempt, or no records.
@@ -328,9 +337,8 @@ const (
 	None     Keep = "none"
 )
 
-// ListOf lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
-//
-// It reads only the lists of these subscriptions and merges them.
+// ListOf returns a page of the records of several subscriptions, as [List] does. It merges the lists of these subscriptions. If subs is
+// nil, it lists the records of all subscriptions.
 func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
@@ -343,12 +351,12 @@ func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, a
 
 const minStep = 4 // the minimum number of entries that [MergeLists] asks for in one query
 
-// MergeLists returns the newest entries of several subscriptions' lists as one page. list reads from one of these lists, and keyOf returns
-// an entry's sort key. Entries with the same key are on the same page.
+// MergeLists returns the newest entries of several subscriptions' lists as one page. The function list reads a page of one of these
+// lists, and the function keyOf returns an entry's sort key. Entries with the same key are on the same page.
 //
-// It first reads a few entries of each list, and remembers the position at which the unread rest of each list begins. The rest may have any
-// older entry, so MergeLists returns only entries that are newer than all these positions. If these are too few, it reads more of the list
-// with the newest position. It makes at most as many of these further reads as there are lists, so a page may be short.
+// MergeLists first reads a few entries of each list. The unread rest of a list may have any entry that is older than the last one read,
+// so the page has only entries that are newer than the unread rest of every list. If these are too few, MergeLists reads more of the list
+// whose unread rest begins with the newest entry. It makes at most as many further reads as there are lists, so a page may be short.
 func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string
