@@ -1,8 +1,8 @@
-// Package retry records the outcome of each attempt, schedules the next attempt of a failed delivery, and moves deliveries to the slow
-// queue when they are due.
+// Package retry records the outcome of each attempt to send a webhook, schedules the next attempt of a failed delivery, and moves
+// deliveries to the slow queue when they are due. Package delivery makes the attempts.
 //
-// [Outcomes] gives a failed delivery the next attempt of its [Schedule] or makes it a dead letter, and it suspends or disables a
-// subscription whose attempts fail too often. [Job] runs every minute and moves the due deliveries. Package delivery makes the attempts.
+// [Outcomes] gives a failed delivery the next attempt of its [Schedule] or makes it a dead letter. It also suspends or disables a
+// subscription whose attempts fail too often. [Job] runs every minute and moves the due deliveries.
 package retry
 
 import (
@@ -40,7 +40,8 @@ type Options struct {
 	Metrics    *metric.Set
 }
 
-// Outcomes records attempts, and then retries or ends the delivery, and suspends or disables the subscription if necessary.
+// Outcomes records attempts to send webhooks. It then retries or ends the delivery, and suspends or disables the subscription if its
+// attempts fail too often.
 type Outcomes struct {
 	Options
 	status  statuses
@@ -65,8 +66,8 @@ const (
 	exhausted             // the schedule is over, so the delivery becomes a dead letter, and the client gets a gap notice
 )
 
-// findConsequence returns how a delivery continues after its latest attempt. If it is retried, the duration is the time until the next
-// attempt. A gap notice is retried even after the end of its schedule.
+// findConsequence returns how a delivery continues after its latest attempt, whose outcome is out. If it is retried, the duration is the
+// time until the next attempt. A gap notice, i.e. a message about missed events, is retried even after the end of its schedule.
 func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (consequence, time.Duration) {
 	switch {
 	case out.Category == "":
@@ -85,8 +86,8 @@ func (o *Outcomes) findConsequence(del *state.Delivery, out webhook.Outcome) (co
 	return retried, wait
 }
 
-// Record records an attempt, and returns the writes (notes) that the caller makes together with the writes of other attempts. It writes the
-// consequence of a failure, for example the next attempt or a dead letter, immediately.
+// Record records an attempt whose outcome is out. After a failure, it immediately writes the consequence, for example the next attempt or
+// a dead letter. It returns other writes (notes), which the caller makes together with the writes of other attempts.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if out.Internal() { // a failure of this program does not count as an attempt
 		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
@@ -115,8 +116,8 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	return o.recordFailure(ctx, del, sub, e, out, next)
 }
 
-// recordNotice records an attempt to send a control message. If it gives the message up, it leaves no dead letter, because the subscription
-// has usually ended, so no owner could ask for the message again.
+// recordNotice records an attempt to send a control message, i.e. a message about the subscription itself. A message that is given up
+// leaves no dead letter, because its subscription has usually ended and has no owner who could retry it.
 func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, next consequence, wait time.Duration) ([]store.Op, error) {
 	switch next {
 	case retried:
@@ -177,8 +178,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery like [Outcomes.DeadLetter], and sends the subscriber a gap notice. The endpoint has not refused the
-// event, so the subscriber may not know that it has missed the event.
+// Abandon gives up a delivery like [Outcomes.DeadLetter], and tells the subscriber that it missed an event (a gap notice). The endpoint
+// has not refused the event, so the subscriber may not know that.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -195,12 +196,12 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 	return written, err
 }
 
-// statuses decides when to write a subscription's status: after each failure, after the first success that follows a failure, and otherwise
-// at most once a minute.
+// statuses decides when to write a subscription's status, for example the time of its last successful delivery: after each failure, after
+// the first success that follows a failure, and otherwise at most once a minute.
 //
-// An event with very many subscribers would still cause a write for each of them. So in each minute, a process makes the first
-// [statusBudget] of the once-a-minute writes. After that, it makes only one in [statusShare] of them, chosen at random. A status that is
-// not written may stay outdated until a few more events are delivered.
+// An event with very many subscribers would still cause a write for each of them. So in each minute, a process makes only the first
+// [statusBudget] of the once-a-minute writes, and then one in [statusShare] of them, chosen at random. A status may therefore stay
+// outdated until a few more events are delivered.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
@@ -212,7 +213,8 @@ type statuses struct {
 type seenStatus struct {
 	written time.Time
 	failing bool
-	// delivered is the time of the last success whose status was written, or will be written when its page ends.
+	// delivered is the time of the last success whose status was written, or will be written at the end of the task that made the
+	// attempt.
 	delivered time.Time
 }
 
@@ -223,8 +225,8 @@ const (
 	maxStatuses  = 100_000
 )
 
-// afterSuccess returns a subscription's status after a successful attempt, and reports whether to write it. It always reports
-// true after a successful retry.
+// afterSuccess returns a subscription's status after a successful attempt, and reports whether to write it. The parameter retried says
+// that the attempt was a retry. Its status is always written.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +239,7 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// spendBudget reports whether to write the status of a subscription whose last write is a minute old.
+// spendBudget reports whether to make another once-a-minute write of a status now; see [statuses].
 func (s *statuses) spendBudget(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0
@@ -251,9 +253,9 @@ func (s *statuses) spendBudget(now time.Time) bool {
 
 // afterFailure returns a subscription's status after a failed attempt. The caller always writes it.
 //
-// The status counts consecutive failures. The stored status may lack the last success, because a page writes the statuses only at its end.
-// So if this process knows of a success after the first counted failure, afterFailure starts counting again. Otherwise, an endpoint that
-// accepts some events and refuses others would be disabled like one that only fails.
+// The status counts consecutive failures. The stored status may lack the last success, because a task writes the statuses only at its
+// end. So if this process knows of a success after the first counted failure, afterFailure starts counting again. Otherwise, an endpoint
+// that accepts some events and refuses others would be disabled like an endpoint that only fails.
 func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	it, err := store.One(ctx, db, subscription.StatusKey(workspace, sub.ID), "read the status of a subscription")
 	if err != nil {
@@ -283,15 +285,14 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 	return st, nil
 }
 
-// An MCP Events subscription is suspended if more than 95 % of its attempts in the last hour failed (SEP-3415, webhook event
-// delivery). Several processes make these attempts, and each one counts only its own. So each process stores its counts next to the
-// subscription's status, in one item per minute. A process that records a failure reads the items of all processes and adds them
-// up.
+// An MCP Events subscription is suspended if more than 95 % of its attempts in the last hour failed (SEP-3415, webhook event delivery).
+// Several processes make these attempts, and each process counts only its own. So each process stores its counts next to the
+// subscription's status, in one item per minute. A process that records a failure adds up the items of all processes.
 //
 // A process writes its counts with each failure and with each write of the status. A write per success would be too expensive, so other
-// successes wait until there are [rateUnwritten] of them, and later until their number has doubled. The sum may therefore lack successes
-// of other processes: the first few of each one, and later about half. For example, if two processes with many attempts appear to fail
-// at 95 %, the real rate is usually at least 90 %.
+// successes wait until there are [rateUnwritten] of them, and later until their number has doubled. The sum may therefore lack up to
+// about half of the other processes' successes. For example, if two processes with many attempts appear to fail at 95 %, the real rate is
+// usually at least 90 %.
 
 const (
 	rateWindow  = time.Hour
@@ -301,13 +302,13 @@ const (
 	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until the
 	// number of successes has doubled.
 	rateUnwritten = 4
-	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
-	// sooner.
+	// rateAsk is how long a process waits before it adds up a subscription's attempts again. It does not wait that long if it has made
+	// rateMinimum attempts since.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
 
-// tally counts this process's attempts for one subscription.
+// tally counts this process's attempts to send webhooks to one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with attempts that are not written yet, and the current minute; oldest first
 	began   time.Time     // when the field written began to count; it restarts from 0 after rateWindow
@@ -324,7 +325,7 @@ type minuteTally struct {
 	Failed int   `json:"f,omitempty"`
 }
 
-// rates holds the tallies of a process. The zero value is ready to use.
+// rates counts a process's attempts, in one tally per subscription. The zero value is ready to use.
 type rates struct {
 	mu   sync.Mutex
 	self string // a random name of this process, in the keys of the items that it writes
@@ -352,8 +353,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. A write per success would be too expensive. So after a success, writes are
-// due only if the number of successes has doubled since the last write, or if flush is true.
+// count counts an attempt and returns the writes of the counts that are due. A write per success would be too expensive. So after a
+// success, writes are due only if the number of successes has doubled since the last write, or if flush is true.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -21,7 +21,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Job moves due deliveries from the due table to the slow queue. It runs every minute.
+// Job moves deliveries whose next attempt is due from the due table to the slow queue, whose handler makes the attempts. It runs every
+// minute.
 type Job struct {
 	DB    store.DB
 	Queue queue.Sender
@@ -43,20 +44,20 @@ var (
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
-// The names of all partitions of the due table sort between FirstDuePartition and AfterDue, because a shard number follows after "due#". In
-// other names that begin with "due#", a letter follows.
+// DueTable is the store table with the due entries. The names of their partitions sort between FirstDuePartition and AfterDue, because a
+// shard number follows after "due#". In other names that begin with "due#", a letter follows.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// maxDelay is the longest time by which a due entry is written ahead of the time at which it is due.
+// maxDelay is the longest time between the write of a due entry and the time at which the entry is due.
 const maxDelay = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
-// Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry after it has sent the
-// entry's message. After a crash in between, the message is sent twice, and dispatch drops the second one as stale.
+// Run moves the deliveries that are due before its next call, and returns their number. It deletes a due entry only after it has sent the
+// entry's message. After a crash in between, the message is sent twice, and package delivery drops the second one as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now().Round(0)                    // without the monotonic clock, which does not show that the clock was set back
 	if r.latest.Sub(now) > minutes.Tolerance { // the stored position may be too old to show it
@@ -78,7 +79,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// moveMinute moves a minute's due entries to the slow queue. If only is not nil, entries for which it returns false stay.
+// moveMinute moves a minute's due entries to the slow queue. If pick is not nil, entries for which it returns false stay.
 func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, pick func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -89,7 +90,8 @@ func (r *Job) moveMinute(ctx context.Context, minute, now time.Time, pick func(s
 	return moved, errors.Join(errs...)
 }
 
-// move moves a partition's due entries like [Job.moveMinute], with a delay for entries that are not due yet.
+// move moves the due entries of one partition to the slow queue, like [Job.moveMinute]. The messages of entries that are not due yet are
+// delayed.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, pick func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -134,8 +136,8 @@ func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) erro
 	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), cmp.Or(r.Log, slog.Default()))
 }
 
-// DeadLetterLogItems dead-letters items of the event log that readers could not decode, and returns their number. The items stay
-// in the log, so that every reader that passes them learns of the gap.
+// DeadLetterLogItems dead-letters items of the event log that readers could not decode, and returns their number. The items stay in the
+// log, so that every reader that passes them learns that it misses an event.
 func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.VisitBroken(ctx, func(item *store.Item) error {
 		n++
@@ -144,12 +146,13 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// Due entries are stored in the minute in which they are due. After the clock was set back, the entries that were written before
-// are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
-// for an hour. So after such a change, Run searches once through all minutes that may have such entries.
+// Due entries are stored in the minute in which they are due. If the clock is set back, the entries that were written before are in
+// minutes too far ahead. For example, after the clock was set back by an hour, a retry that was due in five seconds would wait for an
+// hour. So Run then searches once through all minutes that may have such entries.
 
-// search is the value of the item at [aheadKey]. The item's version is the minute at which the search continues. The search ends at Until,
-// the last minute for which a process could have written an entry while the clock was ahead.
+// search describes a search for due entries that were written before the clock was set back. It is the value of the item at [aheadKey].
+// The item's version is the minute at which the search continues. The search ends at Until, the last minute for which a process could
+// have written such an entry.
 type search struct {
 	V     int   `json:"v"`
 	Was   int64 `json:"was"` // the minute that the job had reached when the clock was set back, in seconds since 1970
@@ -180,7 +183,8 @@ func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// continueSearch continues a search for the entries that were written while the clock was ahead.
+// continueSearch continues a search for the entries that were written before the clock was set back. It moves them to the slow queue, and
+// returns their number.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil || it == nil {
@@ -221,8 +225,8 @@ type Schedule []time.Duration
 
 // The default schedules.
 var (
-	// StandardSchedule is the schedule of Standard Webhooks: ten attempts over about three days. SEP-1803 subscriptions have
-	// no other way to recover an event.
+	// StandardSchedule is the schedule of Standard Webhooks: ten attempts over about three days. It is that long because SEP-1803
+	// subscriptions have no other way to recover an event.
 	StandardSchedule = Schedule{
 		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
 		10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
@@ -235,8 +239,8 @@ var (
 // Jitter is the share by which a delay may be shorter or longer, for example 4 to 6 seconds instead of 5.
 const Jitter = 0.2
 
-// Next returns the delay before the next attempt after the given number of attempts, or false if there is no further attempt.
-// retryAfter is the delay that the endpoint asked for, or 0.
+// Next returns the delay before the next attempt after the given number of attempts, or false if there is no further attempt. The
+// parameter retryAfter is the delay that the endpoint asked for, or 0.
 func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
 	if attempts >= len(s) {
 		return 0, false
