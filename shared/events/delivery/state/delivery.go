@@ -1,5 +1,6 @@
-// Package state stores the deliveries whose first attempt did not succeed. It keeps each delivery with its state and due entry,
-// changes the state step by step, and stores the events that the retries send.
+// Package state stores the deliveries whose first attempt did not succeed, and the events that their retries send. It changes the state
+// of a delivery step by step, for example from pending to dead. A pending delivery also has an entry in the due table, from which a
+// periodic job sends the message for the next attempt.
 package state
 
 import (
@@ -28,18 +29,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A delivery that does not succeed with its first attempt is stored as one item per subscription and event, with its
-// attempts. These rules keep two workers from continuing it at the same time:
+// A delivery that does not succeed with its first attempt is stored as one item per subscription and event, with its attempts. These
+// rules keep two workers from continuing the delivery at the same time:
 //
-//   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the
-//     same attempt, one records it and schedules the next one. The other one learns from the result of its write that it
-//     has nothing left to do.
-//   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
-//     worker dies in between, the due entry replaces the lost message. Only the delayed message of a new delivery may be
-//     sent at the same time; see [Deliveries.Schedule].
+//   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the same attempt,
+//     one records it and schedules the next one. The write of the other worker fails, so that worker has nothing left to do.
+//   - The item and its due entry are written in one transaction, before the queue message for the next attempt is sent. If the worker
+//     dies in between, the due entry replaces the lost message. Only the delayed message of a new delivery may be sent at the same time;
+//     see [Deliveries.Schedule].
 //   - A message is stale, and dropped, if its attempt is not the delivery's next one.
 
-// Delivery is the delivery of an event to a subscription, as the store keeps it. Its JSON is the value of an item.
+// Delivery is the delivery of an event to a subscription, as it is stored. Its JSON is the value of the stored item.
 type Delivery struct {
 	V            int                 `json:"v"`
 	Workspace    string              `json:"ws"`
@@ -54,15 +54,15 @@ type Delivery struct {
 	State        string              `json:"st"`           // one of the state constants
 	First        time.Time           `json:"t1"`           // when the retry schedule begins; a switch or rate limit moves it
 	Published    time.Time           `json:"pub,omitzero"` // of the event; the subscription's cursor stays before it until the delivery ends
-	// Due is the time of the next attempt, and DueAt the time of the due entry. If the queue can delay the attempt's message until Due, the
-	// due entry is only a backup for the message, so DueAt is later than Due.
+	// Due is the time of the next attempt. DueAt is the time of the due entry, i.e. when the due table sends the attempt's message. If
+	// the queue can delay a message until Due, the due entry is only a backup for that message, so DueAt is later than Due.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // the size of the event's data in bytes
 	Waits    int       `json:"w,omitempty"` // how often the delivery waited in the due table without an attempt
-	// Base is the number of attempts that were made before the event was given up and requested again. They are the first ones in Attempts,
-	// and do not count towards the schedule.
+	// Base is the number of attempts that were made before the delivery was given up and the event was requested again. They are the
+	// first ones in Attempts, and do not count towards the retry schedule.
 	Base int `json:"base,omitempty"`
 	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so
 	// that each renewal changes the key.
@@ -70,19 +70,20 @@ type Delivery struct {
 	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
 	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
-	// Again is set if a person had the event delivered again. If this delivery is given up, the client gets no gap notice, because it
-	// usually got one when the earlier delivery was given up.
+	// Again is set if a person had the event delivered again. If this delivery is given up, the client is not notified that it missed the
+	// event, because it usually was when the earlier delivery was given up.
 	Again bool `json:"again,omitempty"`
 	// Late is set if the delivery is late on purpose, because its event is replayed, because a switch paused the delivery, or because the
 	// subscription was suspended. The metric of the delivery lag leaves out the first attempt of such a delivery.
 	Late bool `json:"late,omitempty"`
 	// Test is set for a test event, which is delivered even if the subscription does not select it.
 	Test bool `json:"test,omitempty"`
-	// Paused is set while a switch pauses the delivery, since PausedAt. It is the key of the item that keeps the delivery's message until a
-	// person resumes the switch; see [Deliveries.Pause].
+	// Paused is set while a switch pauses the delivery, since the time PausedAt. It is the key of the item that keeps the delivery's
+	// queue message until a person resumes the switch; see [Deliveries.Pause].
 	Paused   PausedKey `json:"pk,omitzero"`
 	PausedAt time.Time `json:"pkt,omitzero"`
-	// Control is set for a control message, which carries no event. Then Event is the id of the message.
+	// Control is set for a control message, i.e. a message about the subscription itself. It carries no event, and the field Event is the
+	// id of the message.
 	Control *control `json:"ctl,omitempty"`
 
 	Made  time.Time `json:"-"` // when the due entry for the next attempt was written
@@ -93,7 +94,8 @@ type Delivery struct {
 	// recorded is the number of attempts in the stored item. The field Attempts may also have newer ones.
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // the key of the due entry or, while a switch pauses the delivery, of the waiting message; otherwise zero
-	// replaced has the keys of a dead letter's items if this delivery replaces the dead letter. The next write deletes these items.
+	// replaced has the keys of a dead letter's items if this delivery replaces the dead letter. The next write of the delivery deletes
+	// these items.
 	replaced []store.Key
 }
 
@@ -108,10 +110,10 @@ type Result struct {
 const (
 	// KeptFor is how long the store keeps dead letters and the records of attempts.
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is the time after which the due entry replaces a retry's lost message.
+	// Backup is how long after a retry is due its due entry sends another message for it, in case the first message was lost.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay of a message that [Deliveries.Schedule] sends while it still writes the message's new
-	// delivery. A message that arrives before that write would be dropped.
+	// EarlyMessage is the minimum delay of a queue message that [Deliveries.Schedule] sends while it still writes the delivery to the
+	// store. With a shorter delay, the message could arrive before the delivery is stored, and would be dropped.
 	EarlyMessage = time.Second
 	DueShards    = 8 // partitions for the due entries of one minute
 	// RetriedFor is how long a delivery and its event are stored: five days for the retries, and then as a dead letter.
@@ -121,8 +123,8 @@ const (
 // EventKey returns the key that identifies the delivery among the deliveries of its subscription.
 func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
-// ownKey returns an event key that includes the time of publication. The delivery uses it if another event with the same id is
-// still stored, so that both can be stored.
+// ownKey returns a key for the delivery that includes the event's time of publication. The delivery uses it if another event with the
+// same id is still stored, so that both events can be stored.
 func (del *Delivery) ownKey() string {
 	return publicationKey(event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published)
 }
@@ -235,12 +237,13 @@ func dueShard(sub, eventKey string) int {
 	return int(h.Sum32() % DueShards)
 }
 
-// DuePartition returns a partition of the due table. The entries of a minute are spread over [DueShards] partitions.
+// DuePartition returns a partition of the due table, which has the entries of one minute. The entries of each minute are spread over
+// [DueShards] partitions.
 func DuePartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-// DueKey returns the key of the due entry of a delivery whose next attempt is at the given time.
+// DueKey returns the key of a delivery's due entry for the given time.
 func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	return store.Key{
 		Table:     store.Deliveries,
@@ -249,7 +252,7 @@ func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	}
 }
 
-// Item returns the item of the delivery, with its next version.
+// Item returns the item that stores the delivery, with the next version number.
 func (del *Delivery) Item() store.Item {
 	value, _ := json.Marshal(del) // cannot fail for times, strings and numbers
 	expires := del.First.Add(RetriedFor)
@@ -263,7 +266,7 @@ func (del *Delivery) Item() store.Item {
 	}
 }
 
-// NextTask returns the due entry for the next attempt, with the task that asks for this attempt.
+// NextTask returns the due entry for the delivery's next attempt. The entry contains the task that asks for this attempt.
 func (del *Delivery) NextTask() DueEntry {
 	return DueEntry{At: del.Due.UnixMilli(), Made: del.Made.UnixMilli(), Task: task.Single{
 		V: task.Version, Endpoint: task.EndpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
@@ -287,7 +290,7 @@ func (del *Delivery) DueItem() store.Item {
 	}
 }
 
-// DueEntry is the value of an item in the due table. Its task is the message to send at the time At.
+// DueEntry is the value of an item in the due table. At the time At, its task is sent to the slow queue.
 type DueEntry struct {
 	Task task.Single `json:"t"`
 	At   int64       `json:"at"`             // when to send the message, in milliseconds since 1970
@@ -297,7 +300,7 @@ type DueEntry struct {
 // ErrNewer is the error for a delivery that a newer program stored and will handle.
 var ErrNewer = errors.New("its version is newer than this program's")
 
-// Decode returns the delivery of an item. If a newer program stored it, the error is [ErrNewer].
+// Decode returns the delivery that an item stores. If a newer program stored it, the error is [ErrNewer].
 func Decode(it *store.Item) (*Delivery, error) {
 	var del Delivery
 	// Decode the version first, because a newer version may have changed the types of other members.
@@ -331,8 +334,8 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 const maxForgets = 16 // the maximum number of deliveries that WriteNotes deletes concurrently
 
 // WriteNotes writes store operations that several attempts have collected: the records of the attempts, and the deletions that
-// [Delivery.DeletionNotes] returns. It does not delete a delivery if, after the attempt's worker read it, another worker has continued it
-// or its event was requested again ([Deliveries.renew]).
+// [Delivery.DeletionNotes] returns. It keeps a delivery that has changed since the attempt's worker read it, for example because its
+// event was requested again.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	if !slices.ContainsFunc(notes, isConditional) { // the usual case, which needs no copies
 		return db.WriteAll(ctx, notes...)
@@ -377,8 +380,8 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the version had, which the caller has read. Version 0 means that the item did
-// not exist.
+// UnchangedSince returns the condition that an item still has the version that the caller has read (had). Version 0 means that the item
+// did not exist.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -392,7 +395,8 @@ type PausedKey struct {
 	Sort      string `json:"s"`
 }
 
-// placeKey returns the key of the delivery's due entry or, if it is paused, of the item that waits for a switch.
+// placeKey returns the key of the item from which the delivery's next message is sent. This is the due entry or, while a switch pauses
+// the delivery, the item that waits for the switch.
 func (del *Delivery) placeKey() store.Key {
 	if del.PausedAt.IsZero() {
 		return del.dueKey()
@@ -400,7 +404,7 @@ func (del *Delivery) placeKey() store.Key {
 	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
 }
 
-// resume ends a delivery's wait for a switch. The wait does not count towards the delivery's age.
+// resume ends a switch's pause of the delivery. The pause does not count towards the delivery's age.
 func (del *Delivery) resume(now time.Time) {
 	if !del.PausedAt.IsZero() {
 		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
@@ -408,17 +412,17 @@ func (del *Delivery) resume(now time.Time) {
 	}
 }
 
-// control is a message about the subscription itself, without an event (SEP-3415, Non-event webhook bodies). It holds the target,
-// because the subscription may be gone.
+// control is a message about the subscription itself, without an event (SEP-3415, Non-event webhook bodies). It has a copy of the target,
+// because the subscription may no longer exist when the message is sent.
 type control struct {
 	Body   json.RawMessage     `json:"b,omitempty"`
 	Target subscription.Target `json:"t"`
-	// Gap is the kind of a gap notice, which the Manager in package lifecycle creates, or empty.
+	// Gap is set for a gap notice, i.e. a message that tells the client that it missed events. Package lifecycle makes these notices.
 	Gap gap `json:"g,omitempty"`
 }
 
-// NewNotice returns the delivery of a control message, still without its body. kind is the type of the message, for example gap, name the
-// subscription's event type, and first the time at which the retry schedule begins.
+// NewNotice returns the delivery of a control message, still without its body. The parameter kind is the type of the message, for example
+// gap, and name is the subscription's event type. The retry schedule begins at the time first.
 func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *Delivery {
 	return &Delivery{
 		V: task.Version, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
@@ -427,7 +431,7 @@ func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string
 	}
 }
 
-// gap is the kind of gap that a control message announces.
+// gap says why the client missed the events that a control message announces.
 type gap string
 
 const (
@@ -435,7 +439,7 @@ const (
 	GapSuspended gap = "suspended" // its body is made only when the message is sent
 )
 
-// GapKey returns the key of the item that describes the last gap notice of a subscription.
+// GapKey returns the key of the item that describes the last gap notice of a subscription, i.e. the last message about missed events.
 func GapKey(workspace, sub string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
 }
@@ -463,12 +467,12 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 	}
 }
 
-// RememberStored is how long a process remembers that an event is stored. The time is short because the event may be deleted meanwhile, if
-// the only subscription with a failed delivery of the event is erased.
+// RememberStored is how long a process remembers that an event is stored. The time is short because the event may be deleted meanwhile.
+// This happens if the only subscription with a failed delivery of the event is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is the time by which a stored event may expire before a delivery's retries end. Usually all failed deliveries of an event
-// happen within this time, so the event's item is written only once.
+// expiryTolerance is how much earlier a stored event may expire than a delivery needs it for its retries. Usually all first failures of
+// an event happen within this time, so the event is written only once.
 const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.
@@ -478,11 +482,11 @@ type storedBody struct {
 	seen      time.Time
 }
 
-// StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
-// which is written at the first failure and again when it would expire too early.
+// StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item, which is
+// written at the first failure and again when it would expire too early.
 //
-// If the item holds another publication under the same id, StoreBody gives the delivery a key that includes the time of
-// publication, so that both events are delivered.
+// If another event with the same id is stored already, StoreBody gives the delivery a key that includes the time of publication, so that
+// both events are delivered.
 func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
 	for range maxContests {
 		body, err := ds.claimBody(ctx, del, e, keep)
@@ -496,8 +500,8 @@ func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Eve
 	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
 }
 
-// storeClaimed writes an event to the store, after [Deliveries.claimBody] has returned it. Then it lets the other deliveries of the event
-// continue.
+// storeClaimed writes an event that [Deliveries.claimBody] has returned. Then other deliveries, which wait until the same event is
+// stored, can continue.
 func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err error) {
 	written := false
 	defer func() { body.release(written, err) }()
@@ -510,15 +514,15 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 type newBody struct {
 	item   store.Item
 	stored storedBody // describes the event in the store after a successful write
-	// release lets the other deliveries continue. If an error kept the event from being written, they fail with the same error.
-	// After a conflict they check again whether the event is stored.
+	// release lets the other deliveries of the event continue. If the event could not be written because of an error, they fail with the
+	// same error. After a conflict, they check again whether the event is stored.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed
 }
 
-// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It
-// waits while another delivery stores the same event. It may change the delivery's key; see [Deliveries.StoreBody].
+// claimBody returns the event for the caller to store, or nil if this process knows that the event is stored already. It waits while
+// another delivery stores the same event. It may change the delivery's key; see [Deliveries.StoreBody].
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
@@ -576,8 +580,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 	return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
 }
 
-// putBody writes the item of an event and returns the stored body. It writes nothing if the stored item has an event of another publication
-// or expires late enough. The result is the zero storedBody if another process changed the item meanwhile.
+// putBody writes the item of an event, and returns a description of the stored event. It writes nothing if the stored item expires late
+// enough, or if it has another event with the same id. If another process changed the item meanwhile, the result is the zero storedBody.
 func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
 	written := storedBody{published: published, expires: it.Expires}
 	items, err := ds.DB.Get(ctx, it.Key) // read before writing, because the event is usually stored already

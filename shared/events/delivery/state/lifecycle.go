@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The states of a delivery. [Delivery.State] has the state of a stored delivery, with one exception: a paused delivery is stored as
-// "pending", with [Delivery.PausedAt].
+// The states of a delivery. [Delivery.State] has one of these values. But a paused delivery is stored as "pending", with
+// [Delivery.PausedAt].
 const (
 	None      = "" // not stored, because it is not attempted yet, was delivered, or ended with its subscription
 	Pending   = "pending"
@@ -28,21 +28,24 @@ const (
 	Dead      = "dead"
 )
 
-// A dead delivery can be scheduled, because people can have its event delivered again: with a replay, from the dead letter, or by
-// subscribing with an older cursor. If a page task is redelivered and its attempt fails, a dead delivery is scheduled, too. The dead letter
-// is then deleted, so that an event never has two letters for one subscription. But if the first attempt of a page succeeds, the dead
-// letter stays, because the page does not read stored deliveries.
+// A delivery that was given up (dead) can be scheduled again. People can have its event delivered again: with a replay, from the dead
+// letter, or by subscribing with an older cursor. The delivery is also scheduled if a page task, which makes first attempts, is
+// redelivered and its attempt fails.
+//
+// The dead letter is then deleted, so that an event never has two dead letters for one subscription. But if the attempt of the page task
+// succeeds, the dead letter stays, because page tasks do not read stored deliveries.
 
 // IsUnderWay reports whether a stored delivery in this state still has to be sent. A dead delivery does not, but a new delivery of the same
 // event can replace it.
 func IsUnderWay(state string) bool { return state == Pending || state == Paused || state == Suspended }
 
-// Schedule sets the time of a delivery's next attempt, in one transaction with further writes (also). If the queue can delay a message that
-// long, Schedule sends the attempt's message, too. It stores the event of a new delivery. For a stored delivery, e may be nil.
+// Schedule stores a delivery with the time of its next attempt, in one transaction with the writes in the parameter also. If the queue
+// can delay a message that long, Schedule also sends the message for the attempt. It stores the event of a new delivery. For a stored
+// delivery, e may be nil.
 //
-// A page waits while it hands a first attempt over to the slow lane. To shorten the wait, Schedule sends the message of a delivery
-// without attempts while it writes the delivery, if the message is delayed by at least [EarlyMessage]. A message that arrives
-// before the delivery is written is dropped as stale. So if the write takes longer than the delay, Schedule sends another message.
+// To save time, Schedule sends the message of a delivery without attempts while it still writes the delivery, if the message is delayed
+// by at least [EarlyMessage]. A message that arrives before the delivery is stored is dropped. So if the write takes longer than the
+// delay, Schedule sends another message.
 //
 // Schedule and the methods for the other steps return false if another worker continues the delivery, or if it has ended.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (bool, error) {
@@ -81,8 +84,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || !written || !direct {
 		return written, err
 	}
-	// Send a message now if there was no early one, or if the early one may have arrived before the write. Also send one if the early one
-	// no longer fits, because the write has given the delivery another key, or the attempts of a dead delivery that it replaces.
+	// Send a message now, unless an early message serves the purpose. It does not if it may have arrived before the write, or if the
+	// write has changed the delivery's task. For example, the delivery may have replaced a dead one and got its attempts.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
@@ -93,8 +96,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	return true, nil
 }
 
-// Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the switch, the
-// message goes back to its queue. e is nil for a control message.
+// Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the switch,
+// the message goes back to its queue. The event e is nil for a control message.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (bool, error) {
 	return ds.write(ctx, del, change{
 		to: Paused, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
@@ -108,7 +111,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 	})
 }
 
-// Suspend stores a delivery until its subscriber refreshes the suspended subscription. For a stored delivery, e may be nil.
+// Suspend stores a delivery that waits until the client refreshes its suspended subscription. For a stored delivery, e may be nil.
 // Suspend returns false if another worker continues the delivery or it has ended.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (bool, error) {
 	del.Due, del.DueAt, del.Late = time.Time{}, time.Time{}, true
@@ -147,8 +150,9 @@ func (del *Delivery) DeletionNotes() []store.Op {
 	}
 }
 
-// change is one step of a delivery, with the writes that belong to the step. [Deliveries.write] may try several times, and calls the
-// functions entry and also for each try. If the delivery replaces a dead one, it gets the dead one's attempts between two tries.
+// change is one step of a delivery to another state or attempt, with the writes that belong to the step. [Deliveries.write] may try
+// several times. It calls the functions entry and also for each try, because the delivery may get the attempts of a dead delivery between
+// two tries.
 type change struct {
 	to   string // the state after the step
 	what string // names the operation in error messages
@@ -161,8 +165,8 @@ type change struct {
 
 const maxContests = 5 // how often to try to write a delivery that other workers keep changing
 
-// write stores the state of a delivery after a step, in one transaction with the other writes of the change c. It returns
-// false if another worker continues the delivery, or if it has ended.
+// write stores a delivery after the step c, in one transaction with the step's other writes. It returns false if another worker continues
+// the delivery, or if it has ended.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (written bool, err error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
@@ -198,8 +202,8 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (writt
 	return false, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step, together with the event if body is not nil. conditional reports whether the writes of c.also have
-// conditions, because these may then have caused a conflict.
+// put writes the step c of a delivery in one transaction, together with the event if body is not nil. The result conditional says that
+// the writes of c.also have conditions. If so, these may have caused a conflict.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *newBody) (conditional bool, err error) {
 	stored := false
 	if body != nil {
@@ -243,9 +247,9 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *ne
 	return conditional, nil
 }
 
-// resolveConflict finds out why the step of a delivery to the state to could not be written, and reports whether the worker may try again.
-// If not, another worker continues the delivery, or it has ended. fresh says that the worker created the delivery and did not read it from
-// the store.
+// resolveConflict finds out why a step of a delivery could not be written, and reports whether the worker may try again. If not, another
+// worker continues the delivery, or it has ended. The parameter to is the state after the step. The parameter fresh says that the worker
+// created the delivery and did not read it from the store.
 func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to string, fresh bool) (again bool, err error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
@@ -279,29 +283,28 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to str
 	return true, nil
 }
 
-// sameAttempt reports whether current, the stored delivery, still has the attempts that the worker has read. If so, the worker makes its
-// step even if the delivery has changed otherwise, because the worker's message may be the delivery's only one. For a control message, the
-// result is false, because its content may have changed.
+// sameAttempt reports whether the stored delivery, current, still has the attempts that the worker has read. If so, the worker makes its
+// step even if the delivery has changed in another way, because the worker's message may be the delivery's only one. For a control
+// message, the result is false, because its content may have changed.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
-// renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an older
-// cursor. The stored delivery then also serves as the new one. The parameter to is the state that the new one would have had.
+// renew makes sure that a stored delivery is sent if its event is requested again, for example by a client that subscribed from an older
+// cursor. The stored delivery then also serves as the new one. The parameter to is the state that the new one would have had. If the
+// delivery changes meanwhile, renew returns true, so that the caller tries again.
 //
-// A worker may be about to delete the stored delivery, because an attempt has succeeded, or because the subscription was missing a moment
-// ago. So renew changes the item's version. A worker that read the item before can then no longer delete the delivery or give it up. But
-// that worker's message may have been the only trace of the delivery, because the due table and switches delete their entries when they
-// send a message. So renew also writes a due entry, which delivers the event once more. If the delivery already has a due entry with a
-// later time, the new entry gets the same time, so that frequent requests do not postpone the delivery.
+// A worker may be about to delete the stored delivery, for example because an attempt has succeeded. So renew changes the item's version,
+// so that the worker can no longer delete it. But the worker's message may have been the delivery's only one. So renew also writes a due
+// entry, which delivers the event once more. If the delivery already has a due entry with a later time, the new entry gets the same time,
+// so that frequent requests do not postpone the delivery.
 //
 // The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
-// different key, in a minute that the job still visits. The waiting message of a paused delivery gets another key for the same
+// different key, in a minute that the job has not yet handled. The waiting message of a paused delivery gets another key for the same
 // reason.
 //
-// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted. If the delivery has changed
-// once more, renew returns true, so that the caller tries again.
+// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (again bool, err error) {
 	now := ds.Now()
 	switch {
@@ -348,8 +351,8 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (
 	return false, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
-// TakePlaceOf makes this new delivery replace a dead one when the new one is written. The new one gets the attempts of both, but
-// its schedule starts from the beginning.
+// TakePlaceOf makes this new delivery replace a dead delivery of the same event, as soon as the new one is written. The new one gets the
+// attempts of both, but its retry schedule starts from the beginning.
 func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	made := del.Attempts[del.Base:]
 	del.Base = len(dead.Attempts)
@@ -363,7 +366,7 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 // otherPublication reports whether a and b are the publication times of two different events. Such events may have the same id.
 func otherPublication(a, b time.Time) bool { return a.UnixMicro() != b.UnixMicro() }
 
-// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. If a newer program wrote the item,
+// SetAside dead-letters an item that cannot be decoded, so that it does not block other deliveries. If a newer program wrote the item,
 // SetAside leaves it and returns [ErrNewer].
 func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error) error {
 	if errors.Is(reason, ErrNewer) {
@@ -372,7 +375,7 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
-// LoadCurrent returns the delivery that a task is for, and the items with the keys in others. The delivery is nil if the task is stale,
+// LoadCurrent returns the stored delivery for a task, and the items with the keys in others. The delivery is nil if the task is stale,
 // i.e. if its attempt is not the delivery's next one. The delivery may be suspended, if the worker that suspended it failed afterwards.
 func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
