@@ -1,4 +1,5 @@
-// Package task defines the page tasks and the single tasks in the queues between fanout and dispatch.
+// Package task defines the tasks in the queues between package fanout and package delivery. A page task asks to send events to a range of
+// subscribers, and a single task asks for one attempt of one stored delivery.
 package task
 
 import (
@@ -20,17 +21,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is the format version of new messages. [Decode] also accepts messages of the previous version, which an older release
-// may have queued.
+// Version is the format version of the tasks that this release queues. [Decode] also accepts the previous version, because an older
+// release may have queued a task.
 const Version = 1
 
-// Page is a task for package delivery: send events for the first time to the subscribers of a pattern whose ids are in a range.
+// Page is a task for package delivery: send events for the first time to a range of subscribers. These are the subscribers of a URI
+// pattern whose ids are in the range.
 type Page struct {
 	V         int                `json:"v"`
 	Workspace string             `json:"ws"`
 	Pattern   string             `json:"key"`
 	Range     subscription.Range `json:"r"`
-	// Count is the approximate number of subscribers in the range. Dispatch splits a large range before it sends any event.
+	// Count is the approximate number of subscribers in Range. Package delivery splits a large range before it sends any event.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
 	// Hops is how many page tasks have passed these events on to another page task without an attempt.
@@ -38,17 +40,18 @@ type Page struct {
 	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in
 	// that first task.
 	Since int64 `json:"at,omitempty"`
-	// Reactivation makes this a task without events, which resumes the suspended deliveries of the only subscription in Range.
+	// Reactivation, if set, makes this a task without events. It resumes the suspended deliveries of the only subscription in Range.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is set if the task waited for a switch. It is the sort key of the task's mark, an item that keeps the subscribers' cursors from
-	// advancing past the task's events until these are attempted; see PausedPages in package lifecycle.
+	// Paused is set if the task waited for a switch, with which people pause deliveries. It is the sort key of the task's mark, an item
+	// that keeps the subscribers' cursors from advancing past the task's events until these are attempted; see PausedPages in package
+	// lifecycle.
 	Paused string `json:"pk,omitempty"`
 
-	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
+	// Retries is the number of times that the task was sent again, with a delay, after a failure of this program or its store.
 	Retries int `json:"rt,omitempty"`
 
-	// Wide is set if the events went to at least [WideFanout] subscribers. Then many page tasks were queued together.
+	// Wide is set if the events went to at least [WideFanout] subscribers, so that many page tasks were queued together.
 	Wide bool `json:"wd,omitempty"`
 
 	// Late is set if the events are late on purpose, because they are replayed or a switch paused them.
@@ -65,18 +68,19 @@ type Reactivation struct {
 	Subscription string `json:"sub"`
 }
 
-// Single is a task for package delivery: make one attempt of one delivery in the slow lane.
+// Single is a task for package delivery: make one attempt of one stored delivery, for example a retry.
 type Single struct {
 	V            int    `json:"v"`
 	Workspace    string `json:"ws"`
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
-	// Key is normally the event's [event.Event.Key]. If it is empty, Event identifies the delivery.
+	// Key identifies the delivery among the deliveries of its subscription. Normally, it is the event's [event.Event.Key]. If it is
+	// empty, Event identifies the delivery.
 	Key string `json:"k,omitempty"`
-	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
+	// Attempt is the number of the attempt to make, counted from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
-	// Endpoint is the [EndpointID] of the delivery's target. The attempt needs one of this endpoint's slots.
+	// Endpoint is the [EndpointID] of the delivery's target. The attempt needs one of this endpoint's slots (see package lane).
 	Endpoint string `json:"e,omitempty"`
 	// Size is the approximate size of the event's data in bytes. It is missing in messages of earlier releases.
 	Size int `json:"b,omitempty"`
@@ -98,8 +102,8 @@ func (t Page) Outgoing() queue.Outgoing {
 	return queue.Outgoing{Body: t.Encode(), Value: t, Group: t.Group(), Delay: t.Delay}
 }
 
-// Group returns the message group of the task. This is the pattern or, if the task is for one endpoint or subscription only, that endpoint
-// or subscription. So many tasks for one endpoint do not delay the pattern's other tasks.
+// Group returns the task's message group in the queue. Usually this is the task's pattern. A task for only one endpoint or subscription
+// has its own group, so that many tasks for one endpoint do not delay the pattern's other tasks.
 func (t Page) Group() string {
 	if t.Endpoint != "" {
 		return t.Endpoint
@@ -127,8 +131,8 @@ func Encode(task any) []byte {
 	return b
 }
 
-// Decode returns the task in the body of a queue message. The function version returns the task's version. If a newer program
-// wrote the message, the error is [IsNewer].
+// Decode returns the task in the body of a queue message. The function version returns the task's version. If a newer program wrote the
+// message, [IsNewer] is true for the error.
 func Decode[T any](body []byte, version func(T) int) (T, error) {
 	var t T
 	if err := json.Unmarshal(body, &t); err != nil {
@@ -155,17 +159,17 @@ func DecodePage(m queue.Message) (Page, error) {
 	return Decode(m.Body, func(t Page) int { return t.V })
 }
 
-// IsNewer reports whether an error says that a newer program wrote a message. The message must stay in its queue until a newer process
-// handles it.
+// IsNewer reports whether an error of [Decode] says that a newer program wrote the message. The message must stay in its queue until a
+// newer process handles it.
 func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
-// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. With the queue's pauses, so many
-// receives take six days.
+// RenewAfter is the number of receives after which [Renew] replaces a message by a copy. With the queue's pauses, so many receives take
+// six days.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
-// Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue dead-letters it
-// after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was sent. If so, the caller must accept
-// the original message, so that the queue deletes it.
+// Renew sends a copy of a message that a newer program wrote, if the message has been received [RenewAfter] times. Without the copy, the
+// message would be lost for a newer process: the queue dead-letters it after [queue.MaxReceives] receives, and SQS deletes it after 14
+// days. Renew reports whether it has sent the copy. If so, the caller must accept the original message, so that the queue deletes it.
 //
 // On a FIFO queue, the copy goes to the end of its group, so that the later messages of the group no longer wait for it.
 func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, m queue.Message) bool {
@@ -196,8 +200,8 @@ const (
 	taskBytes = 200 << 10
 )
 
-// split cuts a range that holds about count subscribers into parts of about [PageTarget] subscribers. If that would be more than [branches]
-// parts, it cuts the range into that many larger ones, which dispatch splits again. A range with up to 25 subscribers stays whole.
+// split cuts a range with about count subscribers into parts of about [PageTarget] subscribers. It makes at most [branches] parts, so the
+// parts may be larger; package delivery then splits them again. A range with up to 25 subscribers stays whole.
 func split(r subscription.Range, count int) []subscription.Range {
 	n := min((count+PageTarget-1)/PageTarget, branches)
 	if count <= 25 || n < 2 {
@@ -229,12 +233,12 @@ func parseBound(digits string, open uint64) uint64 {
 	return v
 }
 
-// WideFanout is a number of subscribers for which there are 80 page tasks of [PageTarget] subscribers. That is eight times as many as a
-// function receives in a batch.
+// WideFanout is the number of subscribers at which an event counts as having very many. They need 80 page tasks of [PageTarget]
+// subscribers, which is eight times as many tasks as a Lambda function receives in a batch.
 const WideFanout = 80 * PageTarget
 
-// Pages returns the page tasks that deliver the events of one URI to a range of subscribers. The subscribers are stored under the
-// pattern key, and count is their number. A task has as many events as fit into a message.
+// Pages returns the page tasks that deliver events to a range of subscribers. The parameter key is the URI pattern under which the
+// subscribers are stored, and count is their approximate number. Each task has as many events as fit into a message.
 func Pages(workspace, key string, r subscription.Range, count int, events []event.Event) []Page {
 	ranges := split(r, count)
 	var tasks []Page
@@ -272,7 +276,8 @@ func digest(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// IsPermanent reports whether a step that failed with err would fail again each time, because the event itself cannot be handled.
+// IsPermanent reports whether an operation that failed with err would fail again each time, because the event itself cannot be handled.
+// For example, it may be too large.
 func IsPermanent(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.TooLarge, fault.NotFound:
