@@ -266,14 +266,12 @@ func TestAHandlerThatPanicsOrReportsAnUnknownIDFailsItsBatch(t *testing.T) {
 		"panic":      func(context.Context, []queue.Message) ([]string, error) { panic("oops") },
 		"unknown id": func(context.Context, []queue.Message) ([]string, error) { return []string{"4711"}, nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-				send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")}, queue.Outgoing{Body: []byte("n")})
-				stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 2}, h)
-				time.Sleep(5 * time.Minute)
-				stop()
-				expect.Equal(t, "visible dead letters", depth(t, q, queue.Dead).Visible, 2)
-			})
+		bubble(t, name, Options{}, func(t *testing.T, q *Queues) {
+			send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")}, queue.Outgoing{Body: []byte("n")})
+			stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 2}, h)
+			time.Sleep(5 * time.Minute)
+			stop()
+			expect.Equal(t, "visible dead letters", depth(t, q, queue.Dead).Visible, 2)
 		})
 	}
 }
@@ -315,62 +313,60 @@ func TestDepth(t *testing.T) {
 func TestTheMemoryIsBounded(t *testing.T) {
 	const n = 3000
 	for name, opts := range map[string]Options{"messages": {MaxReady: 50}, "bytes": {MaxBytes: 10_000}} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, opts, func(t *testing.T, q *Queues) {
-				mq := q.queues[queue.Events]
-				check := func() {
-					mq.mu.Lock()
-					defer mq.mu.Unlock()
-					if opts.MaxReady > 0 && mq.window.messages > opts.MaxReady {
-						t.Errorf("got %d messages in memory, want at most %d", mq.window.messages, opts.MaxReady)
-					}
-					if slack := 12 << 10; opts.MaxBytes > 0 && mq.window.bytes > opts.MaxBytes+fetchRows*30+slack {
-						t.Errorf("got %d bytes in memory, want about %d", mq.window.bytes, opts.MaxBytes)
-					}
-				}
-				var msgs []queue.Outgoing
-				var want []string
-				for i := range n {
-					body := fmt.Sprintf("%05d%s", i, strings.Repeat("x", 20))
-					want = append(want, body)
-					msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: fmt.Sprintf("g%d", i%7), Dedup: body[:5]})
-				}
-				send(t, q, queue.Events, msgs[:n/2]...)
-				check()
-				var mu sync.Mutex
-				var got []string
-				stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-					check()
-					mu.Lock()
-					defer mu.Unlock()
-					for _, m := range batch {
-						got = append(got, string(m.Body))
-					}
-					return nil, nil
-				})
-				for part := range slices.Chunk(msgs[n/2:], 100) {
-					send(t, q, queue.Events, part...)
-				}
-				synctest.Wait()
-				stop()
-				for g := range 7 {
-					var group []string
-					for _, body := range got {
-						var i int
-						if _, err := fmt.Sscanf(body[:5], "%d", &i); err == nil && i%7 == g {
-							group = append(group, body)
-						}
-					}
-					expect.True(t, fmt.Sprintf("the group %d, %q, is in order", g, group), slices.IsSorted(group))
-				}
-				slices.Sort(got)
-				expect.List(t, "the messages", got, want)
+		bubble(t, name, opts, func(t *testing.T, q *Queues) {
+			mq := q.queues[queue.Events]
+			check := func() {
 				mq.mu.Lock()
 				defer mq.mu.Unlock()
-				if mq.window.messages != 0 || mq.window.bytes != 0 || len(mq.window.ready.groups) != 0 || mq.window.depth() != (queue.Depth{}) {
-					t.Errorf("got %d messages, %d bytes, %d groups in the end, want none", mq.window.messages, mq.window.bytes, len(mq.window.ready.groups))
+				if opts.MaxReady > 0 && mq.window.messages > opts.MaxReady {
+					t.Errorf("got %d messages in memory, want at most %d", mq.window.messages, opts.MaxReady)
 				}
+				if slack := 12 << 10; opts.MaxBytes > 0 && mq.window.bytes > opts.MaxBytes+fetchRows*30+slack {
+					t.Errorf("got %d bytes in memory, want about %d", mq.window.bytes, opts.MaxBytes)
+				}
+			}
+			var msgs []queue.Outgoing
+			var want []string
+			for i := range n {
+				body := fmt.Sprintf("%05d%s", i, strings.Repeat("x", 20))
+				want = append(want, body)
+				msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: fmt.Sprintf("g%d", i%7), Dedup: body[:5]})
+			}
+			send(t, q, queue.Events, msgs[:n/2]...)
+			check()
+			var mu sync.Mutex
+			var got []string
+			stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				check()
+				mu.Lock()
+				defer mu.Unlock()
+				for _, m := range batch {
+					got = append(got, string(m.Body))
+				}
+				return nil, nil
 			})
+			for part := range slices.Chunk(msgs[n/2:], 100) {
+				send(t, q, queue.Events, part...)
+			}
+			synctest.Wait()
+			stop()
+			for g := range 7 {
+				var group []string
+				for _, body := range got {
+					var i int
+					if _, err := fmt.Sscanf(body[:5], "%d", &i); err == nil && i%7 == g {
+						group = append(group, body)
+					}
+				}
+				expect.True(t, fmt.Sprintf("the group %d, %q, is in order", g, group), slices.IsSorted(group))
+			}
+			slices.Sort(got)
+			expect.List(t, "the messages", got, want)
+			mq.mu.Lock()
+			defer mq.mu.Unlock()
+			if mq.window.messages != 0 || mq.window.bytes != 0 || len(mq.window.ready.groups) != 0 || mq.window.depth() != (queue.Depth{}) {
+				t.Errorf("got %d messages, %d bytes, %d groups in the end, want none", mq.window.messages, mq.window.bytes, len(mq.window.ready.groups))
+			}
 		})
 	}
 }
@@ -394,15 +390,13 @@ func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 		})
 		<-done
 		stop()
-		if d := depth(t, q, queue.Deliveries); d.InFlight != 1 || d.Visible != 0 {
-			t.Errorf("before the restart: got %+v, want one in flight", d)
-		}
+		d := depth(t, q, queue.Deliveries)
+		expect.Equal(t, "messages in flight and visible before the restart", [2]int{d.InFlight, d.Visible}, [2]int{1, 0})
 	})
 	session(func(q *Queues) {
 		expect.Equal(t, "visible messages after the restart", depth(t, q, queue.Deliveries).Visible, 1)
-		if d := depth(t, q, queue.Slow); d.Delayed != 1 || d.Visible != 0 {
-			t.Errorf("the delayed message after the restart: got %+v, want one delayed", d)
-		}
+		d := depth(t, q, queue.Slow)
+		expect.Equal(t, "messages delayed and visible after the restart", [2]int{d.Delayed, d.Visible}, [2]int{1, 0})
 		send(t, q, queue.Events, once)
 		expect.Equal(t, "visible messages after a second one with the same id", depth(t, q, queue.Events).Visible, 1)
 		got := make(chan queue.Message)

@@ -24,6 +24,11 @@ func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
 	synctest.Test(t, func(t *testing.T) { test(t, open(t, store.Memory, opts)) })
 }
 
+// bubble is a subtest that runs in a synctest bubble.
+func bubble(t *testing.T, name string, opts Options, test func(t *testing.T, q *Queues)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, opts, test) })
+}
+
 func send(t *testing.T, q *Queues, name queue.Name, msgs ...queue.Outgoing) {
 	t.Helper()
 	expect.OK(t, q.Send(context.Background(), name, msgs...))
@@ -74,131 +79,117 @@ func text(body string, delay time.Duration) queue.Outgoing {
 }
 
 func TestTimes(t *testing.T) {
-	t.Run("delayed_messages_arrive_on_time", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			a := arrivals{start: time.Now()}
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, accepting(a.add))()
-			send(t, q, queue.Slow, text("longest", queue.MaxDelay), text("hour's third", 10*time.Minute), text("now", 0))
-			time.Sleep(time.Minute)
-			send(t, q, queue.Slow, text("sooner", 5*time.Second))
-			time.Sleep(20 * time.Minute)
-			a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
-		})
+	bubble(t, "delayed_messages_arrive_on_time", Options{}, func(t *testing.T, q *Queues) {
+		a := arrivals{start: time.Now()}
+		defer run(q, queue.Slow, queue.ConsumeOptions{}, accepting(a.add))()
+		send(t, q, queue.Slow, text("longest", queue.MaxDelay), text("hour's third", 10*time.Minute), text("now", 0))
+		time.Sleep(time.Minute)
+		send(t, q, queue.Slow, text("sooner", 5*time.Second))
+		time.Sleep(20 * time.Minute)
+		a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
 	})
-	t.Run("AWS-05_a_failing_message_is_redelivered_after_a_growing_back-off_and_becomes_a_dead_letter", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			start := time.Now()
-			var times []time.Time
-			stop := run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 12}, func(context.Context, []queue.Message) ([]string, error) {
-				times = append(times, time.Now())
-				return nil, errors.New("no")
-			})
-			send(t, q, queue.Slow, queue.Outgoing{Body: []byte(`m "quoted" ä`), Group: "g"})
-			time.Sleep(2 * time.Hour)
-			stop()
-			for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
-				want *= time.Second
-				if gap := times[i+1].Sub(times[i]); gap < want*4/5 || gap > want*6/5+time.Millisecond {
-					t.Errorf("got a redelivery %v after failure %d, want about %v", gap, i+1, want)
+	bubble(t, "AWS-05_a_failing_message_is_redelivered_after_a_growing_back-off_and_becomes_a_dead_letter", Options{}, func(t *testing.T, q *Queues) {
+		start := time.Now()
+		var times []time.Time
+		stop := run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 12}, func(context.Context, []queue.Message) ([]string, error) {
+			times = append(times, time.Now())
+			return nil, errors.New("no")
+		})
+		send(t, q, queue.Slow, queue.Outgoing{Body: []byte(`m "quoted" ä`), Group: "g"})
+		time.Sleep(2 * time.Hour)
+		stop()
+		for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+			want *= time.Second
+			if gap := times[i+1].Sub(times[i]); gap < want*4/5 || gap > want*6/5+time.Millisecond {
+				t.Errorf("got a redelivery %v after failure %d, want about %v", gap, i+1, want)
+			}
+		}
+		dead := make(chan queue.Message, 1)
+		defer run(q, queue.Dead, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) { dead <- batch[0] }))()
+		m := <-dead
+		if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
+			t.Errorf("got %+v after %d calls, want a dead letter in group g after 12", m, len(times))
+		}
+		var l queue.DeadLetter
+		expect.OK(t, json.Unmarshal(m.Body, &l))
+		want := queue.DeadLetter{
+			V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
+		}
+		expect.Deep(t, "AWS-07 the dead letter", l, want)
+	})
+	bubble(t, "a_call_keeps_its_messages_until_it_returns", Options{}, func(t *testing.T, q *Queues) {
+		a := arrivals{start: time.Now()}
+		defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+			a.add(batch)
+			<-ctx.Done()
+			expect.Equal(t, "the time until the context ended", time.Since(a.start), 30*time.Second)
+			time.Sleep(time.Hour)
+			return nil, nil // late, but still the result
+		})()
+		send(t, q, queue.Slow, text("m", 0))
+		time.Sleep(3 * time.Hour)
+		a.want(t, "m@0s#1")
+		expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
+	})
+	bubble(t, "a_message_that_failed_with_others_is_redelivered_alone", Options{}, func(t *testing.T, q *Queues) {
+		var good, bad int
+		stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			for _, m := range batch {
+				if string(m.Body) == "poison" {
+					bad++
+					panic("poison")
 				}
 			}
-			dead := make(chan queue.Message, 1)
-			defer run(q, queue.Dead, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) { dead <- batch[0] }))()
-			m := <-dead
-			if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
-				t.Errorf("got %+v after %d calls, want a dead letter in group g after 12", m, len(times))
-			}
-			var l queue.DeadLetter
-			expect.OK(t, json.Unmarshal(m.Body, &l))
-			want := queue.DeadLetter{
-				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
-			}
-			expect.Deep(t, "AWS-07 the dead letter", l, want)
+			good += len(batch)
+			return nil, nil
 		})
+		send(t, q, queue.Inbox, text("a", 0), text("poison", 0), text("b", 0))
+		time.Sleep(time.Minute)
+		stop()
+		if d := depth(t, q, queue.Dead); d.Visible != 1 || good != 2 || bad != 3 {
+			t.Errorf("got %d dead letters, %d good calls and %d bad calls, want 1, 2 and 3", d.Visible, good, bad)
+		}
 	})
-	t.Run("a_call_keeps_its_messages_until_it_returns", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			a := arrivals{start: time.Now()}
-			defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
-				a.add(batch)
-				<-ctx.Done()
-				expect.Equal(t, "the time until the context ended", time.Since(a.start), 30*time.Second)
-				time.Sleep(time.Hour)
-				return nil, nil // late, but still the result
-			})()
-			send(t, q, queue.Slow, text("m", 0))
-			time.Sleep(3 * time.Hour)
-			a.want(t, "m@0s#1")
-			expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
-		})
+	bubble(t, "a_deduplication_id_counts_for_five_minutes", Options{}, func(t *testing.T, q *Queues) {
+		a := arrivals{start: time.Now()}
+		defer run(q, queue.Events, queue.ConsumeOptions{}, accepting(a.add))()
+		for i := range 14 {
+			send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
+			time.Sleep(59 * time.Second)
+		}
+		// One message is accepted every 5 m 54 s, because dropped messages do not extend the window.
+		a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
 	})
-	t.Run("a_message_that_failed_with_others_is_redelivered_alone", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			var good, bad int
-			stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				for _, m := range batch {
-					if string(m.Body) == "poison" {
-						bad++
-						panic("poison")
-					}
-				}
-				good += len(batch)
-				return nil, nil
-			})
-			send(t, q, queue.Inbox, text("a", 0), text("poison", 0), text("b", 0))
-			time.Sleep(time.Minute)
-			stop()
-			if d := depth(t, q, queue.Dead); d.Visible != 1 || good != 2 || bad != 3 {
-				t.Errorf("got %d dead letters, %d good calls and %d bad calls, want 1, 2 and 3", d.Visible, good, bad)
-			}
-		})
+	bubble(t, "results_whose_transaction_did_not_begin_are_written_later", Options{}, func(t *testing.T, q *Queues) {
+		defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
+		mq := q.queues[queue.Slow]
+		mq.mu.Lock()
+		mq.submitted = true // as if a job were submitted that finds the file locked
+		mq.mu.Unlock()
+		send(t, q, queue.Slow, text("m", 0))
+		synctest.Wait()
+		(&settling{queue: mq}).Done(errors.New("the database is locked"))
+		time.Sleep(retryAfter + time.Second)
+		expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
 	})
-	t.Run("a_deduplication_id_counts_for_five_minutes", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			a := arrivals{start: time.Now()}
-			defer run(q, queue.Events, queue.ConsumeOptions{}, accepting(a.add))()
-			for i := range 14 {
-				send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
-				time.Sleep(59 * time.Second)
-			}
-			// One message is accepted every 5 m 54 s, because dropped messages do not extend the window.
-			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
-		})
-	})
-	t.Run("results_whose_transaction_did_not_begin_are_written_later", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
-			mq := q.queues[queue.Slow]
-			mq.mu.Lock()
-			mq.submitted = true // as if a job were submitted that finds the file locked
-			mq.mu.Unlock()
-			send(t, q, queue.Slow, text("m", 0))
-			synctest.Wait()
-			(&settling{queue: mq}).Done(errors.New("the database is locked"))
-			time.Sleep(retryAfter + time.Second)
-			expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
-		})
-	})
-	t.Run("results_that_could_not_be_written_are_written_later", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
-			mq := q.queues[queue.Slow]
-			mq.mu.Lock()
-			mq.submitted = true // as if a job were submitted
-			mq.mu.Unlock()
-			send(t, q, queue.Slow, text("m", 0))
-			synctest.Wait()
-			job := &settling{queue: mq}
-			mq.mu.Lock()
-			job.taken.append(&mq.settled)
-			mq.submitted = false
-			mq.mu.Unlock()
-			expect.MustLen(t, "the messages to delete", job.taken.accepted, 1)
-			job.Done(errors.New("disk full"))
-			expect.Equal(t, "rows before", rowsOf(t, q, queue.Slow), 1)
-			time.Sleep(retryAfter + time.Second)
-			expect.Equal(t, "rows after", rowsOf(t, q, queue.Slow), 0)
-		})
+	bubble(t, "results_that_could_not_be_written_are_written_later", Options{}, func(t *testing.T, q *Queues) {
+		defer run(q, queue.Slow, queue.ConsumeOptions{}, accept)()
+		mq := q.queues[queue.Slow]
+		mq.mu.Lock()
+		mq.submitted = true // as if a job were submitted
+		mq.mu.Unlock()
+		send(t, q, queue.Slow, text("m", 0))
+		synctest.Wait()
+		job := &settling{queue: mq}
+		mq.mu.Lock()
+		job.taken.append(&mq.settled)
+		mq.submitted = false
+		mq.mu.Unlock()
+		expect.MustLen(t, "the messages to delete", job.taken.accepted, 1)
+		job.Done(errors.New("disk full"))
+		expect.Equal(t, "rows before", rowsOf(t, q, queue.Slow), 1)
+		time.Sleep(retryAfter + time.Second)
+		expect.Equal(t, "rows after", rowsOf(t, q, queue.Slow), 0)
 	})
 }
 
@@ -329,34 +320,32 @@ func TestDiscard(t *testing.T) {
 	delayed := func(i int) queue.Outgoing {
 		return queue.Outgoing{Body: fmt.Appendf(nil, `{"sub":"sub_%032d","n":2}`, i), Delay: time.Minute}
 	}
-	t.Run("given delayed messages, when some texts are discarded, the messages with them are never delivered", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			var msgs []queue.Outgoing
-			for i := range rows {
-				msgs = append(msgs, delayed(i))
+	bubble(t, "given delayed messages, when some texts are discarded, the messages with them are never delivered", Options{}, func(t *testing.T, q *Queues) {
+		var msgs []queue.Outgoing
+		for i := range rows {
+			msgs = append(msgs, delayed(i))
+		}
+		send(t, q, queue.Slow, msgs...)
+		send(t, q, queue.Slow, queue.Outgoing{Body: msgs[3].Body}) // due, so it stays
+		texts := []string{"text that no message has", "x"}
+		for i := range rows - 5 {
+			texts = append(texts, fmt.Sprintf("sub_%032d", i))
+		}
+		expect.OK(t, q.Discard(t.Context(), queue.Slow, texts...))
+		if d := depth(t, q, queue.Slow); d.Delayed != 5 || d.Visible != 1 {
+			t.Errorf("got depth %+v, want 5 delayed and 1 visible", d)
+		}
+		got := map[string]int{}
+		stop := run(q, queue.Slow, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
+			for _, m := range batch {
+				got[string(m.Body)]++
 			}
-			send(t, q, queue.Slow, msgs...)
-			send(t, q, queue.Slow, queue.Outgoing{Body: msgs[3].Body}) // due, so it stays
-			texts := []string{"text that no message has", "x"}
-			for i := range rows - 5 {
-				texts = append(texts, fmt.Sprintf("sub_%032d", i))
-			}
-			expect.OK(t, q.Discard(t.Context(), queue.Slow, texts...))
-			if d := depth(t, q, queue.Slow); d.Delayed != 5 || d.Visible != 1 {
-				t.Errorf("got depth %+v, want 5 delayed and 1 visible", d)
-			}
-			got := map[string]int{}
-			stop := run(q, queue.Slow, queue.ConsumeOptions{}, accepting(func(batch []queue.Message) {
-				for _, m := range batch {
-					got[string(m.Body)]++
-				}
-			}))
-			time.Sleep(2 * time.Minute)
-			stop()
-			if len(got) != 6 || got[string(msgs[3].Body)] != 1 || got[string(msgs[rows-1].Body)] != 1 {
-				t.Errorf("got %v, want the last five and the one that was due", got)
-			}
-		})
+		}))
+		time.Sleep(2 * time.Minute)
+		stop()
+		if len(got) != 6 || got[string(msgs[3].Body)] != 1 || got[string(msgs[rows-1].Body)] != 1 {
+			t.Errorf("got %v, want the last five and the one that was due", got)
+		}
 	})
 	t.Run("given a busy writer, when texts are discarded that no message has, the search does not wait for it", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
