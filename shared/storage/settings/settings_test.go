@@ -107,6 +107,14 @@ func cache(db store.DB) *Cache[string] {
 	}, nil, slog.New(slog.DiscardHandler))
 }
 
+// wants checks the text of the document d that a method of a cache returns.
+func wants(t *testing.T, get func(context.Context, string) (string, int64, error), text string) {
+	t.Helper()
+	got, _, err := get(t.Context(), "d")
+	expect.OK(t, err)
+	expect.Equal(t, "the text", got, text)
+}
+
 func write(t *testing.T, db store.DB, text string) {
 	t.Helper()
 	old := expect.Value(Read(t.Context(), db, "d"))(t)
@@ -137,9 +145,8 @@ func TestCacheFollowsTheStore(t *testing.T) {
 		for range 100 {
 			wants("one", 1)
 		}
-		if head, text := db.Reads("head"), db.Reads("text"); head != 1 || text != 0 {
-			t.Errorf("got %d reads of the version and %d of the text, want 1 and 0", head, text)
-		}
+		expect.Equal(t, "reads of the version", db.Reads("head"), 1)
+		expect.Equal(t, "reads of the text", db.Reads("text"), 0)
 
 		write(t, db, "two")
 		time.Sleep(MaxAge)
@@ -158,9 +165,8 @@ func TestCacheFollowsTheStore(t *testing.T) {
 		wants("three", 4)
 		expect.Equal(t, "reads of the store right after a failure", db.Reads("head"), 0)
 		time.Sleep(MaxStale)
-		if _, _, err := c.Get(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v after %v without the store", err, MaxStale)
-		}
+		_, _, err := c.Get(t.Context(), "d")
+		expect.Fault(t, "the text long after the store was lost", err, fault.Unavailable)
 		db.Fail(nil)
 		wants("three", 4)
 	})
@@ -169,9 +175,8 @@ func TestCacheFollowsTheStore(t *testing.T) {
 func TestCacheReturnsAnErrorForAnInvalidText(t *testing.T) {
 	db := settingstest.New()
 	write(t, db, "bad")
-	if _, _, err := cache(db).Get(t.Context(), "d"); !fault.Is(err, fault.Internal) || err == nil {
-		t.Errorf("got %v", err)
-	}
+	_, _, err := cache(db).Get(t.Context(), "d")
+	expect.Fault(t, "the text", err, fault.Internal)
 }
 
 func TestCacheIsBounded(t *testing.T) {
@@ -195,28 +200,19 @@ func TestLatestIsNotFromMemory(t *testing.T) {
 		db := settingstest.New()
 		write(t, db, "one")
 		c := cache(db)
-		if v, _, err := c.Get(t.Context(), "d"); v != "one" || err != nil {
-			t.Fatal(v, err)
-		}
+		wants(t, c.Get, "one")
 		write(t, db, "two")
 		time.Sleep(time.Millisecond)
-		if v, _, _ := c.Get(t.Context(), "d"); v != "one" {
-			t.Errorf("got %q from memory", v)
-		}
-		if v, _, err := c.Latest(t.Context(), "d"); v != "two" || err != nil {
-			t.Errorf("the latest is %q, %v", v, err)
-		}
-		if v, _, _ := c.Get(t.Context(), "d"); v != "two" {
-			t.Errorf("got %q from memory after the latest was read", v)
-		}
+		wants(t, c.Get, "one")
+		wants(t, c.Latest, "two")
+		wants(t, c.Get, "two")
 		if v, version, err := c.Latest(t.Context(), "nothing"); v != "" || version != 0 || err != nil {
 			t.Errorf("of a document that does not exist: %q, %d, %v", v, version, err)
 		}
 		time.Sleep(time.Millisecond)
 		db.Fail(fault.New(fault.Unavailable, "down"))
-		if v, _, err := c.Latest(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("without the store: %q, %v", v, err)
-		}
+		_, _, err := c.Latest(t.Context(), "d")
+		expect.Fault(t, "the latest without the store", err, fault.Unavailable)
 	})
 }
 
@@ -232,9 +228,7 @@ func TestTheOnlyWriterReadsOnce(t *testing.T) {
 			db.Reads("head")
 			for range 3 {
 				for _, get := range []func(context.Context, string) (string, int64, error){c.Get, c.Latest} {
-					if v, _, err := get(t.Context(), "d"); v != text || err != nil {
-						t.Errorf("got %q, %v, want %q", v, err, text)
-					}
+					wants(t, get, text)
 				}
 				time.Sleep(2 * MaxStale)
 			}
@@ -262,21 +256,14 @@ func TestWrittenDuringARead(t *testing.T) {
 		db := &late{Store: settingstest.New(), gate: make(chan struct{})}
 		c := cache(db)
 		write(t, db.Store, "one")
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if _, _, err := c.Latest(t.Context(), "d"); err != nil {
-				t.Error(err)
-			}
-		}()
+		var reading sync.WaitGroup
+		reading.Go(func() { wants(t, c.Latest, "two") }) // it reads once more
 		synctest.Wait()
 		write(t, db.Store, "two")
 		c.Invalidate()
 		close(db.gate)
-		<-done
-		if v, _, err := c.Get(t.Context(), "d"); v != "two" || err != nil {
-			t.Errorf("got %q, %v", v, err)
-		}
+		reading.Wait()
+		wants(t, c.Get, "two")
 	})
 }
 

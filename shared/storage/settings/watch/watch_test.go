@@ -21,25 +21,21 @@ func TestFiles(t *testing.T) {
 		expect.OK(t, os.Symlink(to, path+".new"))
 		expect.OK(t, os.Rename(path+".new", path))
 	}
+	// existing prepares a file that is there at first.
+	existing := func(change func(t *testing.T, path string)) func(*testing.T, string) (string, func()) {
+		return func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "c.yaml")
+			write(t, path, "one")
+			return path, func() { change(t, path) }
+		}
+	}
 	for name, prepare := range map[string]func(t *testing.T, dir string) (path string, change func()){
-		"EVS-14 a file that is written": func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "c.yaml")
-			write(t, path, "one")
-			return path, func() { write(t, path, "three") }
-		},
-		"EVS-14 a file that is replaced": func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "c.yaml")
-			write(t, path, "one")
-			return path, func() {
-				write(t, path+".new", "two")
-				expect.OK(t, os.Rename(path+".new", path))
-			}
-		},
-		"EVS-14 a file that is removed": func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "c.yaml")
-			write(t, path, "one")
-			return path, func() { expect.OK(t, os.Remove(path)) }
-		},
+		"EVS-14 a file that is written": existing(func(t *testing.T, path string) { write(t, path, "three") }),
+		"EVS-14 a file that is removed": existing(func(t *testing.T, path string) { expect.OK(t, os.Remove(path)) }),
+		"EVS-14 a file that is replaced": existing(func(t *testing.T, path string) {
+			write(t, path+".new", "two")
+			expect.OK(t, os.Rename(path+".new", path))
+		}),
 		"EVS-14 a file that may be read now": func(t *testing.T, dir string) (string, func()) {
 			path := filepath.Join(dir, "c.yaml")
 			write(t, path, "one")
