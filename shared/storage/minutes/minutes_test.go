@@ -86,9 +86,8 @@ func TestMinutes(t *testing.T) {
 
 func TestAWalkThatIsCutOffContinues(t *testing.T) {
 	w := newWalk(t)
-	if _, _, err := w.visit(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := w.visit()
+	expect.OK(t, err)
 	w.now = w.now.Add(24 * time.Hour)
 	m := minutes.Position{DB: w.db, Key: key, CatchUp: 7 * 24 * time.Hour}
 	visits, rounds := 0, 0
@@ -113,12 +112,11 @@ func TestAWalkThatIsCutOffContinues(t *testing.T) {
 
 func TestTwoConcurrentWalks(t *testing.T) {
 	w := newWalk(t)
-	if _, _, err := w.visit(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := w.visit()
+	expect.OK(t, err)
 	w.now = w.now.Add(time.Hour)
 	visits := 0
-	err := (minutes.Position{DB: w.db, Key: key, CatchUp: time.Hour}).Walk(t.Context(), w.now, func(context.Context, time.Time) error {
+	err = (minutes.Position{DB: w.db, Key: key, CatchUp: time.Hour}).Walk(t.Context(), w.now, func(context.Context, time.Time) error {
 		if visits++; visits == 1 {
 			_, _, err := w.visit()
 			expect.OK(t, err)
