@@ -2,12 +2,14 @@ package records
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -41,6 +43,30 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	if lists["r"] != many+1 || lists["re"] != burst*successRate+1 || lists["ro"] != lists["re"] || lists["ra"] != lists["re"] || omitted != 5 {
 		t.Errorf("got %v, %d omitted, want %d in r, %d in re, ro and ra, and 5 omitted", lists, omitted, many+1, burst*successRate+1)
 	}
+}
+
+// OPS-19: a filter that leaves out most records does not make List read all of them at once, because each read costs money on AWS.
+func TestAFilterThatLeavesOutMostRecords(t *testing.T) {
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
+	defer db.Close()
+	var ops []store.Op
+	for i := range 2*MaxRead + 1 {
+		r := Record{Event: "accepted"}
+		if i == 0 { // the oldest record
+			r.Category = "timeout"
+		}
+		ops = append(ops, store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: OfAll("w"), Sort: fmt.Sprintf("%016d#", i+1)}, Value: r.encode()}))
+	}
+	expect.OK(t, db.WriteAll(t.Context(), ops...))
+	next := ""
+	for page := range 3 {
+		var list []Record
+		var err error
+		list, next, err = List(t.Context(), db, "w", Query{Outcome: Failed}, next, 1)
+		expect.OK(t, err)
+		expect.Equal(t, fmt.Sprintf("OPS-19 the records on page %d", page+1), len(list), page/2)
+	}
+	expect.Equal(t, "OPS-19 the position after the last page", next, "")
 }
 
 // A member that Record.encode forgets would be lost without an error, so every field is filled by reflection.
