@@ -114,8 +114,8 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 }
 
 // handleSlow decides how a POST continues that takes longer than [lane.FastSlot.Usual] or, if Usual is 0, than [lane.FastSlot.Wait]. It
-// waits for the POST, detaches it or cancels it, and releases the slot. It returns the operations or the error for
-// [Dispatcher.attemptFirst] to report.
+// waits for the POST, detaches it or cancels it, and releases the slot. It returns the store operations or the error that
+// [Dispatcher.attemptFirst] reports.
 func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
@@ -225,8 +225,8 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 }
 
 // moveToSlowLane stores a delivery, so that the slow lane, which makes the retries, also makes its first attempt. It delays the
-// delivery's queue message until the endpoint's rate limit and pauses permit the attempt. The slow lane would have to return an earlier
-// message to the queue.
+// delivery's queue message until the endpoint may get the attempt, because the slow lane would have to return an earlier message to the
+// queue.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -327,7 +327,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	if out.Internal() {
 		return out
 	}
-	// A control message has no time of publication, so its lag counts from the beginning of its retry schedule.
+	// A control message has no time of publication, so its delivery lag counts from the beginning of its retry schedule.
 	lag := s.now().Sub(cmp.Or(del.Published, del.First))
 	s.metrics.Attempt(string(out.Category), n == 1 && !del.Late && !del.Again, out.Took, lag)
 	if s.options.LogDeliveries {

@@ -75,7 +75,7 @@ type Options struct {
 	// the slow lane repeats it (see package lane). 0 means that the task waits until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the response time at which an endpoint counts as slow (2 s). The next deliveries to a slow endpoint take the slow
-	// lane, where they do not hold up page tasks.
+	// lane (see package lane), where they do not hold up page tasks.
 	SlowAnswer time.Duration
 	// MinWait is for a process that handles one batch of page tasks at a time and is frozen in between, such as a Lambda function. While
 	// batches quickly follow each other, a task waits for a first attempt only as long as the endpoint usually takes to respond, and at
@@ -203,7 +203,7 @@ func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// CountFailing returns how many endpoints this process knows to be slow, and to how many it sends no webhooks for now.
+// CountFailing returns how many endpoints this process knows to be slow, and how many get no webhooks for now because they failed.
 func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
 // Wait blocks until all running first attempts have ended, or until ctx is done. A first attempt can still run after

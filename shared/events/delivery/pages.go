@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// joinedPage is one task that replaces all page tasks of a batch for the same range of subscribers.
+// joinedPage is one task that replaces several tasks of a batch, because they send events to the same range of subscribers.
 type joinedPage struct {
 	task.Page
 	messages  []string        // the ids of the joined tasks' messages
@@ -96,8 +96,8 @@ type receivedPage struct {
 	err     error // set if the message cannot be decoded
 }
 
-// groupTasks joins the tasks that have the same pattern, range and Late flag. It leaves out tasks without events, unless they reactivate
-// a subscription ([task.Page.Reactivation]). The result failed has the ids of messages that must be redelivered.
+// groupTasks joins the page tasks that have the same URI pattern, range of subscribers and Late flag. It leaves out tasks without events,
+// unless they reactivate a subscription ([task.Page.Reactivation]). The result failed has the ids of messages that must be redelivered.
 func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*joinedPage, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -167,7 +167,7 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	defer cancel()
 	if len(done.ops) > 0 {
 		if err := state.WriteNotes(ctx, store.Unhurried(d.DB), done.ops); err != nil {
-			// The webhooks were sent, so losing their records is better than failing the page, which would repeat them.
+			// The webhooks were sent, so losing their records is better than failing the page task, which would repeat them.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
 	}
@@ -272,8 +272,9 @@ func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest writes marks (see [Dispatcher.mark]) for the tasks that remain of a page task that waited for a switch. Only then does it
-// delete the old marks, so that a mark protects the events at all times. The parameter left has the remaining tasks.
+// markRest replaces the marks (see [Dispatcher.mark]) of a page task that waited for a switch by marks for the tasks that remain of it
+// (the parameter left). It writes the new marks before it deletes the old ones, so that cursors cannot advance past the events in
+// between.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -314,7 +315,7 @@ type batches struct {
 }
 
 const (
-	// maxIdle is the limit for the total time that a busy process was idle between its last three batches.
+	// maxIdle is how long a process may have been idle in total between its last three batches to count as busy.
 	maxIdle = time.Second
 	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml).
 	fullBatch = 10
@@ -432,7 +433,8 @@ func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.S
 }
 
 const (
-	// maxHops is how often a busy endpoint's events may move to another page task before they take the slow lane.
+	// maxHops is how often a busy endpoint's events may move to another page task before they are stored for the slow lane (see package
+	// lane).
 	maxHops = 64
 	// retryPage is the delay before a page task repeats events that failed because of this program and could not be stored for the slow
 	// lane. The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.

@@ -83,8 +83,8 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// Report only these messages as failed. The next batch writes their outcomes before it makes any attempt. If HandleSingles
-			// returned an error, the queue would redeliver the batch's other messages, too, although they are done.
+			// Report only the messages of these attempts as failed. The next batch writes the outcomes before it makes any attempt. If
+			// HandleSingles returned an error, the queue would redeliver the batch's other messages, too, although they are done.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))

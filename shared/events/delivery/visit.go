@@ -146,8 +146,8 @@ const (
 	ended                   // the subscription has ended, so the event and all events after it are not sent
 )
 
-// sendEvents starts an attempt for each event in turn, and returns when the attempts have ended. If an event fails, or its handling is
-// left or ended, sendEvents does not try the later events and records the same result for them.
+// sendEvents starts an attempt for each event in turn, and returns when the attempts have ended. If an event fails, or a result's
+// [handling] is left or ended, sendEvents does not try the later events and records the same result for them.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)

@@ -54,11 +54,11 @@ type Outcome struct {
 	Category string
 	// Next is when the next attempt of a waiting delivery is due.
 	Next time.Time
-	// For kindFiltered, Argument is the subscription's argument that rejects the event. Wanted is the argument's value, and Got the event's
-	// value, or nil if the payload lacks it.
+	// Argument, Wanted and Got are set for kindFiltered. Argument is the subscription's argument that rejects the event. Wanted is the
+	// argument's value, and Got the event's value, or nil if the payload lacks it.
 	Argument    string
 	Wanted, Got json.RawMessage
-	// Switch pauses the delivery if Kind is kindPaused.
+	// Switch is the switch that pauses the delivery if Kind is kindPaused.
 	Switch *switches.Switch
 }
 
@@ -73,7 +73,7 @@ type Explainer struct {
 	Kept          records.Keep
 }
 
-// Event is an event to explain.
+// Event is an event for which an [Explainer] finds the outcomes.
 type Event struct {
 	*event.Event
 	// Lost is true if the event is only known from the delivery log, so that its payload and publication time are unknown.
@@ -91,17 +91,19 @@ type subject struct {
 }
 
 const (
-	// settling is the time after which all processes know a change of a switch or a suspension. By then, an event normally had its first
-	// attempt, too.
+	// settling is the time after which an event normally had its first attempt. By then, all processes also know a change of a switch or
+	// a suspension.
 	settling = 5 * time.Minute
 	// An explanation reads at most recordPages pages, each with up to maxRecords records, from the delivery log.
 	maxRecords  = 200
 	recordPages = 3
 )
 
-// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for other
-// subscriptions with attempts in the delivery log, most of which have ended. A test event has only the second part. next is empty on the
-// last page.
+// ExplainPage returns a page of the outcomes of an event, one per subscription. The result next is the position for the next page, or ""
+// on the last page.
+//
+// The list first has the subscriptions whose patterns match the event. After these, it has other subscriptions with attempts in the
+// delivery log, most of which have ended. For a test event, it has only the second part.
 func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.readSubject(ctx, e)
 	if err != nil {
@@ -144,8 +146,8 @@ func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limi
 	return list, "", nil
 }
 
-// endedAfter is a prefix of positions in the list of [Explainer.ExplainPage]. A position with the prefix is in the second part
-// of the list, which has the subscriptions whose patterns do not match, most of which have ended.
+// endedAfter is the prefix of positions in the second part of the list of [Explainer.ExplainPage]. This part has the subscriptions whose
+// patterns do not match the event, most of which have ended.
 const endedAfter = "!"
 
 // ExplainOne returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if
@@ -219,7 +221,7 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 }
 
 // explain finds the outcome for one subscription from the most certain source: the stored delivery, then the delivery log, and then
-// [Decide], as if the event arrived now. sub and del may be nil.
+// [Decide], as if the event arrived now. The parameters sub and del may be nil.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {
@@ -254,8 +256,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether tries has a successful attempt that was made after the stored delivery del was given up. For example, a
-// client may have resumed from an older cursor. If the first attempt then succeeds, the stored delivery does not change.
+// arrivedSince reports whether an attempt in tries succeeded after the stored delivery del was given up. For example, a client may have
+// resumed from an older cursor. If the first attempt then succeeds, the stored delivery does not change.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false
@@ -278,7 +280,8 @@ func (o *Outcome) setEnded() {
 	}
 }
 
-// explainStored explains a stored delivery. A delivery is stored if its first attempt failed or did not take place.
+// explainStored sets the outcome of an event whose delivery is stored. A delivery is stored if its first attempt failed or did not take
+// place.
 func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, del *state.Delivery) error {
 	o.Attempts = len(del.Attempts)
 	if o.Attempts > 0 {
@@ -372,8 +375,8 @@ func describePause(sw *switches.Switch) string {
 	return "all deliveries are paused by " + sw.By
 }
 
-// explainRecords explains a delivery from its attempts in the delivery log (tries), newest first. It is called if no delivery is stored, or
-// if an attempt succeeded after the stored delivery was given up.
+// explainRecords sets the outcome of an event from its attempts in the delivery log (tries), which are sorted newest first. It is called
+// if no delivery is stored, or if an attempt succeeded after the stored delivery was given up.
 func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, tries []records.Record) error {
 	last := tries[0]
 	if i := slices.IndexFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered }); i >= 0 {
@@ -393,10 +396,12 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. due is when that record says that
-// the next attempt is due. If explainJudged finds a reason, for example a removed event type, that is the outcome. Otherwise a later
-// attempt must have succeeded. If the delivery log keeps successes, the record of that attempt is about to be written, so the outcome is
-// "waiting" until then. If the log keeps no successes, the outcome is "delivered".
+// explainUnstored sets the outcome of an event whose last recorded attempt failed, but whose delivery is no longer stored. The parameter
+// due is when that record says that the next attempt is due. If explainJudged finds no reason, for example a removed event type, a later
+// attempt must have succeeded.
+//
+// If the delivery log keeps successes, the record of the later attempt is about to be written, so the outcome is "waiting" until then. If
+// the log keeps no successes, the outcome is "delivered".
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

@@ -1,7 +1,7 @@
-// Package judge decides whether a subscriber receives an event, and explains afterwards why it did or did not.
+// Package judge decides whether a subscriber receives an event, and explains afterwards why the subscriber did or did not receive it.
 //
-// Package delivery calls [Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription: from the stored
-// delivery, from the delivery log, or else from the same decision.
+// Package delivery calls [Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription from the stored
+// delivery or the delivery log. If these have no attempt, it calls Decide again.
 package judge
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
-// Decision says whether to send an event that the subscriber's filters accept, and why not.
+// Decision says whether to send an event that the subscriber's filters accept, or why not.
 type Decision int
 
 // The decisions.
@@ -40,14 +40,14 @@ const (
 	Paused       // a switch pauses the delivery
 )
 
-// Ruling is a decision. If it is [Paused], Switch is the switch that pauses the delivery.
+// Ruling is a decision about an event. If the decision is [Paused], Switch is the switch that pauses the delivery.
 type Ruling struct {
 	Decision
 	Switch switches.Name
 }
 
-// Decide decides whether a subscriber, whose filters accept the event, receives it now. right has the principal's rights, and set has the
-// switches that pause deliveries. If set is nil, no delivery is [Paused].
+// Decide decides whether a subscriber, whose filters accept the event, receives it now. The parameter right says which events the
+// principal may receive, and set has the switches that pause deliveries. If set is nil, no delivery is [Paused].
 func Decide(ctx context.Context, set *switches.Set, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
 	may, err := right.MayReceive(ctx, e)
 	switch {
@@ -76,9 +76,9 @@ func Decide(ctx context.Context, set *switches.Set, right review.Right, sub *sub
 	return Ruling{Decision: Send}, nil
 }
 
-// explainJudged explains an event without a stored delivery by what [Decide] would decide now. If the subscription was
-// suspended or paused only after the event, explainJudged sets no outcome, because that does not explain why the event was not
-// delivered at its time.
+// explainJudged sets the outcome of an event without a stored delivery from the decision that [Decide] would make now. If the
+// subscription was suspended or paused only after the event, explainJudged sets no outcome, because that does not explain why the event
+// was not delivered at its time.
 func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
 	switch {
 	case o.isEnded():
@@ -107,8 +107,8 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	return nil
 }
 
-// judge decides about an event without a stored delivery. If the subscription does not ask for the event, is too new or has no right to it,
-// judge sets the outcome. Otherwise the caller acts on the ruling.
+// judge decides about an event without a stored delivery. If the subscription does not ask for the event, was created after it or may not
+// receive it, judge sets the outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	if !sub.Covers(s.URI) {
@@ -126,8 +126,8 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 	return x.judgeEvent(ctx, s, o)
 }
 
-// judgeEvent calls [Decide] for an event that the subscription asks for, as dispatch does. If the subscription has no right to the
-// event, judgeEvent sets the outcome. Otherwise the caller acts on the ruling.
+// judgeEvent calls [Decide] for an event, as package delivery does. If the subscription may not receive the event, judgeEvent sets the
+// outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	right, err := x.Review.CheckSubscription(ctx, sub, refresh.Cached)
@@ -153,7 +153,8 @@ func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Rul
 	return ruling, err
 }
 
-// explainFilter explains an event that the subscription's filter f rejects: it sets the outcome's argument, wanted value and actual value.
+// explainFilter sets the outcome of an event that the subscription's filter f rejects, with the values that the filter accepts and the
+// event's value.
 func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.ValueAt(s.Data, f.Pointer)
 	o.Wanted, _ = json.Marshal(f.Values)
@@ -167,7 +168,7 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Why = o.compare()
 }
 
-// explainOther explains an event of another type or URI than the subscription asks for.
+// explainOther sets the outcome of an event whose type or URI the subscription does not ask for.
 func (o *Outcome) explainOther(s *subject) {
 	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
@@ -210,7 +211,7 @@ func quote(text string) json.RawMessage {
 	return b
 }
 
-// explainMissing explains an event that should have been sent, but left no delivery and no record.
+// explainMissing sets the outcome of an event that should have been sent, but has no stored delivery and no record in the delivery log.
 func (x *Explainer) explainMissing(s *subject, o *Outcome) {
 	recent := !s.Lost && time.Since(s.Published) < settling
 	switch {

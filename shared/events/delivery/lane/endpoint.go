@@ -393,7 +393,8 @@ func (l *Lanes) markHanging(ctx context.Context, endpoint string, until time.Tim
 	_ = l.rate.db.Write(ctx, store.Put(it)) // if the write fails, other processes find out by themselves that the endpoint hangs
 }
 
-// readMark returns the mark of a hanging endpoint. It returns nil if there is no mark or it cannot be read.
+// readMark returns a hanging endpoint's mark, the item that tells other processes that the endpoint hangs. It returns nil if there is no
+// mark or it cannot be read.
 func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	items, err := l.rate.db.Get(ctx, hangKey(endpoint))
 	if err != nil || items[0] == nil || !l.now().Before(items[0].Expires) {

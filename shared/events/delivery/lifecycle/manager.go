@@ -1,8 +1,8 @@
-// Package lifecycle ends, disables and suspends subscriptions because of their deliveries, and stores and reactivates the
-// deliveries of suspended ones. It sends gap notices, and finds the watermark of a subscription: the position in the event log
-// up to which all of the subscription's deliveries are settled, i.e. acknowledged or dead-lettered.
+// Package lifecycle ends, disables and suspends subscriptions because of their deliveries. It stores the deliveries of suspended
+// subscriptions, and reactivates them later. It also sends gap notices, i.e. messages about missed events, and finds the watermark of a
+// subscription: the position in the event log up to which all of the subscription's deliveries were acknowledged or became dead letters.
 //
-// Package delivery makes the attempts, and package retry calls the [Manager] after a failed one.
+// Package delivery makes the attempts, and package retry calls the [Manager] after a failed attempt.
 package lifecycle
 
 import (
@@ -29,14 +29,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Subscriptions are the operations on subscriptions that deliveries need. [subscription.Service] implements it.
+// Subscriptions are the operations on subscriptions that the [Manager] needs. [subscription.Service] implements it.
 type Subscriptions interface {
 	deadletter.Finder
 	Disable(ctx context.Context, workspace, principal, id, reason string, resumed subscription.Seconds) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string, resumed subscription.Seconds) error
 }
 
-// Manager announces gaps to subscriptions, and suspends, reactivates and disables them.
+// Manager suspends, reactivates and disables subscriptions, and tells their clients about missed events (gaps).
 type Manager struct {
 	Deliveries    *state.Deliveries
 	Subscriptions Subscriptions
@@ -46,30 +46,30 @@ type Manager struct {
 	Metrics       *metric.Set // may be nil
 }
 
-// Gaps has the event log and the sealer, from which gap notices are made.
+// Gaps has the event log and the sealer, from which gap notices are made. A gap notice tells a client that it missed events.
 type Gaps struct {
 	Log *eventlog.Log
 	// Sealer returns the sealer that encrypts cursors and makes the ids of messages.
 	Sealer func(context.Context) (*eventlog.Sealer, error)
 }
 
-// The deliveries of a suspended subscription form a backlog, and do not use up their retries (SEP-3415, webhook event delivery). When a
-// delivery becomes due, it stays in the store, and its due entry, which names the time of the next attempt, is deleted. An event that was
-// published before the suspension but dispatched after it also joins the backlog. Later events need not join it, because the subscription
-// resumes when the client refreshes it, and the refresh replays these events from the log.
+// While a subscription is suspended, its deliveries form a backlog, and do not use up their retries (SEP-3415, webhook event delivery). A
+// delivery that becomes due stays in the store, but has no time for a next attempt. An event that was published before the suspension but
+// dispatched after it also joins the backlog. Later events need not join it, because the subscription resumes when the client refreshes
+// it, and the refresh replays these events from the log.
 //
 // The refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends a
-// delivery, and then reads the subscription again. So the refresh finds the suspended delivery, or the worker finds the subscription active
-// and reactivates the delivery itself. No delivery stays behind.
+// delivery, and then reads the subscription again. So either the refresh finds the suspended delivery, or the worker finds the
+// subscription active and reactivates the delivery itself.
 
-// WillBeReplayed reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
-// because the refresh replays it from the log.
+// WillBeReplayed reports whether an event was published after its subscriber was suspended. Such an event need not be stored until the
+// suspension ends, because the client's next refresh replays it from the log.
 func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 	return e.Published.After(sub.Suspended.Time().Add(2 * eventlog.MaxSkew))
 }
 
-// SuspendDelivery puts a delivery into the backlog. If the subscription has become active meanwhile, it reactivates the delivery. e is the
-// event of a new delivery, and nil for a delivery that is stored already.
+// SuspendDelivery puts a delivery into the backlog of its suspended subscription. If the subscription has become active meanwhile, it
+// reactivates the delivery. The event e is nil for a delivery that is stored already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	if del.State != state.Suspended { // if it is suspended already, an earlier worker failed right after it suspended the delivery
 		written, err := m.Deliveries.Suspend(ctx, del, e)
@@ -120,8 +120,8 @@ const (
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
-// OnlyFails reports whether to disable a subscription, because its last [disableFailures] or more attempts, over at least [DisableAfter],
-// have all failed.
+// OnlyFails reports whether to disable a subscription because all its recent attempts failed. These must be at least [disableFailures]
+// attempts, over at least [DisableAfter].
 func OnlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
 	since := max(st.FailedSince.Unix(), int64(sub.Resumed))
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
@@ -141,8 +141,8 @@ func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscripti
 	return nil
 }
 
-// publishDisabled publishes the event that announces a disabled subscription, if the catalog has a type for this event and the type has an
-// access rule. Without a rule, everybody could read the principal's name in the event.
+// publishDisabled publishes the event that announces a disabled subscription, if the catalog has a type with an access rule for this
+// event. Without a rule, everybody could read the principal's name in the event.
 func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	cat, err := m.Terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -165,15 +165,15 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	})
 }
 
-// A gap notice tells the client of an MCP Events subscription that events were lost, and from which cursor the client can resume
-// (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). Without the notice, the client would learn of the gap only with its next
-// refresh. There are two causes:
+// A gap notice tells the client of an MCP Events subscription that it missed events, and from which cursor it can resume (SEP-3415,
+// Non-event webhook bodies and Cursor Lifecycle). Without the notice, the client would learn of the gap only with its next refresh. There
+// are two causes:
 //
-//   - A delivery is given up. The notice's cursor lies before the lost event and before all deliveries that are still to be sent, so one
-//     notice also covers deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash
-//     in between, the notice comes too early, but no gap stays hidden.
-//   - A suspension lasts longer than the log's retention. The notice is written before the suspension, and is due when the log no longer
-//     has the events from the beginning of the suspension. The notice is dropped if the subscription is active again by then.
+//   - A delivery is given up. The notice's cursor is before the lost event and before all deliveries that are still to be sent, so one
+//     notice also covers deliveries that are given up later in the same outage. The notice is written before the dead letter. After a
+//     crash in between, the notice comes too early, but no gap stays hidden.
+//   - A suspension lasts longer than the event log keeps events. The notice is written before the suspension, and is due when the log no
+//     longer has the first events of the suspension. The notice is dropped if the subscription is active again by then.
 //
 // A notice is sent as a delivery of its own.
 
@@ -185,7 +185,8 @@ const (
 	gapFor = DisableAfter
 	// gapRetry is the longest time between two retries of a gap notice after its retry schedule.
 	gapRetry = time.Hour
-	// suspensionGap is the key of a suspension's notice. It differs from the keys of events, because these are hashes.
+	// suspensionGap is the key of the delivery that sends a suspension's gap notice. It differs from the keys of events, because these
+	// are hashes.
 	suspensionGap = "~gap"
 )
 
@@ -213,8 +214,8 @@ func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
-// tryGap writes a gap notice unless the subscription's last notice already covers the delivery (see lastGap). done is false if another
-// process has written a notice at the same time, so that the caller tries again.
+// tryGap writes a gap notice unless the subscription's last notice also covers the lost event (see [Manager.lastGap]). The result done is
+// false if another process has written a notice at the same time, so that the caller tries again.
 func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
 	last, version, covers, err := m.lastGap(ctx, del)
 	if err != nil || covers {
@@ -246,15 +247,15 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	return done, err
 }
 
-// lastGap returns the last gap notice of a subscription, and the version of its item. covers reports whether that notice also tells the
-// client about the lost event of the delivery del, so that a second notice is not needed. covers is true if a client finds the event in the
-// log when it resumes from the notice's cursor immediately after the notice. So the cursor must not be after the event. Also, the event
-// must have been in the log when the notice was written, or the notice must still be waiting to be sent.
+// lastGap returns the last gap notice of a subscription, and the version of its item. The result covers says that the notice also covers
+// the lost event of the delivery del, because a client that resumes from the notice's cursor gets the event. For this, the cursor must
+// not be after the event. Also, the event must have been in the log when the notice was written, or the notice must still be waiting to
+// be sent.
 //
-// If an event was published before the notice was written, it was not necessarily in the log by then, because it may have waited in the
-// events queue. But if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout
-// appends an event to the log before it queues the page tasks. Stand-alone, it does both concurrently, and an append takes far less time
-// than the window.
+// An event that was published before the notice was written may have been missing in the log, because it waited in the events queue. But
+// if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout appends an
+// event to the log before it queues the page tasks. A stand-alone server does both concurrently, and an append takes far less time than
+// the window.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	it, err := store.One(ctx, m.Deliveries.DB, state.GapKey(del.Workspace, del.Subscription), "read the last gap of a subscription")
 	if err != nil || it == nil {
@@ -276,8 +277,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice != nil, nil
 }
 
-// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before all events since
-// lostSince, unless that is zero, and before all deliveries that are still to be sent, but not before the beginning of the log.
+// gapBody returns the body of a gap notice, and the position of the cursor in the body. The position is before all deliveries that are
+// still to be sent and, unless lostSince is zero, before all events since lostSince. But it is not before the beginning of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lostSince time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -308,8 +309,8 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// ForeseeGap stores the gap notice for a suspension that is about to begin. The notice is due when the log no longer has the events from
-// the beginning of the suspension. Then [Manager.PrepareGap] decides whether the notice is sent.
+// ForeseeGap stores the gap notice for a suspension that is about to begin. The notice is due when the event log no longer has the first
+// events of the suspension. Then [Manager.PrepareGap] decides whether the notice is sent.
 func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
 	if m.Gaps == nil || m.Terminator.isPlain(sub.Target.URL) {
 		return nil
@@ -341,10 +342,11 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns the delay before the next attempt of a gap notice whose schedule is over, or false if the notice is given up. A
-// notice is retried longer than an event, because otherwise the client learns of the gap only with its next refresh. The delay
-// doubles from last, the schedule's last delay, up to [gapRetry]. further is the number of the attempt after the schedule,
-// counted from 1.
+// NextGap returns the delay before the next attempt of a gap notice whose retry schedule is over, or false if the notice is given up. A
+// notice is retried longer than an event, because otherwise the client learns of the gap only with its next refresh.
+//
+// The delay doubles with each attempt, up to [gapRetry]. The parameter last is the schedule's last delay, and further is the number of
+// the attempt after the schedule, counted from 1.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

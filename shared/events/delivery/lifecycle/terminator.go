@@ -106,7 +106,7 @@ func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *st
 	return del
 }
 
-// Ending is the number of subscriptions of a workspace that a changed catalog would end for the same reason.
+// Ending counts the subscriptions of a workspace that a changed catalog would end for the same reason.
 type Ending struct {
 	Workspace     string
 	Reason        string
@@ -199,7 +199,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	return out, nil
 }
 
-// withChanges appends the breaking changes of an event type, for example that a filter was removed, to a reason that says that this type's
+// withChanges adds the breaking changes of an event type, for example that a filter was removed, to a reason that says that the type's
 // schema has changed. It returns other reasons unchanged.
 func withChanges(reason string, changes []catalog.Change) string {
 	var what []string
@@ -239,12 +239,12 @@ func EndingsError(endings []Ending) error {
 	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; to allow this, pass --allow-breaking", total, strings.Join(parts, ", "))
 }
 
-// Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once
-// a minute, Recheck looks for workspaces whose catalog has changed since the last recheck, and checks their subscriptions
-// to event types that were removed, or whose terms have changed (see [catalog.Catalog.HashTerms]).
+// Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once a minute,
+// Recheck looks for workspaces whose catalog has changed since the last recheck. It checks their subscriptions to event types that were
+// removed, or whose terms have changed, for example the access rule (see [catalog.Catalog.HashTerms]).
 //
-// Each change is rechecked twice: immediately, and again after [settleAfter]. In between, other processes may still use the
-// old catalog, for up to [settings.MaxAge], and accept subscriptions to a removed event type.
+// Each change is rechecked twice: immediately, and again after [settleAfter]. In between, other processes may still use the old catalog,
+// for up to [settings.MaxAge], and accept subscriptions to a removed event type.
 
 // settleAfter is the time between the first and the second recheck of a changed catalog.
 const settleAfter = 20 * time.Second
@@ -305,9 +305,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
-	// Step identifies a recheck: by the catalog, and by whether it is the first or the second recheck for this catalog. If the stored
-	// position has the Step of this recheck, the recheck was interrupted at that position, and continues from there. Otherwise it begins
-	// with the first scope.
+	// The field Step identifies a recheck: by the catalog, and by whether it is the first or the second recheck for this catalog. If the
+	// stored position has the same Step, this recheck was interrupted there, and continues. Otherwise it begins with the first scope.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -328,8 +327,9 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns, sorted, the scopes of the event types that after lacks, or for which after has another hash (see
-// [catalog.Catalog.HashTerms]). It adds the scope of parents, because subscriptions to a parent may get events of such a type, too.
+// affectedScopes returns, sorted, the scopes of event types that were removed or whose hash changed. The parameters before and after are
+// the results of [catalog.Catalog.HashTerms] for the old and the new catalog. affectedScopes adds the scope of parents, because
+// subscriptions to a parent may get events of these types, too.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {

@@ -23,11 +23,11 @@ import (
 // settled, i.e. acknowledged or dead-lettered. It becomes the cursor that the client gets, because a client that resumes from there
 // misses no event. Two kinds of deliveries are not settled:
 //
-//   - Deliveries without a first attempt. They are part of a page, a queue message that asks to send events to a range of
-//     subscribers. The store has items only for deliveries that failed, so Watermark has to estimate which pages were
-//     attempted. Dispatch regularly records that it makes progress (see [Progress]). Watermark assumes that all pages that were
-//     queued at least [dwell] before the last such record have been attempted. There are two exceptions, which have items in the
-//     store: pages that dispatch received late, and pages that wait because a person has paused their events (see [PausedPages]).
+//   - Deliveries without a first attempt. The store has no items for them, because they are part of a page task, which asks to send
+//     events to a range of subscribers. So Watermark estimates which page tasks were attempted. Package delivery regularly records that
+//     it makes progress (see [Progress]). Watermark assumes that all page tasks that were queued at least [dwell] before the last such
+//     record have been attempted. There are two exceptions, which have items in the store: page tasks that were received late, and page
+//     tasks that wait because a person has paused their events (see [PausedPages]).
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.
 //
 // Positions are keys of the event log. An event's key is at least its publication time minus the tolerated clock skew.
@@ -36,18 +36,18 @@ type Watermark struct {
 }
 
 const (
-	// dwell is the longest time that a page can be queued while dispatch makes progress. A page counts as late after [lateAfter] (5 min). It
-	// may then be split into smaller pages up to three times, and each split can take one visibility timeout of the queue (7 min on AWS). That
-	// is 26 min, and the rest is a margin.
+	// dwell is the longest time that a page task can be queued while package delivery makes progress. A task counts as late after
+	// [lateAfter] (5 min). It may then be split into smaller tasks up to three times, and each split can take one visibility timeout of
+	// the queue (7 min on AWS). That is 26 min, and the rest is a margin.
 	dwell = 30 * time.Minute
-	// lateAfter is how long a page may have waited in its queue before dispatch records it as late.
+	// lateAfter is how long a page task may have waited in its queue before it is recorded as late.
 	lateAfter = 5 * time.Minute
 	// progressEvery is the minimum time between two progress records of a process; see [Progress].
 	progressEvery = time.Minute
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the maximum number of stored deliveries that SettledPosition reads. With more, a subscription's position is unknown.
+	// maxOpen is the maximum number of stored deliveries that SettledPosition reads. If a subscription has more, its position is unknown.
 	maxOpen = 1000
 )
 
@@ -59,13 +59,13 @@ func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition that lists the pages of a workspace that wait for a switch. Its sort keys begin with
-// [EarliestKey]. The events of these pages have not been attempted, so the watermark of each subscription in the workspace must
+// PausedPages returns the store partition that lists the page tasks of a workspace whose events a person has paused with a switch. Its
+// sort keys begin with [EarliestKey]. These events have not been attempted, so the watermark of each subscription in the workspace must
 // be before them.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of the sort key of a late or paused page's item: a position of the event log that lies before
-// all events of the page, and before the time at which the page was sent.
+// EarliestKey returns the beginning of the sort key for the item of a late or paused page task. It is a position of the event log before
+// all events of the task, and before the time at which the task was sent.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := positionBefore(sent)
 	for _, e := range events {
@@ -109,10 +109,11 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. The position is
-// [dwell] before the last progress record. A successful delivery to the subscription after that record shows progress, too. But that
-// delivery may have been the retry of an event that was already up to [dwell] old, so attemptedUntil then goes back twice as far, from the
-// time of the delivery.
+// attemptedUntil returns a position of the event log up to which all page tasks have been attempted, or 0 if it is unknown. The position
+// is [dwell] before the last progress record.
+//
+// A successful delivery to the subscription after that record shows progress, too. But that delivery may have been the retry of an event
+// that was already up to [dwell] old, so attemptedUntil then goes back twice as far, from the time of the delivery.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
@@ -134,8 +135,8 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages returns the earlier of two positions: the parameter at, and the position of the earliest late or paused page that a partition
-// lists. So the result is before all these pages. It is 0 if beforePages cannot decode the page's position.
+// beforePages returns the earlier of two positions: the parameter at, and the position of the earliest late or paused page task in the
+// partition. The result is 0 if the page task's position cannot be decoded.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // one query may return only expired items
@@ -158,15 +159,15 @@ func (w *Watermark) beforePages(ctx context.Context, partition string, at int64)
 	}
 }
 
-// Progress records, at most once a minute, that this process has attempted the pages that it received. [Watermark] needs these records,
-// because a first attempt leaves no trace in the store before it ends. The zero value is ready to use.
+// Progress records, at most once a minute, that this process has attempted the page tasks that it received. [Watermark] needs these
+// records, because a first attempt leaves no trace in the store before it ends. The zero value is ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// RecordLate writes an item for each page that waited in its queue for longer than [lateAfter], so that no subscription's watermark passes
-// the page's events before they are attempted. It must be called before the attempts.
+// RecordLate writes an item for each page task that waited in its queue for longer than [lateAfter], so that no subscription's watermark
+// passes the task's events before they are attempted. It must be called before the attempts.
 func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
@@ -187,8 +188,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that the process has attempted a batch of pages, unless one of the pages was late. It writes at most once a
-// minute, and ignores errors, because a missing record only makes watermarks advance later.
+// RecordWork records that the process has attempted a batch of page tasks, unless one of them was late. It writes at most once a minute,
+// and ignores errors, because a missing record only makes watermarks advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	if slices.ContainsFunc(batch, func(m queue.Message) bool { return now.Sub(m.Sent) > lateAfter }) {
 		return
