@@ -122,6 +122,7 @@ func TestSubscribe(t *testing.T) {
 		expect.Equal(t, "a refresh with the same secret does not rotate", target.Previous == nil, true)
 		r.Secret = "whsec_two"
 		f.subscribe(r)
+		f.subscribe(r) // a refresh with the new secret keeps the previous one
 		rotated := f.subscribers("event://github/a/b/push")[0].Target
 		if !bytes.Equal(rotated.Previous, target.Secret) || !rotated.PreviousUntil.Time().Equal(f.clock.Add(24*time.Hour).Truncate(time.Second)) {
 			t.Errorf("the previous secret is %q until %v, want the first one until a day later", rotated.Previous, rotated.PreviousUntil.Time())
