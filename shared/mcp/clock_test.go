@@ -449,6 +449,7 @@ func TestCredentialsOfWatchedTasks(t *testing.T) {
 			states := func() int { return strings.Count(b.text(), `"`+spec.NoteTasks+`"`) }
 			time.Sleep(10*time.Second + time.Millisecond)
 			expect.Equal(t, "states", states(), 10)
+			expect.Equal(t, "SUB-08: cursors, with that of the acknowledgment", strings.Count(b.text(), spec.MetaCursor), 11)
 			b.caller.say(tc.now, tc.err)
 			time.Sleep(time.Minute)
 			expect.AtMost(t, "the states", states(), 10+15)
