@@ -313,6 +313,15 @@ func TestTestEvents(t *testing.T) {
 	if list, _, err := records.List(t.Context(), r.db, "default", records.Query{Event: id}, "", 10); err != nil || len(list) != 1 || !list[0].Test {
 		t.Errorf("OPS-02: its record is %+v, %v", list, err)
 	}
+	t.Run("EVX-13 a lost test event is not announced as a gap", func(t *testing.T) {
+		r, id := subscriber(t)
+		r.script = refuse(r, fails(0))
+		lost := expect.Value(r.operations().SendTest(t.Context(), r.record(id).Subscription))(t)
+		r.run()
+		ids, _ := r.gaps(t)
+		expect.Len(t, "the gap notices", ids, 0)
+		expect.Equal(t, "the state of the delivery", r.deliveryState(id, lost), "dead")
+	})
 }
 
 // Given an event that waits for a switch, when the URI template of its type changes and its subscriber refreshes, then the event
