@@ -79,25 +79,6 @@ func TestSubscribeReturnsTheErrorOfAContextThatEndsBeforeTheServerAccepts(t *tes
 	})
 }
 
-func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		event := `{"events":[{"eventId":"1","name":"a","data":{}}],"cursor":"c","nextPollMs":3600000}`
-		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: event}}, "2026-07-28")
-		handled := false
-		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
-			time.Sleep(time.Minute) // of the bubble's clock
-			handled = true
-			return nil
-		}}))(t)
-		synctest.Wait()
-		expect.OK(t, sub.Err(), "Err of a running subscription")
-		if err := sub.Close(); err != nil || !handled {
-			t.Errorf("Close: got %v with handled %t, want no error after the event", err, handled)
-		}
-		<-sub.Done()
-	})
-}
-
 // hungStore is a store that never saves a cursor.
 type hungStore struct{ memory }
 
@@ -144,16 +125,20 @@ func TestAStoreThatHangsDelaysTheEndOnlyOnce(t *testing.T) {
 // pageOfOne is a page of events/poll with one event.
 const pageOfOne = `{"events":[{"eventId":"1","name":"a","data":{}}],"cursor":"c","nextPollMs":3600000}`
 
-func TestACursorIsSavedForAnEventThatEndsLongAfterClose(t *testing.T) {
+func TestCloseWaitsForTheFunctionForEventsAndSavesTheCursor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: pageOfOne}}, "2026-07-28")
+		handled := false
 		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
-			time.Sleep(time.Hour)
+			time.Sleep(time.Hour) // of the bubble's clock
+			handled = true
 			return nil
 		}}))(t)
 		synctest.Wait()
+		expect.OK(t, sub.Err(), "Err of a running subscription")
 		expect.OK(t, sub.Close())
-		saved := expect.Value(c.memory.Load(t.Context(), sub.flow.cursors.key))(t)
-		expect.Equal(t, "the saved cursor", saved, "c")
+		expect.True(t, "the event was handled", handled)
+		expect.Equal(t, "the saved cursor", expect.Value(c.memory.Load(t.Context(), sub.flow.cursors.key))(t), "c")
+		<-sub.Done()
 	})
 }

@@ -17,6 +17,18 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
+// received is a message that a server got.
+type received struct {
+	ID     json.RawMessage
+	Method string
+	Params struct{ Name, URI string }
+}
+
+func readMessage(r *http.Request) (m received) {
+	_ = json.NewDecoder(r.Body).Decode(&m)
+	return m
+}
+
 // TestSubscriptionsShareTheEndOfASession runs two polls. The server ends the session while both are open: the first one begins a new
 // session, and the second one learns of the end before that session exists.
 func TestSubscriptionsShareTheEndOfASession(t *testing.T) {
@@ -27,12 +39,7 @@ func TestSubscriptionsShareTheEndOfASession(t *testing.T) {
 	renewing, refused := make(chan struct{}), make(chan struct{})
 	var late sync.Once
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m struct {
-			ID     json.RawMessage
-			Method string
-			Params struct{ Name string }
-		}
-		_ = json.NewDecoder(r.Body).Decode(&m)
+		m := readMessage(r)
 		switch id := r.Header.Get("Mcp-Session-Id"); {
 		case m.Method == "initialize":
 			n := sessions.Add(1)
@@ -86,11 +93,7 @@ func TestEveryRequestAfterInitializeNamesItsRevision(t *testing.T) {
 	t.Parallel()
 	const revision = "2025-11-25"
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m struct {
-			ID     json.RawMessage
-			Method string
-		}
-		_ = json.NewDecoder(r.Body).Decode(&m)
+		m := readMessage(r)
 		if got := r.Header.Get("Mcp-Protocol-Version"); m.Method != "initialize" && got != revision {
 			t.Errorf("RCH-01 %s %s has the revision %q, want %s", r.Method, m.Method, got, revision)
 		}
@@ -122,12 +125,7 @@ func TestASessionThatEndsBetweenTwoURIs(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		var m struct {
-			ID     json.RawMessage
-			Method string
-			Params struct{ URI string }
-		}
-		_ = json.NewDecoder(r.Body).Decode(&m)
+		m := readMessage(r)
 		id := r.Header.Get("Mcp-Session-Id")
 		switch {
 		case m.Method == "initialize":
@@ -176,11 +174,7 @@ type interruptedServer struct {
 }
 
 func (s *interruptedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m struct {
-		ID     json.RawMessage
-		Method string
-	}
-	_ = json.NewDecoder(r.Body).Decode(&m)
+	m := readMessage(r)
 	switch {
 	case m.Method == "initialize":
 		w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", s.sessions.Add(1)))

@@ -19,7 +19,7 @@ func TestWebhooksReachTheSubscriptionThatTheyName(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})
 	names := []string{"slow", "a", "b"} // in the order of their registrations
-	s := newScript(t, map[string]func(int, http.ResponseWriter) string{spec.MethodRegister: func(n int, _ http.ResponseWriter) string {
+	s := newScript(t, spec.MethodRegister, func(n int, _ http.ResponseWriter) string {
 		if n == 1 {
 			select {
 			case <-answer:
@@ -27,7 +27,7 @@ func TestWebhooksReachTheSubscriptionThatTheyName(t *testing.T) {
 			}
 		}
 		return `{"subscription":{"uri":"subscription://sub_` + names[n-1] + `","webhookSecret":{"type":"none"}}}`
-	}})
+	})
 	hooks := startHandler(t)
 	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: "2026-07-28", Webhooks: hooks}))(t)
 	got := make(chan string, 10)
