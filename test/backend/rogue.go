@@ -19,8 +19,7 @@ import (
 // Each of its tools is a way to misbehave (see behaviours), so that a test chooses by
 // the name it calls. What happens outside of calls is chosen by the URL:
 //
-//	/mcp?list=loop|duplicate|garbage|hang        answers to tools/list
-//	/mcp?stream=refuse|drop|garbage|flood|foreign  the GET stream, and subscriptions/listen
+//	/mcp?stream=drop|garbage|foreign  the GET stream, and subscriptions/listen
 //
 // Arguments that every tool takes: "mark" comes back in every well-formed message
 // of the call, so that a client can tell its own from another's; "bytes" and
@@ -195,39 +194,17 @@ func (g *rogue) list(x *exchange) {
 	for _, name := range slices.Sorted(maps.Keys(behaviours)) {
 		tools = append(tools, tool{Name: name, Description: behaviours[name].description, InputSchema: json.RawMessage(rogueSchema)})
 	}
-	more := ""
-	switch x.r.URL.Query().Get("list") {
-	case "loop": // a page that is always followed by itself
-		more = `,"nextCursor":"again"`
-	case "duplicate":
-		tools = append(tools, tools...)
-	case "garbage":
-		x.result(`{"tools":[{"name":17},{"name":""},{},null,"a string",{"name":"` + string(bytes.Repeat([]byte("x"), 10_000)) + `","inputSchema":false}],"nextCursor":{"not":"a string"}}`)
-		return
-	case "hang":
-		x.hang()
-		return
-	}
 	b, err := json.Marshal(tools)
 	if err != nil {
 		panic(err) // it holds strings only
 	}
-	x.result(fmt.Sprintf(`{"tools":%s%s,"ttlMs":0,"cacheScope":"private","resultType":"complete"}`, b, more))
+	x.result(fmt.Sprintf(`{"tools":%s,"ttlMs":0,"cacheScope":"private","resultType":"complete"}`, b))
 }
 
 const rogueSchema = `{"type":"object","properties":{"mark":{"type":"string"},"bytes":{"type":"integer"},"count":{"type":"integer"}}}`
 
 // stream serves the notification stream of any revision.
 func (g *rogue) stream(x *exchange) {
-	how := x.r.URL.Query().Get("stream")
-	if how == "refuse" {
-		if x.Method != "" {
-			x.error(-32601, "no streams here")
-			return
-		}
-		x.w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	}
 	tag := `{}`
 	if x.Method != "" {
 		g.seen.open(listens, 1)
@@ -237,7 +214,7 @@ func (g *rogue) stream(x *exchange) {
 	}
 	changed := `{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":` + tag + `}`
 	x.begin()
-	switch how {
+	switch x.r.URL.Query().Get("stream") {
 	case "drop":
 		x.event(changed)
 		x.write("data: {\"jsonrpc\":\"2.0\",\"meth")
@@ -247,10 +224,6 @@ func (g *rogue) stream(x *exchange) {
 			x.event(bad)
 		}
 		x.event(changed)
-	case "flood":
-		for x.r.Context().Err() == nil {
-			x.event(changed)
-		}
 	case "foreign": // what belongs to no stream of notifications
 		x.event(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1,"message":"nobody's"}}`)
 		x.event(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"nobody's"}]}}`)

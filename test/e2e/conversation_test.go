@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -78,12 +77,6 @@ type contextResult struct {
 	} `json:"structuredContext"`
 }
 
-// consentList is the response to GET /consent.
-type consentList struct {
-	Principal, Workspace string
-	Providers            []consentView
-}
-
 type consentView struct {
 	Name, Title, Description string
 	Receives                 []string
@@ -143,23 +136,6 @@ func TestConversation(t *testing.T) {
 			t.Errorf("the failure is not in the log: %s", s.Output())
 		}
 		expect.Lacks(t, "the log", s.Output(), marker)
-	})
-	t.Run("CNV-06 consent survives a restart, and the server follows its configuration", func(t *testing.T) {
-		before := len(memory.messages())
-		s.Kill()
-		s.Start()
-		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b3", "content": marker}, nil)
-		expect.Equal(t, "the messages after a restart", len(memory.messages())-before, 1)
-		moved := newProvider(t, remembers)
-		s.SetConfig(t, conversationConfig(moved, notes, newDiary(t), "5s"))
-		s.Signal(syscall.SIGHUP)
-		harness.Eventually(t, harness.Patience, "the configuration is in use", func() bool {
-			var list consentList
-			s.Consent(t, "bob", "GET", "", &list)
-			return !list.Providers[0].Consented
-		})
-		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b4", "content": marker}, nil)
-		expect.Equal(t, "the messages of the provider at another address", len(moved.messages()), 0)
 	})
 }
 

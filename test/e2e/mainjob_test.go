@@ -125,7 +125,7 @@ func mainJob(t *testing.T, target *harness.Target) {
 		}
 	})
 	for _, h := range hooks {
-		t.Run("WHK-04 endpoint "+h.Name+" has exactly its events", func(t *testing.T) {
+		t.Run("EVS-08 WHK-04 endpoint "+h.Name+" has exactly its events", func(t *testing.T) {
 			repeated := checkEndpoint(t, h.Endpoint, w.wanted(h.want), h.body)
 			t.Logf("%d events, %d repetitions", len(h.IDs()), repeated)
 		})

@@ -43,35 +43,6 @@ func subscribing(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice := s.Stateless("alice")
 
-	t.Run("EVX-09 deliveries stop within a second of the expiry", func(t *testing.T) {
-		hook, control := receiver.Endpoint("expires"), receiver.Endpoint("stays")
-		hook.SetSecret(harness.NewSecret())
-		args := object{"owner": "expiring"}
-		subscribe(t, alice, control, "github.push", args)
-		var at time.Time
-		delivered := false
-		for ttl := 4; !delivered && ttl <= 128; ttl *= 2 { // a busy machine may need a longer lifetime
-			params := subscription("github.push", args, hook.URL(), hook.Secret())
-			params["ttlMs"] = 1000 * ttl
-			var r subscribed
-			alice.Call(t, "events/subscribe", params, &r)
-			at = expect.Value(time.Parse(time.RFC3339, *r.RefreshBefore))(t)
-			s.Publish(t, push(fmt.Sprint("in-time-", ttl), "expiring", "x"))
-			harness.Eventually(t, 2*harness.Patience, "the delivery, or the expiry", func() bool {
-				_, n := hook.Count()
-				delivered = n > 0
-				return delivered || time.Now().After(at)
-			})
-		}
-		if !delivered {
-			t.Fatal("no event was delivered before the expiry")
-		}
-		harness.Eventually(t, 2*harness.Patience, "the expiry", func() bool { return time.Now().After(at) })
-		s.Publish(t, push("too-late", "expiring", "x"))
-		harness.Eventually(t, harness.Patience, "the event that is too late", func() bool { return control.IDs()["too-late"] > 0 })
-		expect.AtMost(t, "the deliveries after the expiry", hook.IDs()["too-late"], 0)
-	})
-
 	t.Run("EVX-10 EVX-14 an endpoint that fails nearly always is suspended until a refresh, and no event is lost", func(t *testing.T) {
 		hook := receiver.Endpoint("fails")
 		up := make(chan struct{})

@@ -3,11 +3,9 @@
 package fleet
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -60,8 +58,6 @@ func TestInstances(t *testing.T) {
 	p := newPair(t)
 	for prefix, b := range p.backends {
 		t.Run("GWN-04 a change reaches the streams of both instances once, "+prefix, func(t *testing.T) { p.changes(t, b) })
-		t.Run("GWN-11 GWN-12 an answer may come in at the other instance, and from no other session, "+prefix, func(t *testing.T) { p.answers(t, prefix) })
-		t.Run("GWN-13 a cancellation may come in at the other instance, "+prefix, func(t *testing.T) { p.cancels(t, prefix, b) })
 	}
 	t.Run("GWN-08 both instances use the one session with a backend", func(t *testing.T) {
 		b := p.backends["s25_"]
@@ -111,60 +107,6 @@ func (p *pair) changes(t *testing.T, b *harness.Backend) {
 	for name, s := range streams {
 		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return received(s, "notifications/prompts/list_changed") > 0 })
 		expect.Equal(t, "the notifications of the "+name, received(s, toolsChanged), 1)
-	}
-}
-
-func (p *pair) answers(t *testing.T, prefix string) {
-	for _, how := range []string{accept, decline, cancel} {
-		c := p.session(t, "p3")
-		one, two := p.moved(c, 0), p.moved(c, 1)
-		thief := p.moved(p.session(t, "p3"), 1)
-		var o outcome
-		one.choose = func() string { return silence }
-		mark := "mk-" + how + "-0-end"
-		answered := 0
-		one.onQuestion = func(id string) {
-			if status, err := thief.answer(t.Context(), id, "elicitation/create", accept, "mk-thief-0-end"); err != nil || status != http.StatusBadRequest {
-				t.Errorf("the answer of another session: status %d, %v", status, err)
-			}
-			if status, err := two.answer(t.Context(), id, "elicitation/create", how, mark); err != nil || status != http.StatusAccepted {
-				t.Errorf("the answer at the other instance: status %d, %v", status, err)
-			}
-			answered++
-		}
-		r := request{tool: prefix + "test_elicitation", mark: mark, id: json.RawMessage("1"), arguments: map[string]any{"message": mark}}
-		expect.OK(t, one.once(t.Context(), r, map[string]any{"name": r.tool, "arguments": r.arguments}, &o))
-		if want := "action=" + how; answered != 1 || !strings.Contains(o.text(), want) || strings.Contains(o.text(), "thief") || how == accept && !strings.Contains(o.text(), mark) {
-			t.Errorf("%d questions, the result is %s, want %s", answered, o.text(), want)
-		}
-		harness.Eventually(t, harness.Patience, "the call's questions are deleted from the store", func() bool {
-			left := expect.Value(p.ledger.sessionKeys(t.Context(), "q#"))(t)
-			return len(left) == 0
-		})
-		// An answer to an unknown question is refused, and the session stays usable.
-		if status, err := two.answer(t.Context(), "gw_AAAAAAAAAAAAAAAAAAAAAAAAAA", "elicitation/create", accept, mark); err != nil || status != http.StatusBadRequest {
-			t.Errorf("an answer to an unknown question: status %d, %v", status, err)
-		}
-		p.echo(t, two, prefix)
-	}
-}
-
-func (p *pair) cancels(t *testing.T, prefix string, b *harness.Backend) {
-	c := p.session(t, "p4")
-	before, calls := b.State(t).Cancelled["test_wait"], b.State(t).Calls["test_wait"]
-	ctx, stop := context.WithTimeout(t.Context(), harness.Patience)
-	defer stop()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = p.moved(c, 0).call(ctx, request{tool: prefix + "test_wait", mark: "m", id: json.RawMessage(`"<1>"`), arguments: map[string]any{}})
-	}()
-	harness.Eventually(t, harness.Patience, "the call is at the backend", func() bool { return b.State(t).Calls["test_wait"] > calls })
-	expect.Equal(t, "the status of the cancellation", p.moved(c, 1).Notify(t, "notifications/cancelled", map[string]any{"requestId": "<1>"}), http.StatusAccepted)
-	harness.Eventually(t, harness.Patience, "the call is cancelled at the backend", func() bool { return b.State(t).Cancelled["test_wait"] > before })
-	<-ended
-	if ctx.Err() != nil {
-		t.Error("the call did not end at the client")
 	}
 }
 

@@ -9,9 +9,8 @@ import (
 )
 
 type sseEvent struct {
-	id, name, retry string
-	data            []byte
-	comment         bool
+	id, name string
+	data     []byte
 }
 
 // eventReader reads server-sent events (HTML standard, section 9.2).
@@ -19,7 +18,7 @@ type eventReader struct{ r *bufio.Reader }
 
 func newEventReader(r io.Reader) *eventReader { return &eventReader{bufio.NewReaderSize(r, 64<<10)} }
 
-// next returns the next event, or a comment by itself. What was cut off is dropped.
+// next returns the next event. Comments, and what was cut off, are dropped.
 func (e *eventReader) next() (ev sseEvent, err error) {
 	some := false
 	var data [][]byte
@@ -37,9 +36,6 @@ func (e *eventReader) next() (ev sseEvent, err error) {
 			return ev, nil
 		}
 		if line[0] == ':' {
-			if !some {
-				return sseEvent{comment: true}, nil
-			}
 			continue
 		}
 		some = true
@@ -50,8 +46,6 @@ func (e *eventReader) next() (ev sseEvent, err error) {
 			ev.id = string(value)
 		case "event":
 			ev.name = string(value)
-		case "retry":
-			ev.retry = string(value)
 		case "data":
 			data = append(data, value)
 		}

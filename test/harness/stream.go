@@ -67,9 +67,6 @@ type Stream struct {
 
 	mu       sync.Mutex
 	messages []*Message
-	primes   []string // ids of events without data
-	comments int
-	retry    string
 	read     int // messages that Next has returned
 	err      error
 	change   chan struct{} // closed and replaced at each message
@@ -185,19 +182,12 @@ func (s *Stream) run(body io.ReadCloser) {
 		switch {
 		case err != nil:
 			s.err = err
-		case ev.comment:
-			s.comments++
-		case len(ev.data) == 0:
-			s.primes = append(s.primes, ev.id)
-		default:
+		case len(ev.data) > 0: // not only an id
 			m := &Message{EventID: ev.id, Event: ev.name, Raw: ev.data}
 			if s.err = json.Unmarshal(ev.data, m); s.err == nil {
 				s.messages = append(s.messages, m)
 			}
 			err = s.err
-		}
-		if ev.retry != "" {
-			s.retry = ev.retry
 		}
 		close(s.change)
 		s.change = make(chan struct{})
@@ -226,19 +216,6 @@ func (s *Stream) Messages() []*Message {
 	defer s.mu.Unlock()
 	return append([]*Message(nil), s.messages...)
 }
-
-// Primes returns the ids of the events without data so far.
-func (s *Stream) Primes() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]string(nil), s.primes...)
-}
-
-// Retry returns the text of the last retry field, in milliseconds.
-func (s *Stream) Retry() string { return read(&s.mu, &s.retry) }
-
-// Comments counts comments, which keep a quiet stream alive.
-func (s *Stream) Comments() int { return read(&s.mu, &s.comments) }
 
 // has waits for at least n messages in all.
 func (s *Stream) has(within time.Duration, n int) bool {
