@@ -1,9 +1,9 @@
-// Package admin is the operators' HTTP API, /admin/v1. It shows subscriptions, deliveries, events and settings, and lets
-// people pause, resume, retry, replay and erase.
+// Package admin is the HTTP API for operators, at /admin/v1. It shows subscriptions, deliveries, events and settings, and lets people
+// pause, resume, retry, replay and erase them.
 //
-// Package operations declares the operations, and has the OpenAPI document. A request is parsed once ([readRequest]), so handlers start
-// with valid parameters. An operator (scope events:operate) sees the whole workspace. An owner (events:subscribe) sees only their own
-// subscriptions and deliveries. Each change is written to the audit trail before it is made.
+// Package operations declares the operations of the API and has its OpenAPI document. [readRequest] parses a request's parameters, so
+// handlers start with valid ones. An operator (scope events:operate) sees the whole workspace. An owner (scope events:subscribe) sees
+// only their own subscriptions and deliveries. Before a handler changes something, it writes the change to the audit trail.
 package admin
 
 import (
@@ -45,10 +45,10 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if the server cannot
-	// check the backend, e.g. because only callers have credentials for it.
+	// State is "ready" or "unreachable". For a backend that is a command on this machine, it is "resting" while the command is not
+	// running. It is empty if the server cannot check the backend, for example because only callers have credentials for it.
 	State string `json:"state,omitempty"`
-	// Rules has the configured access rules by the kind of entries, e.g. "tools".
+	// Rules has the configured access rules by the kind of entries that they apply to, for example "tools".
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
 	// Warnings explain why some event types of the backend are not listed.
 	Warnings []string `json:"warnings,omitempty"`
@@ -72,15 +72,15 @@ type Options struct {
 	Explainer     *judge.Explainer
 	Backends      func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources       ingest.Sources
-	// SourceSecrets looks up the secret of a source when an operator tries the source with a saved request. If it is nil, such
-	// a trial does not check the signature.
+	// SourceSecrets looks up the secret of a source. The API needs the secret if an operator tries the source with a saved request. If
+	// SourceSecrets is nil, such a trial does not check the request's signature.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits how many changes each owner may request per second. Operators are not limited. Nil means no limit.
+	// Rate limits how many changes each owner may make per second. Operators are not limited. If Rate is nil, nothing limits the owners.
 	Rate  *quota.Rate
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
-	// Closing is closed at a shutdown, when live streams must end. It may be nil.
+	// Closing is a channel that is closed when the server shuts down. The live streams then end. Closing may be nil.
 	Closing <-chan struct{}
-	// Limited is called with the name of each exceeded limit. It may be nil.
+	// Limited is called with the name of a limit whenever a request exceeds that limit. It may be nil.
 	Limited func(limit string)
 	Log     *slog.Logger
 }
@@ -128,8 +128,8 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// Names of switches and origins may contain "//", for which the mux would answer with a redirect. So ServeHTTP handles these paths before
-// it calls the mux.
+// The mux redirects paths that contain "//". Names of switches and origins may contain it, so ServeHTTP handles the paths of switches and
+// notes before it calls the mux.
 const (
 	oneSwitch = "switches/{name}"
 	oneNote   = "notes/{origin}"
@@ -208,7 +208,7 @@ type call struct {
 	request
 	principal auth.Principal
 	trail     *audit.Trail
-	// operator says that the caller may see the whole workspace.
+	// operator is true if the caller may see the whole workspace.
 	operator bool
 }
 
@@ -251,8 +251,8 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 
 func describe(*call) (any, error) { return operations.Document(), nil }
 
-// show returns a handler that responds with one object. The function find returns the object, and view converts it to the form in
-// which the API shows it.
+// show returns a handler for a request that asks for one object. The handler gets the object from the function find. It responds with the
+// result of the function view, which converts the object to the form in which the API shows it.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
 	return func(c *call) (any, error) {
 		v, err := find(c)
@@ -315,7 +315,7 @@ func listAudit(c *call) (any, error) {
 	return newList(c, entries, next, asIs), nil
 }
 
-// erasure is the result of an erasure or a dry run.
+// erasure is the response to a request that erases a principal's data, or that only counts the data (a dry run).
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`
@@ -340,7 +340,7 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		err := run()
 		return out, err
 	}
-	// Without authentication, all callers are the same principal, which may be erased.
+	// Without authentication, all callers are the same anonymous principal. This principal may be erased.
 	if out.Principal == c.principal.ID && !c.principal.Anonymous {
 		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}

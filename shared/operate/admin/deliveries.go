@@ -27,17 +27,18 @@ type attemptView struct {
 	URI          string `json:"uri,omitempty"`
 	Name         string `json:"name,omitempty"`
 	Origin       string `json:"origin,omitempty"`
-	// Target is the endpoint's URL without its query. It is absent if the subscription has ended.
+	// Target is the URL of the subscription's webhook endpoint, without its query. It is absent if the subscription has ended.
 	Target     string    `json:"target,omitempty"`
 	Attempt    int       `json:"attempt"`
 	At         time.Time `json:"at"`
 	DurationMS int64     `json:"durationMs"`
 	Outcome    string    `json:"outcome"`
-	// Status is the class of the response's status, e.g. "5xx".
+	// Status is the class of the endpoint's HTTP status, for example "5xx".
 	Status string `json:"status,omitempty"`
-	// StatusCode is for operators only. Owners choose the endpoint's URL, so exact statuses would let them explore our network (SRF-05).
+	// StatusCode is the endpoint's exact HTTP status. Only operators see it, because owners choose the endpoint's URL and could explore
+	// our network by exact statuses (SRF-05).
 	StatusCode int `json:"statusCode,omitempty"`
-	// Response is the beginning of a failed response, for operators only.
+	// Response is the beginning of the endpoint's response to a failed attempt. Only operators see it.
 	Response    string    `json:"response,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
@@ -73,8 +74,8 @@ func statusClass(status int) string {
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted is the number of attempts that this page leaves out, because many happened within a short time. The list of a single
-	// subscription has all its attempts.
+	// Omitted is the number of attempts that this page leaves out, because very many attempts happened within a short time. The list of a
+	// single subscription leaves out no attempts.
 	Omitted int64 `json:"omitted"`
 }
 
@@ -114,8 +115,8 @@ func (v visible) addTargets(c *call, found []records.Record, views []attemptView
 	return err
 }
 
-// targetsOf returns the URLs of the subscriptions' endpoints, without queries, by the id of the subscription. It leaves out ended
-// subscriptions.
+// targetsOf returns the URLs of webhook endpoints, without queries, by the id of their subscription. It leaves out subscriptions that
+// have ended.
 func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
 	for _, one := range found {
@@ -147,7 +148,7 @@ type letterView struct {
 	First        time.Time `json:"first"`
 	Dead         time.Time `json:"dead"`
 	Test         bool      `json:"test,omitempty"`
-	// StatusCode is the status of the last attempt, for operators only.
+	// StatusCode is the HTTP status of the last attempt. Only operators see it.
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
 	// Attributes are the attributes of a queue message that could not be handled.

@@ -37,7 +37,7 @@ func viewOfEvent(e event.Event) eventView {
 
 type eventList struct {
 	list[eventView]
-	// Truncated says that the event type has more than [maxURIs] URIs, so that events of some URIs are missing.
+	// Truncated is true if the event type has more than [maxURIs] URIs. Then the response lacks the events of some URIs.
 	Truncated bool `json:"truncated"`
 }
 
@@ -84,8 +84,8 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	return eventList{list: newList(c, found, next, viewOfEvent), Truncated: truncated}, nil
 }
 
-// partitions returns the log partitions with the events of a URI or, if uri is empty, of an event type. truncated says that the event type
-// has more than [maxURIs] URIs.
+// partitions returns the partitions of the event log that have the events of a URI or, if uri is empty, of an event type. The result
+// truncated is true if the event type has more than [maxURIs] URIs.
 func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
@@ -130,9 +130,9 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names. Only some stores have an index of event ids, so find also looks for the id in
-// the delivery log. The record of an attempt there has the event's URI, and after a failed attempt the event itself is stored, too.
-// If all this fails and there is no index, find searches the event log for each URI in use.
+// find returns the event that the request's path names by its id. If the store has no index of event ids, find looks for the id in the
+// delivery log: the record of an attempt has the event's URI, and a failed attempt has stored the event itself. If that fails, too, find
+// searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
@@ -160,7 +160,8 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	return h.search(c, id, nil)
 }
 
-// search searches the log for an event with one of the URIs, or of any event type if uris is empty.
+// search searches the event log for the event with the given id. It searches only the events with one of the URIs or, if uris is empty,
+// the events of all event types.
 func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
@@ -323,8 +324,8 @@ func (h *eventOutcomeHandler) list(c *call) (any, error) {
 	return eventOutcomeList{newList(c, found, next, viewOfEventOutcome), keptOf(h.kept, state.KeptFor)}, nil
 }
 
-// find returns the event that the request's path names. If the log has no such event, because it has expired or is a test
-// event, find builds one without payload from a record of an attempt.
+// find returns the event that the request's path names. If the log does not have the event, because the event has expired or is a test
+// event, find builds an event without payload from the record of an attempt to deliver it.
 func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	e, err := h.events.find(c)
 	if err == nil {

@@ -23,31 +23,31 @@ import (
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
-	// pollRarely is for stores that charge for each request.
+	// pollRarely is the interval between polls of a store that charges for each request.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is how far each poll looks back before the time of the previous poll, because a record or an event may appear in its
-	// log up to lookBack later than its time says. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
+	// lookBack is how far each poll looks back before the time of the previous poll. A record or an event may appear in its log up to
+	// lookBack later than its time says. In the event log on DynamoDB, the delay can be as long as [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // maximum number of attempts, and of events, in a message of a stream
 	heartbeat = 15 * time.Second // maximum time without a message
-	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
-	// each poll looks for them.
+	// findURIsEvery is how often a live stream looks for URIs with new events, if each request to the store costs money. Otherwise, each
+	// poll looks for them.
 	findURIsEvery = 30 * time.Second
 )
 
-// recheckEvery is how often a stream checks that its caller is still allowed to read it.
+// recheckEvery is how often a live stream checks that its caller may still read it.
 var recheckEvery = 5 * time.Second
 
 type tick struct {
 	At time.Time `json:"at"`
 	figures
 	Published int `json:"published"`
-	// Deliveries and Events have the newest items since the previous message, newest first. The events have no payloads.
+	// Deliveries and Events are the items that are new since the previous message, the newest first. The events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
-	// Truncated says that the event log has more than [maxTailed] partitions, so events may be missing.
+	// Truncated is true if the event log has more than [maxTailed] partitions, so events may be missing.
 	Truncated bool `json:"truncated"`
 }
 
@@ -67,9 +67,11 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new stream of a workspace, or nil. If all slots are in use, it takes the slot of the oldest stream of the
-// workspace with the most streams, which must have at least two more. Otherwise two workspaces could take the same slot from each other in
-// turn.
+// reserve returns a slot for a new live stream of a workspace, or nil. If all slots are in use, reserve takes the slot of the oldest
+// stream in the workspace with the most streams.
+//
+// That workspace must have at least two streams more than the workspace that gets the slot. With a smaller difference, the two workspaces
+// would take the same slot from each other in turn.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,8 +130,8 @@ func (h *liveHandler) stream(c *call) (any, error) {
 	}), nil
 }
 
-// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message
-// that says why, because clients reconnect by themselves.
+// run serves the stream until it has reached its maximum age, its caller loses access, or a poll fails. Then it closes the stream without
+// a message that says why, because clients reconnect by themselves.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
@@ -179,8 +181,8 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// mayContinue reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is
-// unreachable, it returns true.
+// mayContinue reports whether the caller of the stream may still see the workspace. If the permission cannot be checked, for example
+// because the token's issuer is unreachable, it returns true.
 func (t *tail) mayContinue() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
@@ -246,7 +248,7 @@ func (t *tail) poll() (*tick, error) {
 
 // newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	// If the log has no total order, its positions are times and therefore always differ.
+	// Some event logs have no total order. Their position is the current time, so it differs from t.end in every poll.
 	if end := t.events.log.Position(); end != t.end {
 		t.end, t.grew = end, now
 	}

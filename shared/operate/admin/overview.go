@@ -34,7 +34,8 @@ type overview struct {
 
 type quotaUse struct {
 	Name string `json:"name"`
-	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
+	// Max is the limit of a quota. It is absent if there is no limit. Used is absent for quotas that are counted per second, or
+	// separately by each process.
 	Max  float64 `json:"max,omitempty"`
 	Used *int64  `json:"used,omitempty"`
 }
@@ -50,8 +51,8 @@ type recent struct {
 }
 
 type kept struct {
-	// Kept is the operator's setting: all, failures or none. With failures, the log has no record of a successful attempt, and
-	// only the subscription has the time of its last success.
+	// Kept is the operator's setting for the records of attempts: all, failures or none. With failures, the delivery log does not record
+	// successful attempts. Only the subscription then has the time of its last success.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }
@@ -119,8 +120,8 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read only
-		// failures now, because the same number of records then covers more time.
+		// If there are many attempts, the records read so far may cover only a few minutes of the requested time. So read only failures
+		// from here on. The same number of records then covers more time.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -199,7 +200,7 @@ type failing struct {
 	Failed     int    `json:"failed"`
 	Category   string `json:"category"`
 	StatusCode int    `json:"statusCode,omitempty"`
-	// Since is the time of the first counted failure. Subscriptions is the number of subscriptions with a failure.
+	// Since is the time of the first failure that was counted. Subscriptions is the number of subscriptions that had a failure.
 	Since         time.Time      `json:"since"`
 	Subscriptions int            `json:"subscriptions"`
 	Note          *switches.Note `json:"note,omitempty"`

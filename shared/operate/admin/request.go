@@ -34,8 +34,8 @@ const (
 	cursorVersion = 2
 )
 
-// request holds the query parameters of a request, as [readRequest] has checked them. All operations share it, because a
-// parameter means the same in each. Parameters that the operation does not have, or the caller did not give, are zero.
+// request holds the query parameters of a request, which [readRequest] has checked. All operations share this type, because a parameter
+// has the same meaning in each operation. A parameter is zero if the operation does not have it or the caller did not give it.
 type request struct {
 	Subscription, Event, Name, Principal, Queue string
 	State, Outcome, Kind                        string
@@ -152,7 +152,7 @@ func readOrigin(v string) (string, error) {
 	return origin, nil
 }
 
-// readQueue refuses a name that no dead letter can have.
+// readQueue returns the name of a queue, or an error if no dead letter can come from a queue with this name.
 func readQueue(v string) (string, error) {
 	if v == deadletter.WebhookQueue || slices.Contains(queue.Names(), queue.Name(v)) || strings.HasPrefix(v, "table:") {
 		return v, nil
@@ -168,7 +168,7 @@ func checkOrder(since, until time.Time) error {
 	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
 }
 
-// readEventURI returns the URI of one event as the server writes it, and refuses patterns.
+// readEventURI returns the URI of one event in the spelling in which the server stores it. It returns an error for a pattern.
 func readEventURI(name, v string) (string, error) {
 	uri, err := catalog.Canonical(v)
 	switch {
@@ -188,8 +188,8 @@ func readLimit(v string, most int) (int, error) {
 	return n, nil
 }
 
-// readCursor returns the key in a cursor of this list. A cursor consists of [request.mark] and the key of an item. It needs no
-// signature, because with a forged cursor the caller only gets another page of the same list.
+// readCursor returns the key of a list item from a cursor of this list. A cursor consists of [request.mark] and the key. It needs no
+// signature, because a caller with a forged cursor only gets another page of the same list.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
@@ -199,8 +199,8 @@ func (q *request) readCursor(v string) (string, error) {
 	return string(key), nil
 }
 
-// mark returns the first bytes of this list's cursors: a version and a hash of the list's path. They keep clients from using
-// one list's cursor in another.
+// mark returns the first bytes of this list's cursors: a version and a hash of the list's path. The server refuses a cursor that begins
+// with the mark of another list.
 func (q *request) mark() []byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(q.list))
@@ -242,8 +242,8 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	return nil
 }
 
-// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores the
-// case of names and uses the last member of the same name, so a later "DryRun": false could override "dryRun": true.
+// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores the case of
+// names and uses the last of several equal names. So a body with "dryRun": true could be overridden by a later "DryRun": false.
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {
@@ -264,7 +264,7 @@ func findRepeated(value json.RawMessage) string {
 	return ""
 }
 
-// explain rephrases an error of package json for callers, who do not know the names of Go types.
+// explain rewords an error of package json, because callers do not know the names of Go types.
 func explain(err error) string {
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Sprintf("%s has the wrong type, %s", cmp.Or(e.Field, "it"), e.Value)

@@ -21,7 +21,8 @@ import (
 const (
 	recentOutcomes = 100 // a list counts at most this many of the newest outcomes of a source
 	sourcesAtOnce  = 8   // number of sources whose outcomes a list reads concurrently
-	// maxTry is the maximum size of a request to try, in bytes. Its JSON may be twice as large because of escapes.
+	// maxTry is the maximum size, in bytes, of a saved request with which an operator tries a source. The JSON that contains the saved
+	// request may be twice as large because of escapes.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
 )
@@ -29,7 +30,7 @@ const (
 type sourceView struct {
 	Name string `json:"name"`
 	From string `json:"from"`
-	// Path and Verify are absent unless From is "http".
+	// Path and Verify are present only if From is "http".
 	Path   string           `json:"path,omitempty"`
 	Verify string           `json:"verify,omitempty"`
 	Events []source.Mapping `json:"events"`
@@ -43,7 +44,7 @@ type sourceRecent struct {
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is the result of a source's request, or of one document in a message from an AWS service.
+// outcomeView shows what became of a request to a source, or of one document in a message from an AWS service.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`
@@ -51,7 +52,7 @@ type outcomeView struct {
 	Name   string      `json:"name,omitempty"`
 	URI    string      `json:"uri,omitempty"`
 	ID     string      `json:"id,omitempty"`
-	// Omitted counts the outcomes of the same kind before this one that were not stored.
+	// Omitted is the number of outcomes of the same kind that happened before this outcome and were not stored.
 	Omitted int64 `json:"omitted,omitempty"`
 }
 
@@ -95,7 +96,7 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Compare names instead of searching for c.After, because this source may have been removed.
+	// Compare names instead of searching for the source c.After, because that source may have been removed since the previous page.
 	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After })
 	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
@@ -164,7 +165,8 @@ func (h *sourceHandlers) outcomes(c *call) (any, error) {
 	return outcomeList{list: newList(c, records, next, viewOfOutcome), kept: keptOf(h.kept, ingest.RecordsKept)}, nil
 }
 
-// try handles the API request that shows which events a saved request to a source would publish. It does not publish them.
+// try handles an API request that contains a saved request to a source. The response shows which events the source would publish for the
+// saved request. try does not publish them.
 func (h *sourceHandlers) try(c *call) (any, error) {
 	var in struct {
 		Request string `json:"request"`

@@ -34,13 +34,13 @@ type subscriptionView struct {
 	Paused    time.Time `json:"paused,omitzero"`
 	// Arguments are the arguments of events/subscribe, which are the variables of the event type and the filters.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	// Switch says who paused the subscription and why. Switch and Waiting are only in the answer for a single subscription.
+	// Switch says who paused the subscription and why. Only the response for a single subscription has Switch and Waiting.
 	Switch   *switches.Switch `json:"switch,omitempty"`
 	Waiting  *waitingView     `json:"waiting,omitempty"`
 	Delivery struct {
 		Last      time.Time `json:"last,omitzero"`
 		LastError string    `json:"lastError,omitempty"`
-		// LastStatusCode is for operators only (SRF-05).
+		// LastStatusCode is the HTTP status of the last attempt. Only operators see it (SRF-05).
 		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
@@ -107,9 +107,11 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match all criteria in the parameter choice. If it has a URI that belongs to no
-// event type, the page is empty, because events with this URI cannot be published. If the URI is the only criterion, choose reads
-// only the subscriptions to the URI's event type and to parents of the URI, instead of searching all subscriptions.
+// choose returns a page of the subscriptions that match all criteria in the parameter choice. If a criterion is a URI of no event type,
+// the page is empty.
+//
+// If the URI is the only criterion, choose reads only the subscriptions to the URI's event type and to parents of the URI, instead of
+// searching all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -151,7 +153,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	return v, nil
 }
 
-// auditView leaves out the arguments, because they may contain personal data.
+// auditView returns the form of a subscription that the audit trail stores. It has no arguments, because these may contain personal data.
 func auditView(s subscription.Selected) subscriptionView {
 	v := viewOf(s)
 	v.Arguments = nil
@@ -175,11 +177,11 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 
 type reasonBody struct {
 	Reason string `json:"reason"`
-	// State is for requests that set a switch. Its only value is "paused".
+	// State is the wanted state in a request that sets a switch. Its only value is "paused".
 	State string `json:"state"`
 }
 
-// maxReason is in characters, as in openapi.json. The audit trail keeps reasons for 400 days.
+// maxReason is the maximum length of a reason, in characters, as in openapi.json. The audit trail keeps reasons for 400 days.
 const maxReason = 500
 
 func (c *call) readReason() (in reasonBody, err error) {
@@ -240,10 +242,11 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and sets or removes its switch. If the subscription is already in the wanted state,
-// setPaused changes nothing, with two exceptions: a new reason replaces the old one, and an operator's pause replaces the owner's,
-// so that the owner cannot end the pause. Resuming a subscription that is suspended but not paused is an error, because only its
-// subscriber can reactivate it.
+// setPaused pauses or resumes a subscription, and sets or removes the switch that says who paused it. It returns an error if the
+// subscription should be resumed, but is suspended and not paused. Only the subscriber can reactivate it then.
+//
+// If the subscription is already in the wanted state, setPaused changes nothing, with two exceptions. A new reason replaces the old one.
+// An operator's pause replaces the owner's, so that the owner cannot end the pause.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)
@@ -285,7 +288,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 // operator has paused the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
-	// If s is not paused, the switch is left over from an ended subscription with the same id.
+	// If the subscription is not paused, the switch belongs to an earlier subscription with the same id, which has ended.
 	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 {
 		return nil, fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
@@ -328,13 +331,14 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	return s, nil
 }
 
-// maxOwn limits lists for all subscriptions of an owner. An owner with more must name one of them.
+// maxOwn is the number of subscriptions up to which an owner may list the deliveries of all of them in one request. An owner with more
+// subscriptions must name one.
 const maxOwn = 100
 
-// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and
-// the id is empty, own has the ids of all their subscriptions. Otherwise own is nil.
+// checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and the id
+// is empty, the result own has the ids of all the owner's subscriptions. Otherwise own is nil.
 //
-// Operators may also list the deliveries of an ended subscription, unless mustExist is true.
+// Operators may also list the deliveries of a subscription that has ended, unless mustExist is true.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
 	switch {
 	case c.operator && !mustExist:

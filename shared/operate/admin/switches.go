@@ -22,13 +22,13 @@ type switchView struct {
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches is how many switches of one response get a count of the messages that they hold back. A count takes four
-// queries, so the other switches of the page are listed without it.
+// maxCountedSwitches is the number of switches in one response for which the server counts the messages that they hold back. A count
+// takes four queries, so the response shows the other switches without it.
 const maxCountedSwitches = 20
 
-// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
-// it also counts the messages that they hold back. It does not count them for the switch of a single subscription, because the
-// view of that subscription has the count.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions, the page
+// also has the number of messages that they hold back. For the switch of a single subscription, the API shows this number with the
+// subscription.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -156,7 +156,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue starts to send the held-back deliveries to their queue again. A periodic job does the rest.
+// requeue begins to send the messages that a switch held back to their queue again. A periodic job sends the rest of them.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.principal.Workspace, name)
 	return err
@@ -180,7 +180,7 @@ func (h *noteHandlers) list(c *call) (any, error) {
 	return newList(c, notes, "", asIs), nil
 }
 
-// parseOrigin returns the origin in the request's path, as the server writes it.
+// parseOrigin returns the origin in the request's path, in the spelling in which the server stores it.
 func (h *noteHandlers) parseOrigin(c *call) (string, error) {
 	name, err := switches.Parse(string(switches.OriginSwitch(c.PathValue("name"))))
 	return strings.TrimPrefix(string(name), string(switches.OriginSwitch(""))), err

@@ -15,7 +15,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Contract describes the allowed answers of an API, as its OpenAPI document declares them.
+// Contract describes the responses that an API may send, as its OpenAPI document declares them.
 type Contract struct {
 	// Paths holds the operations by path and method. Methods are in lower case.
 	Paths   map[string]map[string]*Operation
@@ -34,10 +34,10 @@ type response struct {
 	Content map[string]struct{ Schema json.RawMessage }
 }
 
-// source is the name of the document in the references between its schemas.
+// source is the file name of the document. References from one schema of the document to another contain this name.
 const source = "openapi.json"
 
-// Parse reads a document. It returns an error if the schema of an answer is invalid.
+// Parse reads an OpenAPI document. It returns an error if the schema of a response is invalid.
 func Parse(raw []byte) (*Contract, error) {
 	var doc struct {
 		Paths      map[string]map[string]*Operation

@@ -27,23 +27,23 @@ type Command struct {
 	API string
 	// Columns are the columns of the table that a list prints. A narrow terminal leaves out some of them, first the columns in Drop.
 	Columns, Drop []string
-	// Also names a second list, which is printed after the response. For example, GET events/{id} also prints the list outcomes of
-	// the event.
+	// Also is the name of a list that is printed after the response. For example, the command for GET events/{id} also prints the list
+	// outcomes of the event.
 	Also string
-	// Args are the values of the path's variables, in order.
+	// Args are the values of the variables in the path, in the order in which the path has them.
 	Args []string
-	// Values are the parameters of the query or, with POST and PUT, the members of the body.
+	// Values are the parameters of the query. For POST and PUT, they are the members of the body.
 	Values map[string]any
 	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
-	// Format is json, yaml or name, or empty for a table or an easily readable document.
+	// Format is the output format: json, yaml or name. If it is empty, a list is printed as a table, and an object as a document for
+	// people.
 	Format string
-	// Wide prints tables in full, however narrow the terminal is.
+	// Wide prints tables with all columns, even if they are wider than the terminal.
 	Wide bool
-	// Follow waits until the started replay is done, and shows its progress.
+	// Follow waits until a replay that the command has started is over, and shows its progress.
 	Follow bool
-	// Confirm is confirmErase or confirmEnd for an action that cannot be undone. Run then asks before it sends the request. If
-	// Confirm is empty, Run does not ask.
+	// Confirm is confirmErase or confirmEnd if the command cannot be undone. Run then asks the user before it sends the request.
 	Confirm string
 }
 
@@ -119,8 +119,8 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 
 const alsoLimit = 100
 
-// print prints the response in the chosen format. With -o name it prints only the ids or names of the items. Without a format
-// it calls human, which prints a table or a readable document.
+// print prints the response in the chosen format. With -o name, it prints only the ids or names of the items. Without a format, it calls
+// the function human, which prints a table or a document for people.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
 	switch c.Format {
 	case formatJSON:
@@ -138,8 +138,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the name of the member that identifies an object in other commands: "id" or "name". In a list, "id" may be
-// any column, but "name" must be the first one, because a later column "name" has the name of an event type.
+// findNaming returns the name of the member by which other commands refer to an object: "id" or "name". In a list, "id" may be any
+// column. "name" must be the first column, because in a later column it is the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -194,7 +194,8 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 	return method, path, query, body, nil
 }
 
-// parseTime converts a time, a date in now's time zone, or a duration before now (e.g. 90m or 7d) to the format of the API.
+// parseTime converts a text to the API's format of a time. The text is a time, a date in the time zone of the parameter now, or a
+// duration before now, for example 90m or 7d.
 func parseTime(text string, now time.Time) (string, error) {
 	if days, err := strconv.ParseUint(strings.TrimSuffix(text, "d"), 10, 16); err == nil && strings.HasSuffix(text, "d") {
 		return now.AddDate(0, 0, -int(days)).UTC().Format(time.RFC3339), nil
@@ -258,14 +259,14 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	return nil
 }
 
-// The values of [Command.Confirm].
+// These are the values of [Command.Confirm].
 const (
 	confirmErase = "erase" // shows the counts of a dry run, and has the caller type the argument again
 	confirmEnd   = "end"   // shows the object, and has the caller type yes
 )
 
-// confirm shows what the command would change and asks whether to continue. It refuses if standard input is not a terminal, because
-// a script should fail rather than wait forever for an answer, or answer by accident.
+// confirm shows what the command would change, and asks the user whether to continue. If standard input is not a terminal, it returns an
+// error. Otherwise a script would wait forever for an answer, or answer by accident.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	if !c.Interactive {
 		return fault.New(fault.Invalid, "this cannot be undone, and standard input is not a terminal on which to ask: add --yes if you are sure")
@@ -298,8 +299,8 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finishErasure repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the
-// total counts.
+// finishErasure repeats a request to erase a principal until the erasure is complete, because one request erases only a limited number of
+// items. It returns the counts of all requests together.
 func (c *Command) finishErasure(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
@@ -332,7 +333,7 @@ type erasure struct {
 const (
 	replays = "replays"
 	pause   = time.Second // between two polls of a replay
-	// patience is how many consecutive polls of the replay may fail, for example while the server restarts.
+	// patience is how many requests for the progress of a replay may fail in a row, for example while the server restarts.
 	patience = 60
 )
 
@@ -345,7 +346,7 @@ type replay struct {
 }
 
 // followReplay shows the progress of a running replay until the replay is over. If the user interrupts the command, or the server stays
-// unreachable, the replay continues on the server. followReplay then says so, and returns an error because it did not see the end.
+// unreachable, the replay continues on the server. Then followReplay says so and returns an error.
 func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {

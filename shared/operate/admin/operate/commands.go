@@ -202,10 +202,11 @@ type Source struct {
 	Name string `arg:"" help:"Name, as the list shows it."`
 }
 
-// Request names a file whose content is sent; - is the standard input.
+// Request is the name of a file whose content the command sends to the server. The name - stands for the standard input.
 type Request string
 
-// maxRequest is the number of bytes up to which the file is read. The server's limit is lower, so it refuses a larger file.
+// maxRequest is the number of bytes up to which a command reads a file for a request. The server's limit is lower, so the server refuses
+// a larger file anyway.
 const maxRequest = 8 << 20
 
 func (r Request) read(in io.Reader) (string, error) {
@@ -221,13 +222,13 @@ func (r Request) read(in io.Reader) (string, error) {
 	return string(b), fault.Wrap(fault.Invalid, err, "read the request")
 }
 
-// Page are the flags of lists.
+// Page has the flags that all commands for lists have.
 type Page struct {
 	Limit  int    `default:"100" placeholder:"N" help:"Maximum number of items (${default}); 0 means all."`
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
-// Validate refuses a negative limit.
+// Validate returns an error if the flag --limit is negative.
 func (p *Page) Validate() error {
 	if p.Limit < 0 {
 		return fault.New(fault.Invalid, "--limit %d is not allowed (at least 1, or 0 for all items)", p.Limit)
@@ -235,7 +236,7 @@ func (p *Page) Validate() error {
 	return nil
 }
 
-// EventList has the flags of events list.
+// EventList has the flags of the command events list.
 type EventList struct {
 	Page
 	Span
@@ -266,14 +267,14 @@ type Letters struct {
 	Queue        string `placeholder:"QUEUE" help:"Only of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
 }
 
-// Job has the flags of commands that start replays.
+// Job has the flags of all commands that start a replay.
 type Job struct {
 	DryRun bool `help:"Only count them."`
 	Rate   *int `placeholder:"N" help:"Deliveries per second, 1 to 1000 (20)."`
 	Detach bool `help:"Do not wait until the replay is done."`
 }
 
-// Flags has the flags of all commands. kong calls Run for the selected command.
+// Flags has the flags that all commands have. kong calls Run for the selected command.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. It needs the scope events:operate, or events:subscribe for your own subscriptions. Prefer the variable, because other users of the machine can see arguments."`
@@ -282,7 +283,7 @@ type Flags struct {
 	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
 }
 
-// Validate refuses --json together with another output format.
+// Validate returns an error if the user combined --json with another output format.
 func (o *Flags) Validate() error {
 	if o.JSON && o.Output != "" && o.Output != formatJSON {
 		return fault.New(fault.Invalid, "--json and --output %s cannot be combined", o.Output)
@@ -294,10 +295,10 @@ func (o *Flags) Validate() error {
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Width is the number of columns of the terminal at Out. 0 prints tables in full.
+	// Width is the number of columns of the terminal at Out. If it is 0, tables are printed with all their columns.
 	Width       int
 	Interactive bool
-	// Bar shows the progress of replays. It may be nil.
+	// Bar is where the progress of replays is shown. It may be nil.
 	Bar   io.Writer
 	Agent string
 }
@@ -352,11 +353,11 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
-// notSent lists the flags that only the command itself uses. All others are sent to the API.
+// notSent lists the flags that the command line itself uses. All other flags become parameters of the request to the API.
 var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}
 
-// prefix is the path of the API. It repeats admin.Prefix, because importing package admin would link the whole server into the
-// client.
+// prefix is the path of the API. It repeats the constant Prefix of package admin, because an import of that package would link the whole
+// server into the command line.
 const prefix = "/admin/v1"
 
 const maxPage = 100
@@ -396,7 +397,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	return answer, nil
 }
 
-// advise adds a remedy to the error of a refused request.
+// advise adds to the error of a refused request what the user can do about it.
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
@@ -456,7 +457,7 @@ func sum(a, b json.RawMessage) json.RawMessage {
 	return strconv.AppendInt(nil, x+y, 10)
 }
 
-// json returns all items as a single page.
+// json returns all items in the form of a single page of the API.
 func (l list) json() json.RawMessage {
 	all := map[string]any{"items": l.Items}
 	for name, value := range l.More {
@@ -468,11 +469,11 @@ func (l list) json() json.RawMessage {
 	return b
 }
 
-// Tables on a narrow terminal print shortened ids, such as sub_0198…2c47, so commands accept them too.
+// Tables on a narrow terminal print shortened ids, such as sub_0198…2c47. So commands accept shortened ids in their arguments, too.
 
 var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-]*)$`)
 
-// beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
+// beginning matches a shortened id of a subscription: the first 4 to 31 of its 32 digits.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
 // idLists says, for each kind of object, which list of the API contains the ids.
@@ -491,8 +492,8 @@ func (c *Command) kind() string {
 	return kind
 }
 
-// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids. If the command has ids of two
-// objects, such as an event and a subscription, the server's message says which one is not found.
+// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists the existing ids. If a command has the
+// ids of two objects, such as an event and a subscription, the server's message says which of them does not exist.
 func (c *Command) explainNotFound(err error) error {
 	if !fault.Is(err, fault.NotFound) {
 		return err
@@ -511,7 +512,7 @@ func (c *Command) explainNotFound(err error) error {
 	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", id, list.command)
 }
 
-// resolveIDs completes shortened ids in the arguments and flags.
+// resolveIDs replaces shortened ids in the command's arguments and flags with complete ids.
 func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	kind := c.kind()
 	for i, text := range c.Args {
@@ -535,8 +536,8 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	return nil
 }
 
-// resolveID completes a shortened id, for example sub_0198...2c47, by searching the server's list of objects of the given kind. It returns
-// an error if no id matches, or more than one. It returns a text that is not a shortened id unchanged.
+// resolveID completes a shortened id, for example sub_0198...2c47. It searches the server's list of objects of the given kind, and
+// returns an error if not exactly one id matches. A text that is not a shortened id is returned unchanged.
 func (c Client) resolveID(ctx context.Context, kind, text string) (string, error) {
 	found := shortened.FindStringSubmatch(text)
 	if found == nil && kind == "subscriptions" {

@@ -21,7 +21,7 @@ import (
 
 const timeForm = "2006-01-02 15:04:05"
 
-// localTime formats a text that is a time in the local time zone. It returns other texts unchanged.
+// localTime formats a text that contains a time, in the local time zone. It returns any other text unchanged.
 func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
@@ -35,18 +35,19 @@ const (
 	formatName = "name"
 )
 
-// leastColumns is the number of columns that even the narrowest terminal shows.
+// leastColumns is the number of columns that a table keeps even on the narrowest terminal.
 const (
 	gap          = 2
 	leastColumns = 2
 )
 
-// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
-// heading, e.g. events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
+// printTable prints members of JSON objects as aligned columns. A column is the path of a member, for example delivery.lastError. A
+// heading can follow, as in events.name=events. A second path can follow for objects that lack the member, as in
+// statusCode|status=status.
 //
-// If the table is wider than width, printTable shortens ids, except in the column id, whose values are arguments of other commands.
-// If that is not enough, it hides columns, first those in drop and then the last ones, and returns their headings.
-// A width of 0 has no limit.
+// If the table is wider than the parameter width, printTable shortens ids, except in the column id, because users copy these ids into
+// other commands. If the table is still too wide, it hides columns and returns their headings: first the columns in drop, then the last
+// ones. A width of 0 means no limit.
 func printTable(w io.Writer, columns, drop []string, width int, items []json.RawMessage) (hidden []string, err error) {
 	rows := [][]string{nil} // the first has the headings
 	var paths []string
@@ -84,8 +85,8 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// fitRows makes the rows of a table fit into width characters. It shortens ids and, if that is not enough, removes columns, beginning with
-// the columns in drop. It returns the headings of the removed columns.
+// fitRows makes the rows of a table fit into a width of that many characters. It shortens ids and, if that is not enough, removes
+// columns, beginning with the columns in drop. It returns the headings of the removed columns.
 func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string) {
 	for _, cells := range rows[1:] {
 		for i := range cells {
@@ -133,7 +134,7 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
-// decodeItem decodes an item of a list. It keeps numbers as text, because a float64 cannot represent some large numbers exactly.
+// decodeItem decodes an item of a list. It keeps numbers as text, because a float64 would change large numbers.
 func decodeItem(raw json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -155,7 +156,7 @@ func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	return nil
 }
 
-// headingOf returns the heading for a path, e.g. LAST ERROR for delivery.lastError.
+// headingOf returns the heading of the column for a path. For example, the heading for delivery.lastError is LAST ERROR.
 func headingOf(path string) string {
 	var b strings.Builder
 	for _, r := range path[strings.LastIndexByte(path, '.')+1:] {
@@ -184,8 +185,8 @@ func memberAt(v any, path string) any {
 	return v
 }
 
-// formatCell returns a value as text for a table. The text has a single line, and its control characters are escaped because they
-// could manipulate the terminal.
+// formatCell returns a value as text for a table cell. The text has a single line. Control characters are escaped, because they could
+// manipulate the user's terminal.
 func formatCell(v any) string {
 	var text string
 	switch v := v.(type) {
@@ -211,7 +212,7 @@ func formatCell(v any) string {
 	return text
 }
 
-// The values of the parameter local of printDocument.
+// These are the values of the parameter local of [printDocument].
 const (
 	localTimes = true  // in the local time zone, for people
 	exactTimes = false // as the API sends them, for programs

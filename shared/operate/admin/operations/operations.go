@@ -12,28 +12,29 @@ import (
 	"sync"
 )
 
-// Operation is an HTTP method on a path of the admin API.
+// Operation describes one operation of the admin API: an HTTP method on a path.
 type Operation struct {
 	ID, Method, Path, Summary string
-	// Owners permits callers with the scope events:subscribe, who then see only their own subscriptions and deliveries.
+	// Owners is true if callers with the scope events:subscribe may use the operation, too. They see only their own subscriptions and
+	// deliveries.
 	Owners bool
-	// Query lists the query parameters. Requests with other parameters are refused, unless Query is nil.
+	// Query lists the query parameters of the operation. The API refuses requests with other parameters, unless Query is nil.
 	Query []Param
-	// Body is the name of the schema of the request's body.
+	// Body is the name of the JSON schema of the request's body.
 	Body         string
 	BodyRequired bool
 	Answers      []Answer
 }
 
-// Param is a query parameter. It is a string unless Integer is set.
+// Param describes a query parameter. Its value is a string unless Integer is set.
 type Param struct {
 	Name, Format, Default, Description string
 	Enum                               []string
-	// Integer is the maximum of an integer parameter, whose minimum is 1.
+	// Integer is the maximum of a parameter whose value is an integer. The minimum is always 1.
 	Integer int
 }
 
-// Answer is a possible response of a successful request.
+// Answer describes a response to a successful request.
 type Answer struct {
 	Status      int
 	Description string
@@ -50,14 +51,13 @@ func withPaging(params ...Param) []Param {
 	return append(params, Param{Name: "cursor"}, Param{Name: "limit", Integer: MaxLimit, Default: strconv.Itoa(DefaultLimit)})
 }
 
-// Limits of the items on a page.
+// These are the limits for the number of items on a page of a list.
 const (
 	DefaultLimit = 50
 	MaxLimit     = 100
 )
 
-// rest is the OpenAPI document without the operations, which [Document] adds.
-//
+// rest is the part of the OpenAPI document that is written by hand. [Document] adds the operations.
 //go:embed document.json
 var rest []byte
 
@@ -157,7 +157,7 @@ var (
 	uri          = Param{Name: "uri", Description: "URI of an event; no pattern."}
 )
 
-// All is the table of operations.
+// All lists the operations of the admin API.
 var All = []Operation{
 	{
 		ID: "listSubscriptions", Method: http.MethodGet, Path: "subscriptions",
