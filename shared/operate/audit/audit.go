@@ -1,8 +1,8 @@
-// Package audit keeps the audit trail, with an entry for each action of an operator or owner. Entries are never changed, except that
+// Package audit stores the audit trail: an entry for each action of an operator or owner. Entries are never changed, except that
 // [Trail.Redact] removes the name of an erased principal.
 //
-// [Trail.Do] writes the entry before the action, so that there is no action without an entry. If the action fails, it writes a
-// second entry with the error.
+// [Trail.Do] writes the entry before the action, so that there is no action without an entry. If the action fails, it writes a second
+// entry with the error.
 package audit
 
 import (
@@ -29,20 +29,20 @@ const defaultRetention = 400 * 24 * time.Hour
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
-	// By is the principal who acted. Via is "api" or "console".
+	// By is the principal who acted. Via is "api", or "console" for an action on the console's web page.
 	By  string `json:"by"`
 	Via string `json:"via"`
-	// Action is for example "subscription.pause".
+	// Action is the name of the action, for example "subscription.pause".
 	Action string `json:"action"`
 	Target string `json:"target"`
-	// Before and After are the target's states. They are null where the target does not exist.
+	// Before and After are the states of the target before and after the action. A state is null if the target does not exist then.
 	Before json.RawMessage `json:"before"`
 	After  json.RawMessage `json:"after"`
-	// Error is set in the second entry of a failed action.
+	// Error is the error of a failed action. Only the second entry of the action has it.
 	Error string `json:"error,omitempty"`
 }
 
-// Trail is the audit trail.
+// Trail reads and writes the audit trail.
 type Trail struct {
 	DB        store.DB
 	Retention time.Duration // 0 means defaultRetention
@@ -53,7 +53,7 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-// Do adds the entry e and then calls the function do to perform the action. It sets the entry's id and time.
+// Do adds the entry e to the audit trail, and then performs the action by calling the function do. It sets the id and time of e.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -91,9 +91,10 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The parameter before is
-// the id of the entry after which the page starts; if it is empty, the page starts at the newest entry. next is the value of
-// before for the following page, or empty on the last page.
+// List returns a page of the entries between the times since and until, newest first. A zero time sets no limit.
+//
+// The parameter before is empty for the first page. For a later page, it is the result next of the previous page. On the last page, next
+// is empty.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -114,12 +115,11 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes an erased principal from the entries. Where the principal acted, Redact replaces the name with a pseudonym. It
-// also replaces a whole target or state if the name is one of its values, or if it contains one of the texts, for example the id of
-// one of the principal's subscriptions. The keys of JSON members do not count as values, because a key that equals the name is not
-// about the principal.
+// Redact removes the name of an erased principal from the entries. It replaces the name of the acting principal with a pseudonym. A
+// target or state is replaced as a whole if one of its values is the name, or contains one of the texts, for example the id of one of the
+// principal's subscriptions. Names of JSON members do not count as values.
 //
-// Redact calls visit for each affected entry. In a dry run it does not change the entries.
+// Redact calls the function visit for each affected entry. In a dry run it does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	redacted, _ := json.Marshal(pseudonym)
@@ -164,7 +164,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 	return fault.Wrap(fault.Unavailable, err, "redact the audit trail")
 }
 
-// hasValue reports whether a JSON value is or contains the string text, but not as a key.
+// hasValue reports whether the string text is in a JSON value, other than as the name of a member.
 func hasValue(value json.RawMessage, text string) bool {
 	if s, ok := jsonrpc.String(value); ok {
 		return s == text
