@@ -1,5 +1,5 @@
-// Package console serves the operators' web page at /console/, which calls the admin API with the user's key or token. The handler
-// generates config.json, which tells the page how to sign in. The files in static/lib are unchanged libraries from npm.
+// Package console serves the web page for operators at /console/. The page calls the admin API with the user's key or token. The handler
+// generates config.json, which tells the page how users sign in. The files in static/lib are unchanged libraries from npm.
 package console
 
 import (
@@ -28,20 +28,20 @@ const Prefix = "/console/"
 //go:embed static
 var static embed.FS
 
-// Client is the OAuth client with which the console signs people in.
+// Client is the OAuth client that the console uses when people sign in at an authorization server.
 type Client struct {
 	Issuer, ID string
 	Scopes     []string
-	// Resource is the audience of the token (RFC 8707).
+	// Resource is the audience of the access token that the console requests (RFC 8707).
 	Resource string
-	// Endpoints returns the endpoints of the authorization server.
+	// Endpoints returns the URLs of the authorization server's endpoints for authorization and tokens.
 	Endpoints func(context.Context) (authorize, token string, err error)
 }
 
 // Options configure a [Handler].
 type Options struct {
 	Auth auth.Mode
-	// Client is nil if users sign in by entering a key or a token.
+	// Client is nil if users sign in by entering a key or a token into the page.
 	Client *Client
 }
 
@@ -60,7 +60,7 @@ type file struct {
 	content   []byte
 }
 
-// signIn is the page's data for OAuth's authorization code flow.
+// signIn has the data that the page needs for OAuth's authorization code flow.
 type signIn struct {
 	Issuer    string   `json:"issuer"`
 	ClientID  string   `json:"clientId"`
@@ -136,8 +136,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(f.content)
 }
 
-// buildPolicy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token
-// requests to the authorization server.
+// buildPolicy returns the Content-Security-Policy of the page. It permits the page's own files, requests to the page's own host, and
+// token requests to the authorization server.
 func buildPolicy(at *signIn) string {
 	connect := "'self'"
 	if at != nil {
@@ -149,9 +149,9 @@ func buildPolicy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server, or nil if there is no such server. Until the handler knows the
-// endpoints, callers wait for the server, and get nil if it does not answer. Later callers get the last known endpoints while the
-// handler asks again.
+// endpoints returns the endpoints of the authorization server, or nil if the console has no OAuth client. The first callers wait until
+// the authorization server has answered, and get nil if it does not. Later callers immediately get the last known endpoints, while the
+// handler asks for newer ones in the background.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
