@@ -1,9 +1,9 @@
-// Package erase removes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens and consents. In data
-// that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
+// Package erase deletes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens and consents. In data
+// that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym. Events that the principal published stay
+// in the log until they expire like all others.
 //
-// Other packages find the principal's items, and this package deletes them in a safe order. A run erases a limited number of
-// items, and the next run continues. The principal is erased when a run finds no more items. Events that the principal
-// published stay in the log until they expire like all others.
+// A run erases a limited number of items, and the next run continues. The erasure is complete when a run finds no more items. Other
+// packages find the principal's items. This package deletes them in an order in which an interrupted run loses track of no item.
 package erase
 
 import (
@@ -37,14 +37,15 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Backends returns the names of the workspace's backends, because the store keeps the principal's demands for events per backend.
+	// Backends returns the names of the workspace's backends. The store keeps a record for each backend that says which of its events the
+	// principal wants.
 	Backends func(ctx context.Context, workspace string) ([]string, error)
 	// Most is the maximum number of items per run, by default [defaultMost].
 	Most int
 }
 
 const (
-	// defaultMost is so low that a run takes only seconds, both on SQLite and on DynamoDB.
+	// defaultMost is low enough that a run takes only a few seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
 	maxCounted  = 100_000 // maximum number of items that a dry run counts
 	maxEnded    = 500     // maximum number of ended subscriptions that a run handles
@@ -57,7 +58,7 @@ type Result struct {
 	Complete bool           // false if there are more items than a run may erase or count
 }
 
-// Pseudonym returns the pseudonym of an erased principal, which is the same in each run.
+// Pseudonym returns the pseudonym that replaces the name of an erased principal. It is the same in each run.
 func Pseudonym(workspace, principal string) string {
 	h := sha256.Sum256([]byte(workspace + "\x00" + principal))
 	return "erased:" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -65,7 +66,7 @@ func Pseudonym(workspace, principal string) string {
 
 var errEnough = errors.New("erase: the run is long enough")
 
-// run is the state of one call of [Eraser.Erase].
+// run holds the state of one call of [Eraser.Erase].
 type run struct {
 	*Eraser
 	workspace, principal string
@@ -73,8 +74,8 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. The run finds an item by its key in found, for example the key
-	// in a list of the principal's sessions. All other keys that belong to these items are in copies.
+	// The fields copies and found have the deletions that are not written yet. The run has found an item by the key in found, for example
+	// by the key in a list of the principal's sessions. The other keys that belong to the item are in copies.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
@@ -162,8 +163,8 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions in r.copies before the deletions in r.found. The keys in r.found lead the run to an item's copies and
-// to the stored events. If the run is interrupted in between, the next run can still find everything that is left.
+// flush writes the deletions in r.copies before the deletions in r.found, because the keys in r.found lead to an item's copies and to the
+// stored events. If the run is interrupted in between, the next run can still find everything that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err
@@ -180,8 +181,8 @@ func (r *run) flush(ctx context.Context) error {
 	return nil
 }
 
-// endSubscriptions ends the principal's subscriptions, and collects the ids of ended subscriptions in r.ids, up to maxEnded. The
-// result more is true if there are further ones, which the next run handles.
+// endSubscriptions ends the principal's subscriptions, and adds the ids of at most maxEnded ended subscriptions to r.ids. The result more
+// is true if the principal has further ended subscriptions, which the next run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}
@@ -268,7 +269,7 @@ func (r *run) addUnusedBodies(ctx context.Context) error {
 	return nil
 }
 
-// eraseSessions also erases the notices that the sessions' streams have not sent yet.
+// eraseSessions erases the principal's sessions. It also erases the notices that the streams of these sessions have not sent yet.
 func (r *run) eraseSessions(ctx context.Context) error {
 	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), "list the sessions of a principal", func(listed *store.Item) error {
 		keys := []store.Key{listed.Key}
@@ -285,7 +286,8 @@ func (r *run) eraseSessions(ctx context.Context) error {
 	})
 }
 
-// eraseDemands erases the records of the events that the principal wants, with the principal's tokens for the backends.
+// eraseDemands erases the records that say which events of backends the principal wants, together with the principal's tokens for the
+// backends.
 func (r *run) eraseDemands(ctx context.Context) error {
 	if r.Backends == nil {
 		return nil
@@ -367,8 +369,8 @@ func (r *run) unnameConsents(ctx context.Context) error {
 	})
 }
 
-// unnameSwitches replaces the principal's name with the pseudonym in all switches that the principal has set. It skips the switches
-// of the principal's own subscriptions, because [run.erasePartitions] deletes them.
+// unnameSwitches replaces the principal's name with the pseudonym in all switches that the principal has set. It skips the switches of
+// the principal's own subscriptions, because [run.erasePartitions] deletes these switches.
 func (r *run) unnameSwitches(ctx context.Context) error {
 	return switches.EachBy(ctx, r.DB, r.workspace, r.principal, func(sw switches.Switch) error {
 		if id, ok := sw.Name.SubscriptionID(); ok && slices.Contains(r.ids, id) {
