@@ -30,6 +30,11 @@ func to(url string) Call {
 	return Call{Endpoint: url, URL: url, Principal: "owner of " + url, Bytes: 100}
 }
 
+// bubble runs a subtest that has a clock of its own.
+func bubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 // mustReserve reserves a slot for a first attempt, and ends the test if there is none.
 func (l *Lanes) mustReserve(t *testing.T, url string, w PageWait) *FastSlot {
 	t.Helper()
@@ -45,38 +50,36 @@ func waitFor(busy, others time.Duration) PageWait {
 
 func TestEndpointSlots(t *testing.T) {
 	const url = "https://hooks.example.com/a"
-	t.Run("WHK-25 attempts that wait for their endpoint get its slots in the order in which their events were queued", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			l := someLanes(8, 2)
-			l.mustReserve(t, url, waitFor(time.Second, time.Minute)).Done(webhook.Outcome{Status: 200})
-			var held []*FastSlot
-			for range 2 {
-				held = append(held, l.mustReserve(t, url, waitFor(time.Second, time.Minute)))
-			}
-			type result struct {
-				since int64
-				v     Verdict
-				after time.Duration
-			}
-			began, got := time.Now(), make(chan result, 3)
-			for _, since := range []int64{30, 10, 20} {
-				go func() {
-					c := to(url)
-					c.Since = since
-					_, v := l.Reserve(t.Context(), c, waitFor(time.Second, time.Minute))
-					got <- result{since, v, time.Since(began)}
-				}()
-				synctest.Wait()
-			}
-			for i, want := range []int64{10, 20} {
-				held[i].Done(webhook.Outcome{Status: 200})
-				expect.Equal(t, fmt.Sprint("the event that gets slot ", i), <-got, result{want, Granted, 0})
-			}
-			expect.Equal(t, "the last one", <-got, (result{30, TooLate, time.Second}))
-			if e := l.byID[url]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
-				t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
-			}
-		})
+	bubble(t, "WHK-25 attempts that wait for their endpoint get its slots in the order in which their events were queued", func(t *testing.T) {
+		l := someLanes(8, 2)
+		l.mustReserve(t, url, waitFor(time.Second, time.Minute)).Done(webhook.Outcome{Status: 200})
+		var held []*FastSlot
+		for range 2 {
+			held = append(held, l.mustReserve(t, url, waitFor(time.Second, time.Minute)))
+		}
+		type result struct {
+			since int64
+			v     Verdict
+			after time.Duration
+		}
+		began, got := time.Now(), make(chan result, 3)
+		for _, since := range []int64{30, 10, 20} {
+			go func() {
+				c := to(url)
+				c.Since = since
+				_, v := l.Reserve(t.Context(), c, waitFor(time.Second, time.Minute))
+				got <- result{since, v, time.Since(began)}
+			}()
+			synctest.Wait()
+		}
+		for i, want := range []int64{10, 20} {
+			held[i].Done(webhook.Outcome{Status: 200})
+			expect.Equal(t, fmt.Sprint("the event that gets slot ", i), <-got, result{want, Granted, 0})
+		}
+		expect.Equal(t, "the last one", <-got, (result{30, TooLate, time.Second}))
+		if e := l.byID[url]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
+			t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
+		}
 	})
 
 	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
@@ -102,31 +105,29 @@ func TestEndpointSlots(t *testing.T) {
 // host of its own, so that only the limits of the lane hold.
 func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 	for name, proven := range map[string]bool{"WHK-16 new endpoints": false, "WHK-16 endpoints that hung before": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := someLanes(32, 8)
-				reserve := func(url string) (*FastSlot, Verdict) { return l.Reserve(t.Context(), to(url), PageWait{}) }
-				good, _ := reserve("https://good.example.com/")
-				good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
-				for i := range 32 {
-					url := fmt.Sprintf("https://h%d.example.com/", i)
-					if proven {
-						s, _ := reserve(url)
-						s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
-						s, _ = reserve(url)
-						s.Detach().Done(Unused)
-					}
+		bubble(t, name, func(t *testing.T) {
+			l := someLanes(32, 8)
+			reserve := func(url string) (*FastSlot, Verdict) { return l.Reserve(t.Context(), to(url), PageWait{}) }
+			good, _ := reserve("https://good.example.com/")
+			good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+			for i := range 32 {
+				url := fmt.Sprintf("https://h%d.example.com/", i)
+				if proven {
+					s, _ := reserve(url)
+					s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+					s, _ = reserve(url)
+					s.Detach().Done(Unused)
 				}
-				time.Sleep(slowFor)
-				taken := 0
-				for i := range 32 {
-					if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == Granted {
-						taken++
-					}
+			}
+			time.Sleep(slowFor)
+			taken := 0
+			for i := range 32 {
+				if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == Granted {
+					taken++
 				}
-				expect.Equal(t, "the attempts to endpoints that may hang, three quarters of 32", taken, 24)
-				l.mustReserve(t, "https://good.example.com/", PageWait{}).Done(Unused)
-			})
+			}
+			expect.Equal(t, "the attempts to endpoints that may hang, three quarters of 32", taken, 24)
+			l.mustReserve(t, "https://good.example.com/", PageWait{}).Done(Unused)
 		})
 	}
 }
@@ -187,50 +188,44 @@ func TestAttemptsInAHurry(t *testing.T) {
 		"WHK-16 answers in 300 ms, twice 380 ms":                                             {append(steady(300*ms), 380*ms, 380*ms), 449 * ms},
 		"WHK-16 answers in 100 ms and 900 ms, in turn":                                       {slices.Repeat([]time.Duration{100 * ms, 900 * ms}, 25), 2233 * ms},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				_, reserve := hurried(t, c.took...)
-				if s := reserve(); s.Wait.Round(ms) != c.want || s.Rest != 0 && s.Wait+s.Rest != 3*time.Second {
-					t.Errorf("a page waits for %v and the attempt for another %v, want %v of 3s", s.Wait, s.Rest, c.want)
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			_, reserve := hurried(t, c.took...)
+			if s := reserve(); s.Wait.Round(ms) != c.want || s.Rest != 0 && s.Wait+s.Rest != 3*time.Second {
+				t.Errorf("a page waits for %v and the attempt for another %v, want %v of 3s", s.Wait, s.Rest, c.want)
+			}
 		})
 	}
-	t.Run("WHK-16 the first attempt of a burst is late: pages wait only as long as usual, and it counts as slow after a second", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			l, reserve := hurried(t, steady(20*ms)...)
-			first := reserve().Detach()
-			if first.HangsAfter != 900*ms || first.Rest != 2*time.Second {
-				t.Errorf("the attempt hangs after %v and ends after another %v, want 900ms and 2s", first.HangsAfter, first.Rest)
-			}
-			second := reserve()
-			expect.Equal(t, "the time for which the next page waits", second.Wait.Round(ms), 20*ms)
-			second.Done(webhook.Outcome{Status: 200, Took: 20 * ms})
-			first.Hang(t.Context())
-			if _, v := l.Reserve(t.Context(), to(url), PageWait{}); v != SlowLane {
-				t.Errorf("got verdict %v, want the slow lane", v)
-			}
-			first.Done(webhook.Outcome{Status: 200, Took: 900 * ms})
-			reserve()
-		})
+	bubble(t, "WHK-16 the first attempt of a burst is late: pages wait only as long as usual, and it counts as slow after a second", func(t *testing.T) {
+		l, reserve := hurried(t, steady(20*ms)...)
+		first := reserve().Detach()
+		if first.HangsAfter != 900*ms || first.Rest != 2*time.Second {
+			t.Errorf("the attempt hangs after %v and ends after another %v, want 900ms and 2s", first.HangsAfter, first.Rest)
+		}
+		second := reserve()
+		expect.Equal(t, "the time for which the next page waits", second.Wait.Round(ms), 20*ms)
+		second.Done(webhook.Outcome{Status: 200, Took: 20 * ms})
+		first.Hang(t.Context())
+		if _, v := l.Reserve(t.Context(), to(url), PageWait{}); v != SlowLane {
+			t.Errorf("got verdict %v, want the slow lane", v)
+		}
+		first.Done(webhook.Outcome{Status: 200, Took: 900 * ms})
+		reserve()
 	})
-	t.Run("WHK-16 a burst makes an endpoint slower: as many attempts as may are detached, and the other ones have time", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			_, reserve := hurried(t, steady(20*ms)...)
-			var slots []*FastSlot
-			for range 64 {
-				slots = append(slots, reserve())
+	bubble(t, "WHK-16 a burst makes an endpoint slower: as many attempts as may are detached, and the other ones have time", func(t *testing.T) {
+		_, reserve := hurried(t, steady(20*ms)...)
+		var slots []*FastSlot
+		for range 64 {
+			slots = append(slots, reserve())
+		}
+		detached := 0
+		for _, s := range slots {
+			if s.Detach() != nil {
+				detached++
+			} else if s.Rest != 2900*ms {
+				t.Fatalf("it has another %v, want 2.9s", s.Rest)
 			}
-			detached := 0
-			for _, s := range slots {
-				if s.Detach() != nil {
-					detached++
-				} else if s.Rest != 2900*ms {
-					t.Fatalf("it has another %v, want 2.9s", s.Rest)
-				}
-			}
-			expect.Equal(t, "detached attempts", detached, maxHanging)
-		})
+		}
+		expect.Equal(t, "detached attempts", detached, maxHanging)
 	})
 }
 
@@ -246,31 +241,29 @@ func TestTheSlowLaneProbesForAllProcesses(t *testing.T) {
 		},
 		"WHK-16 the slow lane has no attempt: a probe after half a minute": {false, map[int]Verdict{31: Granted}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				pages, other := someLanes(128, 64), someLanes(128, 64)
-				pages.limits.MinWait, other.limits.MinWait = 100*time.Millisecond, 100*time.Millisecond
-				pages.rate.db = openStore(t)
-				other.rate.db = pages.rate.db
-				began := time.Now()
-				s, _ := pages.Reserve(t.Context(), to(url), PageWait{})
-				s.Hang(t.Context())
-				s.Done(Unused)
-				time.Sleep(30 * time.Second)
-				if c.warns {
-					s, _ := other.ReserveSlow(t.Context(), to(url))
-					s.Warn(t.Context())
-					s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
+		bubble(t, name, func(t *testing.T) {
+			pages, other := someLanes(128, 64), someLanes(128, 64)
+			pages.limits.MinWait, other.limits.MinWait = 100*time.Millisecond, 100*time.Millisecond
+			pages.rate.db = openStore(t)
+			other.rate.db = pages.rate.db
+			began := time.Now()
+			s, _ := pages.Reserve(t.Context(), to(url), PageWait{})
+			s.Hang(t.Context())
+			s.Done(Unused)
+			time.Sleep(30 * time.Second)
+			if c.warns {
+				s, _ := other.ReserveSlow(t.Context(), to(url))
+				s.Warn(t.Context())
+				s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
+			}
+			for _, second := range slices.Sorted(maps.Keys(c.want)) {
+				time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
+				s, got := pages.Reserve(t.Context(), to(url), PageWait{})
+				expect.Equal(t, fmt.Sprintf("the verdict after %d s", second), got, c.want[second])
+				if s != nil {
+					s.Done(Unused)
 				}
-				for _, second := range slices.Sorted(maps.Keys(c.want)) {
-					time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
-					s, got := pages.Reserve(t.Context(), to(url), PageWait{})
-					expect.Equal(t, fmt.Sprintf("the verdict after %d s", second), got, c.want[second])
-					if s != nil {
-						s.Done(Unused)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -294,41 +287,39 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 // A principal has many endpoints that answer late, or hang, and get large events.
 func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
 	for name, hang := range map[string]bool{"WHK-16 endpoints that answer late": false, "WHK-16 endpoints that hang": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := someLanes(100, 25)
-				l.limits.Bytes = 32 << 20
-				reserve := func(host, principal string) *SlowSlot {
-					url := "https://" + host + ".example.com/"
-					if hang && l.byID[url] == nil {
-						s, _ := l.Reserve(t.Context(), to(url), PageWait{})
-						s.Done(webhook.Outcome{Status: 503, Category: webhook.HTTP5xx})
-						time.Sleep(busyPause)
-					}
-					s, _ := l.ReserveSlow(t.Context(), Call{Endpoint: url, URL: url, Principal: principal, Bytes: 240 << 10})
-					return s
+		bubble(t, name, func(t *testing.T) {
+			l := someLanes(100, 25)
+			l.limits.Bytes = 32 << 20
+			reserve := func(host, principal string) *SlowSlot {
+				url := "https://" + host + ".example.com/"
+				if hang && l.byID[url] == nil {
+					s, _ := l.Reserve(t.Context(), to(url), PageWait{})
+					s.Done(webhook.Outcome{Status: 503, Category: webhook.HTTP5xx})
+					time.Sleep(busyPause)
 				}
-				var slots []*SlowSlot
-				for i := range 100 {
-					if s := reserve(fmt.Sprint("h", i), "mallory"); s != nil {
-						slots = append(slots, s)
-					}
-				}
-				if held := l.slowBytes.total + l.hangingBytes.total; held > l.limits.Bytes*3/16 || held < l.limits.Bytes/8 {
-					t.Errorf("the endpoints of one principal hold %d bytes, want at most three quarters of %d", held, l.limits.Bytes/4)
-				}
-				if s := reserve("good", "alice"); s == nil {
-					t.Error("another principal's endpoint has to wait")
-				} else {
+				s, _ := l.ReserveSlow(t.Context(), Call{Endpoint: url, URL: url, Principal: principal, Bytes: 240 << 10})
+				return s
+			}
+			var slots []*SlowSlot
+			for i := range 100 {
+				if s := reserve(fmt.Sprint("h", i), "mallory"); s != nil {
 					slots = append(slots, s)
 				}
-				for _, s := range slots {
-					s.Done(Unused)
-				}
-				if n := l.slowBytes.total + l.hangingBytes.total; n != 0 || len(l.slowBytes.by)+len(l.hangingBytes.by) != 0 {
-					t.Errorf("%d bytes are held at the end, want none", n)
-				}
-			})
+			}
+			if held := l.slowBytes.total + l.hangingBytes.total; held > l.limits.Bytes*3/16 || held < l.limits.Bytes/8 {
+				t.Errorf("the endpoints of one principal hold %d bytes, want at most three quarters of %d", held, l.limits.Bytes/4)
+			}
+			if s := reserve("good", "alice"); s == nil {
+				t.Error("another principal's endpoint has to wait")
+			} else {
+				slots = append(slots, s)
+			}
+			for _, s := range slots {
+				s.Done(Unused)
+			}
+			if n := l.slowBytes.total + l.hangingBytes.total; n != 0 || len(l.slowBytes.by)+len(l.hangingBytes.by) != 0 {
+				t.Errorf("%d bytes are held at the end, want none", n)
+			}
 		})
 	}
 }
@@ -358,34 +349,32 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 			func(n int) bool { return n <= slowAtOnce },
 		},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := someLanes(8*attempts, 2)
-				l.mustReserve(t, url, PageWait{}).Done(c.out)
-				time.Sleep(hangPause)
-				var made, now, most atomic.Int64
-				var running sync.WaitGroup
-				for range attempts {
-					running.Go(func() {
-						s, _ := l.ReserveSlow(t.Context(), to(url))
-						if s == nil {
-							return
-						}
-						made.Add(1)
-						most.Store(max(most.Load(), now.Add(1)))
-						time.Sleep(c.out.Took)
-						now.Add(-1)
-						s.Done(c.out)
-					})
-				}
-				running.Wait()
-				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
-					t.Errorf("got %d attempts, %d at the same time, want what the test's name says, and at most %d", n, most.Load(), slowAtOnce)
-				}
-				if e := l.byID[url]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
-					t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes.total+l.hangingBytes.total, len(e.queued), l.queued)
-				}
-			})
+		bubble(t, c.name, func(t *testing.T) {
+			l := someLanes(8*attempts, 2)
+			l.mustReserve(t, url, PageWait{}).Done(c.out)
+			time.Sleep(hangPause)
+			var made, now, most atomic.Int64
+			var running sync.WaitGroup
+			for range attempts {
+				running.Go(func() {
+					s, _ := l.ReserveSlow(t.Context(), to(url))
+					if s == nil {
+						return
+					}
+					made.Add(1)
+					most.Store(max(most.Load(), now.Add(1)))
+					time.Sleep(c.out.Took)
+					now.Add(-1)
+					s.Done(c.out)
+				})
+			}
+			running.Wait()
+			if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
+				t.Errorf("got %d attempts, %d at the same time, want what the test's name says, and at most %d", n, most.Load(), slowAtOnce)
+			}
+			if e := l.byID[url]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
+				t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes.total+l.hangingBytes.total, len(e.queued), l.queued)
+			}
 		})
 	}
 }
@@ -509,32 +498,28 @@ func newRates(db store.DB, limit int64) *endpointRates {
 
 // TestEndpointRatesOverASlowStore: WHK-16.
 func TestEndpointRatesOverASlowStore(t *testing.T) {
-	t.Run("WHK-16 while the store writes for one endpoint, the attempts to others go on", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			rates := newRates(slowLeases(openStore(t), 20*time.Second), 20)
-			go rates.allow(t.Context(), "one")
-			synctest.Wait()
-			began := time.Now()
-			if !rates.allow(t.Context(), "other") || time.Since(began) > 0 {
-				t.Errorf("the other endpoint waited %v, want a token immediately", time.Since(began))
-			}
-			time.Sleep(time.Minute)
-		})
+	bubble(t, "WHK-16 while the store writes for one endpoint, the attempts to others go on", func(t *testing.T) {
+		rates := newRates(slowLeases(openStore(t), 20*time.Second), 20)
+		go rates.allow(t.Context(), "one")
+		synctest.Wait()
+		began := time.Now()
+		if !rates.allow(t.Context(), "other") || time.Since(began) > 0 {
+			t.Errorf("the other endpoint waited %v, want a token immediately", time.Since(began))
+		}
+		time.Sleep(time.Minute)
 	})
-	t.Run("WHK-16 an attempt that waited is one of the second in which it is made", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			db := openStore(t)
-			rates := newRates(slowLeases(db, 1500*time.Millisecond), 20)
-			start := time.Now()
-			go rates.allow(t.Context(), "one")
-			synctest.Wait()
-			expect.True(t, "the attempt is allowed", rates.allow(t.Context(), "one"))
-			key := store.Key{Table: store.Deliveries, Partition: "t#one", Sort: fmt.Sprint(start.Add(1500 * time.Millisecond).Unix())}
-			items, err := db.Get(t.Context(), key)
-			if err != nil || items[0] == nil {
-				t.Errorf("got no lease of its second: %v, %v", items, err)
-			}
-		})
+	bubble(t, "WHK-16 an attempt that waited is one of the second in which it is made", func(t *testing.T) {
+		db := openStore(t)
+		rates := newRates(slowLeases(db, 1500*time.Millisecond), 20)
+		start := time.Now()
+		go rates.allow(t.Context(), "one")
+		synctest.Wait()
+		expect.True(t, "the attempt is allowed", rates.allow(t.Context(), "one"))
+		key := store.Key{Table: store.Deliveries, Partition: "t#one", Sort: fmt.Sprint(start.Add(1500 * time.Millisecond).Unix())}
+		items, err := db.Get(t.Context(), key)
+		if err != nil || items[0] == nil {
+			t.Errorf("got no lease of its second: %v, %v", items, err)
+		}
 	})
 }
 
@@ -549,58 +534,54 @@ func TestTurnsAfterTheClockWasSetBack(t *testing.T) {
 
 // TestEndpointRates: WHK-16. Several processes share the rate limit of an endpoint.
 func TestEndpointRates(t *testing.T) {
-	t.Run("WHK-16 two processes together make as many attempts a second as the endpoint may have, not one more", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			db := openStore(t)
-			const limit = 20
-			two := []*endpointRates{newRates(db, limit), newRates(db, limit)}
-			var mu sync.Mutex
-			perSecond := map[int64]int{}
-			var wg sync.WaitGroup
-			for i := range 8 {
-				wg.Go(func() {
-					for range 500 {
-						now := time.Now()
-						if two[i%2].allow(t.Context(), "one") {
-							mu.Lock()
-							perSecond[now.Unix()]++
-							mu.Unlock()
-						}
-						time.Sleep(10 * time.Millisecond)
+	bubble(t, "WHK-16 two processes together make as many attempts a second as the endpoint may have, not one more", func(t *testing.T) {
+		db := openStore(t)
+		const limit = 20
+		two := []*endpointRates{newRates(db, limit), newRates(db, limit)}
+		var mu sync.Mutex
+		perSecond := map[int64]int{}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for range 500 {
+					now := time.Now()
+					if two[i%2].allow(t.Context(), "one") {
+						mu.Lock()
+						perSecond[now.Unix()]++
+						mu.Unlock()
 					}
-				})
-			}
-			wg.Wait()
-			for second, n := range perSecond {
-				expect.Equal(t, fmt.Sprintf("attempts in second %d", second), n, limit)
-			}
-			expect.AtLeast(t, "the seconds with attempts", len(perSecond), 5)
-		})
-	})
-	t.Run("WHK-16 the turns of all processes together are as many per second as the endpoint can have", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			db := openStore(t)
-			const limit, processes, deliveries = 8, 4, 800
-			now := time.Now()
-			turns := map[int64]int{}
-			var last int64
-			var rates []*endpointRates
-			for range processes {
-				rates = append(rates, newRates(db, limit))
-			}
-			for i := range deliveries {
-				second := now.Add(rates[i%processes].reserve(t.Context(), "one", now)).Unix()
-				turns[second]++
-				last = max(last, second)
-			}
-			for second, n := range turns {
-				if n > limit || second <= now.Unix() {
-					t.Errorf("%d deliveries have their turn after %d s, want at most %d, later than now", n, second-now.Unix(), limit)
+					time.Sleep(10 * time.Millisecond)
 				}
+			})
+		}
+		wg.Wait()
+		for second, n := range perSecond {
+			expect.Equal(t, fmt.Sprintf("attempts in second %d", second), n, limit)
+		}
+		expect.AtLeast(t, "the seconds with attempts", len(perSecond), 5)
+	})
+	bubble(t, "WHK-16 the turns of all processes together are as many per second as the endpoint can have", func(t *testing.T) {
+		db := openStore(t)
+		const limit, processes, deliveries = 8, 4, 800
+		now := time.Now()
+		turns := map[int64]int{}
+		var last int64
+		var rates []*endpointRates
+		for range processes {
+			rates = append(rates, newRates(db, limit))
+		}
+		for i := range deliveries {
+			second := now.Add(rates[i%processes].reserve(t.Context(), "one", now)).Unix()
+			turns[second]++
+			last = max(last, second)
+		}
+		for second, n := range turns {
+			if n > limit || second <= now.Unix() {
+				t.Errorf("%d deliveries have their turn after %d s, want at most %d, later than now", n, second-now.Unix(), limit)
 			}
-			expect.AtMost(t, "the seconds until the last turn", last-now.Unix(), 3*deliveries/limit)
-			expect.True(t, "a first attempt to the endpoint waits", rates[0].hasWaiting("one", now))
-			expect.True(t, "a first attempt to another endpoint does not wait", !rates[0].hasWaiting("other", now))
-		})
+		}
+		expect.AtMost(t, "the seconds until the last turn", last-now.Unix(), 3*deliveries/limit)
+		expect.True(t, "a first attempt to the endpoint waits", rates[0].hasWaiting("one", now))
+		expect.True(t, "a first attempt to another endpoint does not wait", !rates[0].hasWaiting("other", now))
 	})
 }
