@@ -75,9 +75,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	t.Run("OPS-12 they are counted by their queue, and those of a stage, which it has counted, are not", func(t *testing.T) {
 		emf.Close(t.Context())
 		for name, want := range map[string]bool{"events": true, "slow": true, "inbox": false} {
-			if strings.Contains(log.String(), `"queue":"`+name+`"`) != want {
-				t.Errorf("%s is counted: want %v, got the metrics %s", name, want, &log)
-			}
+			expect.Equal(t, name+" is counted in the metrics", strings.Contains(log.String(), `"queue":"`+name+`"`), want)
 		}
 	})
 }

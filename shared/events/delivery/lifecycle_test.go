@@ -194,9 +194,7 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 						l.now = l.now.Add(time.Second)
 						crashes++
 					}
-					if got, want := l.storedLife(), storedLives[to]; got != want {
-						t.Fatalf("death at step %d (late %v): got %+v, want %+v", point, late, got, want)
-					}
+					expect.MustEqual(t, fmt.Sprintf("death at step %d (late %v): what is stored", point, late), l.storedLife(), storedLives[to])
 					return l.budget > 0
 				})
 				expect.AtLeast(t, "the processes that died", crashes, 1)
@@ -472,9 +470,7 @@ func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTh
 				}}
 				q.end(q.id)
 				q.again(other)
-				if left {
-					t.Error("the due entry was not written or deleted")
-				}
+				expect.True(t, "the due entry was written or deleted", !left)
 			})}
 			q.retry.Queue = &watched{Sender: q.retry.Queue, sent: func(name queue.Name) {
 				q.script = succeeds
@@ -525,9 +521,7 @@ func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
 	r, sub := registered(t)
 	d, _ := r.storeFailed()
 	d.sender.poster = &during{d.sender.poster, func() {
-		if err := r.tryDeliverAgain(sub, "evt_1"); !fault.Is(err, fault.Conflict) {
-			t.Errorf("an operator who asked for the event got %v, want a conflict", err)
-		}
+		expect.Fault(t, "an operator who asks for the event", r.tryDeliverAgain(sub, "evt_1"), fault.Conflict)
 	}}
 	r.script = succeeds
 	r.hand(queue.Slow, d.HandleSingles)
@@ -607,9 +601,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 				for name, h := range map[queue.Name]queue.Handler{queue.Events: fanout.Handle, queue.Deliveries: d.HandlePages} {
 					batch := r.queues[name]
 					r.queues[name] = nil
-					if failed, err := h(t.Context(), batch); err != nil || len(failed) > 0 {
-						t.Fatal(failed, err)
-					}
+					r.done(h(t.Context(), batch))
 					synctest.Wait()
 				}
 			}

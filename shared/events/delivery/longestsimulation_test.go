@@ -4,7 +4,6 @@ package delivery
 
 import (
 	"log/slog"
-	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -79,11 +78,8 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	patterns = append(patterns, match.ForEntry(cat.ByName(longestName), nil))
 	cursors := make([]string, len(patterns))
 	poll := func(i int) *stream.Page {
-		page, err := tails.Poll(t.Context(), stream.PollRequest{Workspace: "default", Pattern: patterns[i], Cursor: cursors[i], Most: 10, Bytes: 1 << 20})
-		if err != nil {
-			t.Fatalf("poll of %.40s: %v", patterns[i].Key, err)
-		}
-		return page
+		request := stream.PollRequest{Workspace: "default", Pattern: patterns[i], Cursor: cursors[i], Most: 10, Bytes: 1 << 20}
+		return expect.Value(tails.Poll(t.Context(), request))(t)
 	}
 	for i := range patterns {
 		cursors[i] = poll(i).Cursor
@@ -141,9 +137,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 		}
 		attempts[p.URL]++
 	}
-	if want := map[string]int{targets[0]: 1, targets[1]: 1}; !maps.Equal(attempts, want) {
-		t.Errorf("got attempts %v of the dead letters that were retried, want %v", attempts, want)
-	}
+	expect.Map(t, "the attempts of the dead letters that were retried", attempts, map[string]int{targets[0]: 1, targets[1]: 1})
 
 	// An event of the same size that became a dead letter of the events queue can be sent back.
 	expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: strings.Repeat("k", 128), Data: []byte(data)}})))

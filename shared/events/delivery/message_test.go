@@ -67,9 +67,7 @@ events:
 		},
 	} {
 		var got, want map[string]json.RawMessage
-		if err := json.Unmarshal(tc.got, &got); err != nil {
-			t.Errorf("%s: %v in %s", tc.name, err, tc.got)
-		}
+		expect.OK(t, json.Unmarshal(tc.got, &got), tc.name, tc.got)
 		_ = json.Unmarshal([]byte(tc.want), &want)
 		var a, b any
 		_, _ = json.Unmarshal(tc.got, &a), json.Unmarshal([]byte(tc.want), &b)

@@ -175,9 +175,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	})))
 	expect.OK(t, expect.ErrOf(retry.Run(t.Context()))) // sets the position
 	r.now = r.now.Add(5 * time.Minute)
-	if n, err := retry.Run(t.Context()); err != nil || n == 0 {
-		t.Fatalf("AWS-06 a due entry without its making: %d moved, %v", n, err)
-	}
+	expect.AtLeast(t, "AWS-06 the due entries without their making that moved", expect.Value(retry.Run(t.Context()))(t), 1)
 	down = false
 	failed, err := d.HandleSingles(t.Context(), []queue.Message{message("s", old)})
 	if err != nil || len(failed) > 0 || len(r.posts) != 2 {
@@ -252,9 +250,7 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	for _, m := range r.queues[queue.Deliveries] {
 		expect.AtMost(t, "the bytes of a task", len(m.Body), queue.MaxBody)
 	}
-	if n := len(r.queues[queue.Deliveries]); n == 0 {
-		t.Error("got no task for another page, want at least one")
-	}
+	expect.AtLeast(t, "the tasks for other pages", len(r.queues[queue.Deliveries]), 1)
 }
 
 func TestPagesThatCannotBeWritten(t *testing.T) {
@@ -380,9 +376,8 @@ func TestAPanicConcernsOneSubscriber(t *testing.T) {
 			d.DB = storetest.Hooked{DB: d.DB, OnQuery: func() error { panic("a defect") }}
 		}, time.Now().Add(-time.Minute), someEvents(1, 60)...)
 		call := lane.Call{Endpoint: task.EndpointID(subs[0].Target.URL), URL: subs[0].Target.URL}
-		if _, verdict := d.lanes.Reserve(t.Context(), call, lane.PageWait{}); verdict != lane.Granted {
-			t.Errorf("got the verdict %d for another attempt, want a slot", verdict)
-		}
+		_, verdict := d.lanes.Reserve(t.Context(), call, lane.PageWait{})
+		expect.Equal(t, "the verdict for another attempt", verdict, lane.Granted)
 	})
 }
 
@@ -423,9 +418,7 @@ func TestBatches(t *testing.T) {
 			message("newer", `{"v":99}`), message("newer event", `{"v":1,"ev":[{"v":99}]}`))
 		failed = expect.Value(dispatch.HandlePages(t.Context(), pages))(t)
 		expect.List(t, "the failed messages, AWS-06 the newer ones only", failed, []string{"newer", "newer event"})
-		if len(r.posts) != 1 || r.posts[0].ID != "evt_1" {
-			t.Errorf("%d posts, want that of the good event", len(r.posts))
-		}
+		expect.Map(t, "the posts", posted(r), map[string]int{"evt_1": 1})
 		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 4)
 		r.originsOfDead(queue.Events, queue.Events, queue.Events, queue.Deliveries)
 	})
@@ -481,9 +474,7 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 		return after.TotalAlloc - before.TotalAlloc
 	}
 	one := allocated(1)
-	if many := allocated(all); many > 2*one {
-		t.Errorf("a page of %d subscribers allocates %d bytes, want at most twice the %d of one subscriber", all, many, one)
-	}
+	expect.AtMost(t, "the bytes that a page of all subscribers allocates, twice those of one", allocated(all), 2*one)
 }
 
 func TestGate(t *testing.T) {
@@ -514,16 +505,13 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 		"a page that waits": func(t *testing.T, r *rig) {
 			fanout, _, _ := r.process()
 			r.hand(queue.Events, fanout.Handle)
-			if len(r.queues[queue.Deliveries]) == 0 {
-				t.Fatal("no page")
-			}
+			expect.MustLen(t, "the pages", r.queues[queue.Deliveries], 1)
 		},
 		"a retry in the slow lane": func(t *testing.T, r *rig) {
 			r.script = fails
 			r.work()
-			if len(r.posts) == 0 || len(r.queues[queue.Slow]) == 0 {
-				t.Fatalf("got %d posts and %d retries, want some of each", len(r.posts), len(r.queues[queue.Slow]))
-			}
+			expect.AtLeast(t, "the posts", len(r.posts), 1)
+			expect.AtLeast(t, "the retries", len(r.queues[queue.Slow]), 1)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -547,9 +535,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			d.DB = storetest.Hooked{DB: d.DB, OnWrite: func(_ context.Context, ops []store.Op) error {
 				if !waited && strings.HasPrefix(ops[0].Item.Partition, "t#") { // the attempt takes a token of the rate limit
 					waited = true
-					if err := r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)); err != nil {
-						t.Error(err)
-					}
+					expect.OK(t, r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)))
 					time.Sleep(1500 * time.Millisecond)
 				}
 				return nil

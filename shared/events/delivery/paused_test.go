@@ -40,9 +40,8 @@ func TestSwitches(t *testing.T) {
 			}[kind]
 			r.script = failsFirst(1)
 			r.firstAttempts("evt_before")
-			if len(r.posts) != 1 || len(r.queues[queue.Slow]) != 1 {
-				t.Fatalf("%d posts, %d retries, want 1 each", len(r.posts), len(r.queues[queue.Slow]))
-			}
+			expect.MustLen(t, "the posts", r.posts, 1)
+			expect.MustLen(t, "the retries", r.queues[queue.Slow], 1)
 			r.pause(n, sub)
 			for i := range 3 {
 				r.publish(fmt.Sprintf("evt_%d", i))
@@ -81,14 +80,11 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 		expect.OK(t, err)
 		return at
 	}
-	if at := settled(); at >= published.UnixMicro() {
-		t.Errorf("OPS-06: settled up to %v, want before the paused event of %v", time.UnixMicro(at), published)
-	}
+	expect.AtMost(t, "OPS-06: the settled position, before the paused event", settled(), published.UnixMicro()-1)
 	r.resume(switches.All, nil)
 	r.handle()
-	if at := settled(); len(r.posts) != 1 || at < published.UnixMicro() {
-		t.Errorf("OPS-06: %d posts, settled up to %v, want past the event", len(r.posts), time.UnixMicro(at))
-	}
+	expect.Len(t, "OPS-06: the posts", r.posts, 1)
+	expect.AtLeast(t, "OPS-06: the settled position", settled(), published.UnixMicro())
 }
 
 // OPS-06: a page joins events of a paused type with others. While the others fail, the paused ones wait once, also if their message is
@@ -200,9 +196,7 @@ func TestRecords(t *testing.T) {
 	} {
 		items := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: partition}))(t).Items
 		expect.MustLen(t, "WHK-14 the records in "+partition, items, 2)
-		if kept := items[0].Expires.Sub(began).Round(time.Minute); kept != 7*24*time.Hour {
-			t.Errorf("WHK-14 the first record in %s is kept for %v, want a week", partition, kept)
-		}
+		expect.Equal(t, "WHK-14 for how long "+partition+" keeps the first record", items[0].Expires.Sub(began).Round(time.Minute), 7*24*time.Hour)
 	}
 	for name, ask := range map[string]records.Query{
 		"another subscription": {Subscription: "sub_x"}, "another event": {Event: "evt_2"}, "another origin": {Origin: "https://x"},
@@ -282,9 +276,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	job := expect.Value(replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20))(t)
 	expect.MustEqual(t, "the letters to replay", job.Total, 3)
 	subs.cancel = func() {
-		if _, err := replays.Cancel(t.Context(), "default", job.ID); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(replays.Cancel(t.Context(), "default", job.ID)))
 	}
 	expect.OK(t, expect.ErrOf(replays.Run(t.Context())))
 	left, _, err := ops.ListLetters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
@@ -380,13 +372,9 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	for _, l := range r.letters(deadletter.LetterQuery{}, 2) {
 		again := func(o *deadletter.Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
 		db := &storetest.Faulty{DB: r.db, At: 2, Meanwhile: func() { // after the second process has read the letter
-			if done, err := again(first); err != nil || !done {
-				t.Errorf("%s: the first has %v, %v", l.Queue, done, err)
-			}
+			expect.Equal(t, string(l.Queue)+": the first retries it", expect.Value(again(first))(t), true)
 		}}
-		if done, err := again(r.operationsOn(db, mortal{db, r})); err != nil || done {
-			t.Errorf("%s: the second has %v, %v", l.Queue, done, err)
-		}
+		expect.Equal(t, string(l.Queue)+": the second retries it", expect.Value(again(r.operationsOn(db, mortal{db, r})))(t), false)
 	}
 }
 
@@ -453,9 +441,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 			l := r.letters(deadletter.LetterQuery{Queue: string(queue.Events)}, 1)[0]
 			expect.OK(t, did(operations.Retry(t.Context(), "default", l, nil, 0)))
 			time.Sleep(10 * time.Second)
-			if got := received.Load(); got != int64(round)+1 {
-				t.Fatalf("round %d: fanout received %d events, want %d", round, got, round+1)
-			}
+			expect.MustEqual(t, fmt.Sprintf("the events that fanout received in round %d", round), received.Load(), int64(round)+1)
 		}
 	})
 }

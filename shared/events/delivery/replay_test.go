@@ -77,9 +77,7 @@ func TestReplayOfEvents(t *testing.T) {
 				r.now = r.now.Add(deadletter.ReplayClaim + time.Second) // until the claim of the dead process has ended
 			}
 			r.dead, r.budget = false, 0
-			if steps > 1000 {
-				t.Fatalf("the replay did not end within 1,000 steps: %+v", job)
-			}
+			expect.MustEqual(t, fmt.Sprintf("the replay ends within 1,000 steps: %+v", job), steps <= 1000, true)
 			job = expect.Value(replays().Find(t.Context(), "default", job.ID))(t)
 		}
 		second := map[time.Time]map[string]bool{}
@@ -94,9 +92,7 @@ func TestReplayOfEvents(t *testing.T) {
 		}
 		expect.AtLeast(t, "the seconds in which all were sent", len(second), wanted/rate)
 		for at, ids := range second {
-			if len(ids) > 2*rate { // the last of a partition and the first of the next one share one
-				t.Errorf("got %d events at %v, want at most %d", len(ids), at, 2*rate)
-			}
+			expect.AtMost(t, "the events at "+at.String(), len(ids), 2*rate) // the last of a partition and the first of the next one share one
 		}
 		if job.Replayed != wanted || steps < 2 {
 			t.Errorf("got %+v after %d processes, want %d events after at least 2", job, steps, wanted)
@@ -118,15 +114,11 @@ func TestReplayOfEvents(t *testing.T) {
 			t.Errorf("got %+v, %v", again, err)
 		}
 		r.now = r.now.Add(deadletter.SameReplay)
-		if again, err = replays().Start(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != deadletter.ReplayRunning {
-			t.Fatal(again, err)
-		}
-		if again, err = replays().Cancel(t.Context(), "default", again.ID); err != nil || again.State != deadletter.ReplayCanceled {
-			t.Fatal(again, err)
-		}
-		if n, err := replays().Run(t.Context()); n != 0 || err != nil {
-			t.Errorf("it sent %d, %v", n, err)
-		}
+		again = expect.Value(replays().Start(t.Context(), "default", "chief", sub, ask, rate))(t)
+		expect.MustEqual(t, "the state later", again.State, deadletter.ReplayRunning)
+		again = expect.Value(replays().Cancel(t.Context(), "default", again.ID))(t)
+		expect.MustEqual(t, "the state after it was canceled", again.State, deadletter.ReplayCanceled)
+		expect.Equal(t, "the events that it sent", expect.Value(replays().Run(t.Context()))(t), 0)
 	})
 }
 
@@ -171,14 +163,11 @@ func TestAReplayOfRareEventsEnds(t *testing.T) {
 		began := time.Now()
 		ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
 		job := expect.Value(replays.Start(t.Context(), "default", "chief", sub, ask, 20))(t)
-		if took := time.Since(began); took > 15*time.Second {
-			t.Errorf("OPS-05: counting the events took %v, want at most 15s, because the client of a function does not wait longer", took)
-		}
+		// The client of a function does not wait longer.
+		expect.AtMost(t, "OPS-05: the time in which the events were counted", time.Since(began), 15*time.Second)
 		for range 10 {
 			round, cancel := context.WithTimeout(t.Context(), 52*time.Second)
-			if _, err := replays.Run(round); err != nil {
-				t.Error("OPS-05:", err)
-			}
+			expect.OK(t, expect.ErrOf(replays.Run(round)), "OPS-05:")
 			cancel()
 			time.Sleep(time.Minute)
 		}
@@ -213,9 +202,7 @@ func TestASubscriptionFromFarBackIsTruncated(t *testing.T) {
 		if err != nil || !truncated || invocation.Err() != nil {
 			t.Errorf("EVX-07: the replay is truncated: %v, %v; want true before the time is over", truncated, err)
 		}
-		if n := len(r.queues[queue.Deliveries]); n == 0 {
-			t.Error("EVX-07: no events were replayed, want the oldest")
-		}
+		expect.AtLeast(t, "EVX-07: the pages of replayed events", len(r.queues[queue.Deliveries]), 1)
 	})
 }
 
@@ -571,15 +558,10 @@ func TestARetriedDeadLetterKeepsItsEvent(t *testing.T) {
 	r.run("evt_1")
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished"}
 	key := state.BodyKey("default", e.Key())
-	items, err := r.db.Get(t.Context(), key)
-	if err != nil || items[0] == nil {
-		t.Fatal(items, err)
-	}
-	long := *items[0]
+	get := func() store.Item { return *expect.Value(r.db.Get(t.Context(), key))(t)[0] }
+	long := get()
 	long.Expires = r.now.Add(40 * 24 * time.Hour)
 	expect.OK(t, r.db.Write(t.Context(), store.Put(long)))
 	expect.OK(t, did(r.operations().Retry(t.Context(), "default", r.letterOf(sub), sub, 0)))
-	if items, err = r.db.Get(t.Context(), key); err != nil || items[0].Expires.Before(long.Expires.Add(-time.Second)) {
-		t.Errorf("the event expires at %v (%v), want %v", items[0].Expires, err, long.Expires)
-	}
+	expect.Equal(t, "the expiry of the event", get().Expires.Round(time.Minute).UTC(), long.Expires.Round(time.Minute).UTC())
 }

@@ -490,9 +490,7 @@ func TestOneChain(t *testing.T) {
 				if extra := len(r.posts) - (failing + 1); extra < 0 || extra > 1 || posted(r)["evt_1"] != len(r.posts) {
 					t.Fatalf("death at step %d (late %v): posts %v, want the %d of one delivery and at most one more", point, late, posted(r), failing+1)
 				}
-				if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
-					t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
-				}
+				expect.MustEqual(t, fmt.Sprintf("death at step %d (late %v): the delivery", point, late), r.deliveryState(sub.ID, "evt_1"), "none")
 				return r.budget > 0 // the point lies beyond the last step
 			})
 		})
@@ -576,9 +574,7 @@ func atEachStep(t *testing.T, least int, try func(point int, late bool) (survive
 		for !try(point, late) {
 			point += everyPoint
 		}
-		if point < least {
-			t.Fatalf("only %d steps were tried", point)
-		}
+		expect.AtLeast(t, "the steps that were tried", point, least)
 	}
 }
 

@@ -235,9 +235,7 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 			text, _ := json.Marshal(n)
 			t.Fatalf("death at step %d (late %v): got posts %s, want at least two of before and one of meanwhile", point, late, text)
 		}
-		if st := r.deliveryState(id, "before"); st != "none" {
-			t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
-		}
+		expect.MustEqual(t, fmt.Sprintf("death at step %d (late %v): the delivery", point, late), r.deliveryState(id, "before"), "none")
 		return survived
 	})
 }
