@@ -35,8 +35,8 @@ type Replays struct {
 	Operations    *Operations // retries letters
 	Subscriptions Finder
 	EventLog      *eventlog.Log // needed to replay events
-	// Ahead is how far ahead of the clock a replay schedules deliveries. Canceling the replay does not stop the deliveries that are already
-	// scheduled. Ahead must be at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
+	// Ahead is how far ahead of the current time a replay schedules deliveries. Canceling the replay does not stop the deliveries that
+	// are already scheduled. Ahead must be at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
 	Ahead time.Duration
 }
 
