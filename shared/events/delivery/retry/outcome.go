@@ -179,7 +179,7 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 }
 
 // Abandon gives up a delivery like [Outcomes.DeadLetter], and tells the subscriber that it missed an event (a gap notice). The endpoint
-// has not refused the event, so the subscriber may not know that.
+// has not refused the event, so the subscriber may not know about it.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -226,7 +226,7 @@ const (
 )
 
 // afterSuccess returns a subscription's status after a successful attempt, and reports whether to write it. The parameter retried says
-// that the attempt was a retry. Its status is always written.
+// that the attempt was a retry. The status is then always written.
 func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,9 +290,9 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 // subscription's status, in one item per minute. A process that records a failure adds up the items of all processes.
 //
 // A process writes its counts with each failure and with each write of the status. A write per success would be too expensive, so other
-// successes wait until there are [rateUnwritten] of them, and later until their number has doubled. The sum may therefore lack up to
-// about half of the other processes' successes. For example, if two processes with many attempts appear to fail at 95 %, the real rate is
-// usually at least 90 %.
+// successes wait until there are [rateUnwritten] of them, and later until their number has doubled. The sum may therefore lack the first
+// few successes of each other process, and later about half of them. For example, if two processes with many attempts appear to fail at
+// 95 %, the real rate is usually at least 90 %.
 
 const (
 	rateWindow  = time.Hour
