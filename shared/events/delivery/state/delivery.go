@@ -71,7 +71,7 @@ type Delivery struct {
 	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
 	// Again is set if a person had the event delivered again. If this delivery is given up, the client is not notified that it missed the
-	// event, because it usually was when the earlier delivery was given up.
+	// event, because it usually was notified when the earlier delivery was given up.
 	Again bool `json:"again,omitempty"`
 	// Late is set if the delivery is late on purpose, because its event is replayed, because a switch paused the delivery, or because the
 	// subscription was suspended. The metric of the delivery lag leaves out the first attempt of such a delivery.
@@ -110,7 +110,8 @@ type Result struct {
 const (
 	// KeptFor is how long the store keeps dead letters and the records of attempts.
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is how long after a retry is due its due entry sends another message for it, in case the first message was lost.
+	// Backup is how much later than a retry its due entry is due, if the queue already has a message for the retry. The due entry then
+	// sends a second message, in case the first one was lost.
 	Backup = 2 * time.Minute
 	// EarlyMessage is the minimum delay of a queue message that [Deliveries.Schedule] sends while it still writes the delivery to the
 	// store. With a shorter delay, the message could arrive before the delivery is stored, and would be dropped.
@@ -404,7 +405,7 @@ func (del *Delivery) placeKey() store.Key {
 	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
 }
 
-// resume ends a switch's pause of the delivery. The pause does not count towards the delivery's age.
+// resume ends the pause of a delivery that a switch has paused. The pause does not count towards the delivery's age.
 func (del *Delivery) resume(now time.Time) {
 	if !del.PausedAt.IsZero() {
 		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
@@ -471,8 +472,8 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 // This happens if the only subscription with a failed delivery of the event is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is how much earlier a stored event may expire than a delivery needs it for its retries. Usually all first failures of
-// an event happen within this time, so the event is written only once.
+// expiryTolerance is the time by which a stored event may expire too early for a delivery's retries. Usually all first failures of an
+// event happen within this time, so the event is written only once.
 const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.

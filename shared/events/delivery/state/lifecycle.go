@@ -151,8 +151,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 }
 
 // change is one step of a delivery to another state or attempt, with the writes that belong to the step. [Deliveries.write] may try
-// several times. It calls the functions entry and also for each try, because the delivery may get the attempts of a dead delivery between
-// two tries.
+// several times. It calls the two functions of the change for each try, because the delivery may get the attempts of a dead delivery
+// between two tries.
 type change struct {
 	to   string // the state after the step
 	what string // names the operation in error messages
@@ -296,9 +296,9 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // delivery changes meanwhile, renew returns true, so that the caller tries again.
 //
 // A worker may be about to delete the stored delivery, for example because an attempt has succeeded. So renew changes the item's version,
-// so that the worker can no longer delete it. But the worker's message may have been the delivery's only one. So renew also writes a due
-// entry, which delivers the event once more. If the delivery already has a due entry with a later time, the new entry gets the same time,
-// so that frequent requests do not postpone the delivery.
+// and the worker can no longer delete it. But the worker's message may have been the delivery's only one. Therefore renew also writes a
+// due entry, which delivers the event once more. If the delivery already has a due entry with a later time, the new entry gets the same
+// time, so that frequent requests do not postpone the delivery.
 //
 // The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
 // different key, in a minute that the job has not yet handled. The waiting message of a paused delivery gets another key for the same
