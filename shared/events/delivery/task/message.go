@@ -168,7 +168,7 @@ func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew sends a copy of a message that a newer program wrote, if the message has been received [RenewAfter] times. Without the copy, the
-// message would be lost for a newer process: the queue dead-letters it after [queue.MaxReceives] receives, and SQS deletes it after 14
+// message would not reach a newer process: the queue dead-letters it after [queue.MaxReceives] receives, and SQS deletes it after 14
 // days. Renew reports whether it has sent the copy. If so, the caller must accept the original message, so that the queue deletes it.
 //
 // On a FIFO queue, the copy goes to the end of its group, so that the later messages of the group no longer wait for it.
