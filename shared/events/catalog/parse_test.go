@@ -387,6 +387,9 @@ func TestContract(t *testing.T) {
 		"stricter parameters":   {[]string{"{x: {type: string}}", "{x: {type: string, minLength: 3}}"}, FeatureInput, false},
 		"an optional property":  {[]string{"{f: {type: string}}", "{f: {type: string}, g: {}}"}, "", false},
 		"another property type": {[]string{"{f: {type: string}}", "{f: {type: integer}}"}, featurePayload, false},
+		"another redaction":     {[]string{"redact: [/r]", "redact: [/r, /f]"}, featurePayload, false},
+		"a lost redaction":      {[]string{"redact: [/r]", "redact: [/f]"}, featurePayload, false},
+		"no redaction":          {[]string{"redact: [/r],", ""}, FeatureInput, false},
 		"an access rule":        {[]string{"name: a,", "name: a, access: {scopes: [s]},"}, "", false},
 		"no webhooks":           {[]string{"name: a,", "name: a, delivery: [push],"}, "", false},
 	} {
