@@ -69,6 +69,7 @@ var examples = []example{
 	{"letters beyond ASCII in any case", `{"a":[{"equals-ignore-case":"ÄÖé"}]}`, []string{`{"a":"äöÉ"}`}, []string{`{"a":"aoe"}`}, false},
 	{"wildcard", `{"a":[{"wildcard":"dir/*.jp*g"}]}`, []string{`{"a":"dir/x.jpg"}`, `{"a":"dir/.jp.jpeg"}`, `{"a":"dir/a/b.jpg.jpg"}`}, []string{`{"a":"dir/.jg"}`, `{"a":"dirs/x.jpg"}`, `{"a":"a/dir/x.jpg"}`, `{"a":"dir/x.jpg2"}`, `{"a":7}`}, false},
 	{"wildcard with its ends in one place", `{"a":[{"wildcard":"ab*ba"}]}`, []string{`{"a":"abba"}`, `{"a":"abxba"}`}, []string{`{"a":"aba"}`}, false},
+	{"wildcard with the same part twice", `{"a":[{"wildcard":"*ab*ab*"}]}`, []string{`{"a":"abab"}`, `{"a":"xabxabx"}`}, []string{`{"a":"xab"}`, `{"a":"aba"}`}, false},
 	{"wildcard with a star and a backslash", `{"a":[{"wildcard":"a\\*b\\\\*"}]}`, []string{`{"a":"a*b\\c"}`, `{"a":"a*b\\"}`}, []string{`{"a":"axb\\c"}`, `{"a":"a*b*"}`}, false},
 	{"wildcard without a star", `{"a":[{"wildcard":"abc"}]}`, []string{`{"a":"abc"}`}, []string{`{"a":"abcd"}`, `{"a":"xabc"}`}, false},
 	{"only a wildcard", `{"a":[{"wildcard":"*"}]}`, []string{`{"a":""}`, `{"a":"*"}`}, []string{`{"a":null}`, `{}`}, false},
