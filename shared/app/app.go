@@ -1,5 +1,5 @@
-// Package app has a constructor for each role of the product, such as publishing or the MCP endpoint, which connects the role's parts.
-// The stand-alone server (package standalone) runs all roles in one process. On AWS, each function runs one.
+// Package app has a constructor for each role of the product, such as publishing or the MCP endpoint. A constructor connects the parts of
+// its role. The stand-alone server (package standalone) runs all roles in one process. On AWS, each Lambda function runs one role.
 //
 //	role        constructor                       on AWS                stand-alone
 //	publish     [NewPublishing]                   functions/publish     POST /events, POST /sources/…, inbox queue
@@ -12,8 +12,8 @@
 //	relay       relays.New                        functions/relay       one goroutine
 //	admin       operators.NewHandler              functions/admin       /admin/v1, /console
 //
-// Packages webhooks, relays and operators are separate from this one only because functions that do not import them are much
-// smaller. Packages standalone and functions/internal/boot read the environment, open stores, and fill in a [Core].
+// Packages webhooks, relays and operators are separate from this package only because functions that do not import them are much smaller.
+// Packages standalone and functions/internal/boot read the environment, open stores, and fill in a [Core].
 package app
 
 import (
@@ -69,26 +69,26 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends clients want, so that the relay subscribes to these events at the backends. It may
-	// be nil in a process without subscriptions and backends.
+	// Demand records which events of backends clients want. The relay subscribes to these events at the backends. Demand may be nil in a
+	// process without subscriptions and backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
-	// Metrics and Tracer may be nil, which turns counting or tracing off.
+	// Metrics and Tracer may be nil. Nothing is counted or traced then.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
-	// Auth authenticates callers. Roles without callers use it only if it is a directory of principals ([auth.Directory]). It may
-	// be nil in these roles.
+	// Auth authenticates callers. Roles without callers use it only to look up principals, if it is an [auth.Directory]. In these roles,
+	// it may be nil.
 	Auth auth.Authenticator
-	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share it, so that
-	// it logs each refused host only once.
+	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share the Guard, so that each
+	// refused host is logged only once.
 	Guard auth.Guard
-	// ResourceMetadata is the URL at which clients learn how to get a token. It is empty if they do not need one.
+	// ResourceMetadata is the URL at which clients learn how to get an access token. It is empty if they need no token.
 	ResourceMetadata string
 }
 
-// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. The callers of
-// config then use [Core.Limits], the limits from the settings.
+// config returns the current configuration, or nil if there is no configuration or if it cannot be read. For nil, the callers of config
+// use [Core.Limits], which are the limits from the settings.
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -110,7 +110,7 @@ func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal
 	}
 }
 
-// CallerQuota returns the same limits as [Core.Quota], for code that has the caller as an [auth.Principal].
+// CallerQuota returns the same function as [Core.Quota], for code that has the caller as an [auth.Principal].
 func (c *Core) CallerQuota(name string) quota.LimitFunc {
 	limitOf := c.Quota(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return limitOf(ctx, p.Workspace, p.ID) }
@@ -124,7 +124,7 @@ func (c *Core) maxSessions(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Sessions)(ctx, p))
 }
 
-// profile returns the profile of the MCP Events extension that is configured for a principal, or the default one.
+// profile returns the profile of the MCP Events extension that the configuration sets for a principal, or the server's default profile.
 func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	profile := spec.Profile(c.Limits.Profile)
 	if now := c.config(ctx); now != nil {
@@ -133,8 +133,8 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that no
-// process's clock is off by more than [eventlog.MaxSkew]. If an assumption is wrong, only these metrics show it.
+// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend], and that the
+// clocks of all processes differ by at most [eventlog.MaxSkew]. If one of these assumptions is wrong, only these metrics show it.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,
@@ -151,8 +151,8 @@ func (c *Core) WatchLog() error {
 // clockLeeway is how far the clock of a token's issuer may be ahead of or behind the server's clock.
 const clockLeeway = 30 * time.Second
 
-// NewTokenAuthenticator returns the authenticator of --auth jwt. If settings are missing or out of range, the error is of
-// kind fault.Invalid.
+// NewTokenAuthenticator returns the authenticator for --auth jwt, which accepts access tokens. If a setting for tokens is missing or out
+// of range, the error is of kind fault.Invalid.
 func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
 	return jwt.New(jwt.Options{
 		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience,
@@ -160,14 +160,14 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 	})
 }
 
-// SubscriptionOptions tell a dispatcher in the same process which subscriptions start and end, so that the dispatcher's
-// [delivery.Gate] stops attempts to ended subscriptions. If the dispatcher runs in another process, both functions in the options are
+// SubscriptionOptions has the functions through which a dispatcher in the same process learns which subscriptions start and end. The
+// dispatcher's [delivery.Gate] then stops attempts to ended subscriptions. If the dispatcher runs in another process, both functions are
 // nil.
 //
 // [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
 type SubscriptionOptions struct {
-	// Started is called with the id of a subscription before the subscription is written. Ended is called before the
-	// response to the request that ends the subscription.
+	// Started is called with the id of a new subscription before the subscription is written to the store. Ended is called before the
+	// response to the request that ends a subscription.
 	Started, Ended func(id string)
 }
 
@@ -191,15 +191,17 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
-// NewReview returns the review that decides whether subscriptions may continue. It checks that their event types are still
-// compatible. If [Core.Auth] is a directory of principals, it also checks that the principals still have the right to the events.
-// Otherwise it uses the rights that the principals had when they subscribed.
+// NewReview returns the review that decides whether subscriptions may continue. The review checks whether a subscription's event types
+// are still compatible.
+//
+// If [Core.Auth] is a directory of principals, the review also checks whether the principal still has the right to the events. Otherwise
+// it uses the rights that the principal had when it subscribed.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
 }
 
-// Publishing is the role that accepts events.
+// Publishing holds the parts of the role that accepts events.
 type Publishing struct {
 	Service *publish.Service
 	Handler *publish.Handler // serves POST /events
@@ -208,7 +210,7 @@ type Publishing struct {
 }
 
 // NewHooks returns the webhook subscriptions through which backends send their events to this server. The function key returns the
-// deployment's key, from which the tokens and secrets of these subscriptions are derived.
+// deployment's key. The tokens and secrets of these subscriptions are derived from this key.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -220,7 +222,7 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 // PublishingOptions configure [NewPublishing].
 type PublishingOptions struct {
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
+	// Key returns the deployment's key. The secrets with which backends sign their webhooks are derived from this key.
 	Key func(context.Context) ([]byte, error)
 	// Dropped is called for each event from a backend that this process drops. If it is nil, the process logs their number.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
@@ -250,7 +252,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	}
 }
 
-// NewInbox returns the handler of the inbox queue, for a process that publishes only the messages of this queue.
+// NewInbox returns the handler of the inbox queue. It is for a process that publishes nothing but the messages of this queue.
 func NewInbox(c *Core) *publish.Inbox {
 	service := newPublisher(c)
 	return newInbox(c, newDocuments(c, service), service)
@@ -278,14 +280,15 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// EndpointOptions configure [NewEndpoint]. One of the fields may be nil: functions/register has only a Registrar, and
-// functions/deregister only a Deregistrar.
+// EndpointOptions configure [NewEndpoint]. One of the two fields may be nil: functions/register has only a Registrar, and
+// functions/deregister has only a Deregistrar.
 type EndpointOptions struct {
 	Registrar   events.Registrar
 	Deregistrar events.Deregistrar
 }
 
-// NewEndpoint returns an MCP endpoint that only changes subscriptions, for functions to which the function stream forwards requests.
+// NewEndpoint returns an MCP endpoint that only creates or ends subscriptions. The functions register and deregister use it for requests
+// that the function stream forwards to them.
 func NewEndpoint(c *Core, o EndpointOptions) (*mcp.Endpoint, error) {
 	options := endpointOptions(c)
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
@@ -304,19 +307,19 @@ func endpointOptions(c *Core) mcp.Options {
 type StreamOptions struct {
 	Feeds  *stream.Tails
 	Leases streams.Leases
-	// Backends is nil if the endpoint has no gateway, and Conversation is nil if it has no conversations.
+	// Backends is nil if the endpoint is not a gateway. Conversation is nil if the endpoint does not accept messages of conversations.
 	Backends     mcp.Gateway
 	Conversation streams.Conversation
-	// Registrar and Deregistrar create and end subscriptions in this process. On AWS, ForwardRegistrar and ForwardDeregistrar
-	// forward these requests to the functions register and deregister instead.
+	// Registrar and Deregistrar create and end subscriptions in this process. On AWS, ForwardRegistrar and ForwardDeregistrar are used
+	// instead. They forward these requests to the functions register and deregister.
 	Registrar                            events.Registrar
 	Deregistrar                          events.Deregistrar
 	ForwardRegistrar, ForwardDeregistrar http.Handler
-	// Left is called when a client has disconnected but its call to a backend continues, see [mcp.Options.Left].
+	// Left is called when a client has disconnected while its call to a backend continues; see [mcp.Options.Left].
 	Left func(*http.Request)
 }
 
-// pollMin and pollMax limit the time until the next events/poll that the server suggests.
+// pollMin and pollMax limit the time that the server suggests to a client until its next events/poll.
 const pollMin, pollMax = time.Second, 30 * time.Second
 
 // NewStreamEndpoint returns the MCP endpoint of the stream role.
@@ -336,8 +339,8 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	return mcp.New(options)
 }
 
-// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store. The
-// parameter concurrent is the number of requests that each instance can serve concurrently.
+// NewSharedLeases returns the leases that limit the open streams of all instances together. The store holds the leases. The parameter
+// concurrent is the number of requests that one instance can serve at the same time.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent of all requests that may be streams; the rest is for calls, so that they always find a free instance
 	l := c.Limits
@@ -347,22 +350,22 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	}
 }
 
-// NewLocalLeases returns the leases that limit the streams of a single process.
+// NewLocalLeases returns the leases that limit the open streams of a single process.
 func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) }
 
 // GatewayOptions configure [NewGateway].
 type GatewayOptions struct {
-	// Secrets resolves the secrets in settings; nil reads environment variables.
+	// Secrets looks up the secrets that settings refer to. If it is nil, secrets are read from environment variables.
 	Secrets gateway.Secrets
-	// Key authenticates the state that the gateway gives to clients and that they send back with a later request. It is nil if the
-	// process has no clients.
+	// Key authenticates the state that the gateway gives to a client, and that the client sends back with a later request. It is nil if
+	// the process serves no clients.
 	Key []byte
-	// HTTP is the client for requests to backends; nil is the default one.
+	// HTTP is the client for requests to backends. If it is nil, the gateway uses a default client.
 	HTTP *http.Client
 	// Commands runs the backends that are programs on this machine. It is nil if the process runs none.
 	Commands backends.Commands
-	// LogDelay is how long the log line of a call may wait to be written together with others. On Lambda it must be 0, because the process
-	// may be frozen after each response.
+	// LogDelay is how long the log line of a call may wait, so that several lines are written together. On Lambda it must be 0, because
+	// the process may be frozen after each response.
 	LogDelay time.Duration
 	// StreamLinger is how long the GET stream of a session with a backend stays open after the session's last call. On Lambda it
 	// must be 0, because a frozen process cannot read or answer the messages that the backend sends on this stream.
@@ -392,8 +395,8 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// NewConversation returns the service that passes messages of conversations to the configured context providers. It sets the options that
-// are the same on a stand-alone server and on AWS.
+// NewConversation returns the service that passes messages of conversations to the configured context providers. It sets those options
+// itself that are the same on a stand-alone server and on AWS.
 func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
 	o.Source, o.Catalogs, o.DB, o.Log, o.Metrics = c.Config, c.Catalogs, c.DB, c.Log, c.Metrics
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))

@@ -1,5 +1,6 @@
-// Package apply checks an operator's catalogs and configuration, and stores all of them together or none.
-// It checks the files against each other, against the stored documents that they replace, and against the subscriptions that would end.
+// Package apply checks an operator's catalogs and configuration, and then stores all of them or, if one is refused, leaves the stored
+// ones unchanged. It checks the files against each other, against the stored documents that they replace, and against the subscriptions
+// that would end.
 package apply
 
 import (
@@ -22,43 +23,44 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Files are the operator's files.
+// Files are the catalogs and the configuration that an operator has written.
 type Files struct {
-	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces without a catalog of
-	// their own. It is allowed only if All is true, because only then does Apply know which workspaces have their own catalog.
+	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces that have no catalog of
+	// their own. This entry is allowed only if All is true, because only then does Apply know which workspaces these are.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
-	// All means that these are all files of the server, so that Apply removes stored catalogs without a file.
+	// All is true if these are all files of the server. Apply then removes stored catalogs that are not among the files.
 	All bool
-	// AllowBreaking accepts catalogs that end subscriptions, and a configuration that [Target.KeepKeys] refuses.
+	// AllowBreaking lets Apply accept catalogs that end subscriptions, and a configuration that [Target.KeepKeys] would refuse.
 	AllowBreaking bool
 }
 
-// Target is the server or deployment to which files are applied.
+// Target is the stand-alone server or the deployment on AWS whose files Apply changes.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If it is nil,
+	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If Endings is nil,
 	// Apply refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check makes additional checks of a new configuration before it is stored, for example that all its secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
-	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
-	// all webhook subscriptions end.
+	// KeepKeys makes Apply refuse a configuration without a section for keys, if the stored configuration has keys. Without keys, all
+	// calls could fail, and all webhook subscriptions would end.
 	KeepKeys bool
-	// KeepConfig refuses a configuration that has become empty, see [config.Document.CheckNotEmptied].
+	// KeepConfig makes Apply refuse an empty configuration if the stored one is not empty; see [config.Document.CheckNotEmptied].
 	KeepConfig bool
 }
 
-// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
-// the deployment can read them. It always sets KeepKeys, because it does not know whether the deployment authenticates callers with
-// keys. The parameter canCount says whether db has the table of subscriptions. Without that table, [Target.Endings] is nil.
+// NewDeployment returns the target for a deployment on AWS. It always sets KeepKeys, because it does not know whether the deployment
+// authenticates callers with keys. It does not check whether secrets exist, because only the functions of the deployment can read them.
+//
+// The parameter canCount is true if db has the table of subscriptions. Without this table, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
-		// Without a directory of principals, the review does not notice that a principal has lost its key. So Endings also counts
-		// subscriptions that would soon end for this reason anyway.
+		// Here the review has no directory of principals, so it does not notice that a principal has lost its key. Therefore Endings also
+		// counts subscriptions that would soon end for this reason anyway.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
@@ -68,7 +70,8 @@ func NewDeployment(db store.DB, canCount bool) *Target {
 	return t
 }
 
-// refuseCommands refuses backends that are commands, because a function has no processes that outlive its invocation.
+// refuseCommands returns an error if a backend is a command. On AWS, a command cannot run, because a function has no processes that
+// outlive its invocation.
 func refuseCommands(_ context.Context, c *config.Config) error {
 	for _, b := range c.Backends {
 		if b.Command != nil {
@@ -78,7 +81,7 @@ func refuseCommands(_ context.Context, c *config.Config) error {
 	return nil
 }
 
-// Catalog is the result of [Target.Apply] for the catalog of one workspace.
+// Catalog describes what [Target.Apply] did with the catalog of one workspace.
 type Catalog struct {
 	Workspace string
 	Version   int64 // counts the catalogs of the workspace, from 1
@@ -100,8 +103,8 @@ func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// plan is the state of one call of Apply. It reads each stored document only once and keeps it, so that the write can require that
-// the document has not changed since.
+// plan is the state of one call of Apply. It reads each stored document once and keeps it. The write at the end fails if one of these
+// documents has changed in the meantime.
 type plan struct {
 	*Target
 	Files
@@ -110,9 +113,9 @@ type plan struct {
 	changes map[string][]catalog.Change
 }
 
-// Apply checks the files and, if all of them are accepted, writes them together, see [settings.Write]. If it refuses a file, it
-// writes no file, and the error is of kind fault.Invalid. All processes use the new files within [settings.MaxAge]. The caller
-// must then announce the changes to clients with [settings.Announce].
+// Apply checks the files. If all are accepted, it writes them together, see [settings.Write]. Otherwise it writes no file, and the error
+// is of kind fault.Invalid. All processes use the new files within [settings.MaxAge]. The caller must then announce the changes to
+// clients with [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
 	if err := p.read(ctx); err != nil {
@@ -129,7 +132,8 @@ func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	return p.write(ctx)
 }
 
-// read reads the stored configuration. With [Files.All], it also marks stored catalogs without a file for removal.
+// read reads the stored configuration. If [Files.All] is true, it also marks the stored catalogs that are not among the files for
+// removal.
 func (p *plan) read(ctx context.Context) (err error) {
 	if p.All {
 		names, err := catalog.Names(ctx, p.DB)
@@ -147,7 +151,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the catalog that a workspace uses before the write: its own or otherwise the catalog of
+// currentCatalog returns the catalog that a workspace uses before the write. This is its own catalog or, without one, the catalog of
 // [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.storedCatalog(ctx, workspace)
@@ -213,8 +217,8 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the new configuration, or the stored one if Apply gets only catalogs. The stored one may not fit the new
-// catalogs, for example because a source publishes events of a removed type.
+// checkConfig checks the new configuration. If Apply got only catalogs, checkConfig checks the stored configuration instead, because it
+// may not fit the new catalogs. For example, a source may publish events of a removed type.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {
@@ -248,8 +252,8 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return c.Locate(errors.Join(all...))
 }
 
-// nextCatalog returns the catalog that a workspace will have after the write: the one in the files or, without one, its current
-// catalog.
+// nextCatalog returns the catalog that a workspace will have after the write. This is the catalog in the files or, without one, the
+// current catalog.
 func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {

@@ -1,6 +1,6 @@
-// Package config parses the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and the
-// limits that are flags and environment variables. It reads the file as strictly as the catalog. It reads the environment only through
-// the functions that callers pass, and it creates no clients.
+// Package config parses the operator's configuration. This is the file config.yaml, with keys, backends, sources, conversation and
+// quotas, and the limits that are set by flags and environment variables. Package config reads the environment only through functions
+// that callers pass.
 package config
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// maxSource is the largest configuration file in bytes.
+// maxSource is the maximum size of a configuration file, in bytes.
 const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
@@ -43,21 +43,22 @@ type Config struct {
 	// Conversation says which messages of conversations go to which context providers.
 	Conversation rules.Conversation
 
-	// quotas has the limits of each principal, by the name of the quota. They replace the limits from the settings. An identity
-	// with a workspace but no name stands for all principals of the workspace that have no limit of their own. A limit of 0 means
-	// unlimited.
+	// quotas has the limits that the file sets for each principal, by the name of the quota. They replace the limits from the settings.
+	// An identity with a workspace but no name stands for all principals of the workspace that have no limit of their own. A limit of 0
+	// means unlimited.
 	quotas map[identity]map[string]float64
-	// profiles has the profile of each principal. As in quotas, an identity without a name stands for all others of the workspace.
+	// profiles has the MCP Events profile that the file sets for each principal. An identity without a name stands for all other
+	// principals of the workspace, as in quotas.
 	profiles map[identity]spec.Profile
 	file     string // the name of the file, for messages
 	source   []byte
 }
 
-// Parse parses a configuration file. It reports all faults together: the error is of kind fault.Invalid and has a line for each
-// fault, for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
+// Parse parses a configuration file. An empty file is an empty configuration. Parse reports all faults together: the error is of kind
+// fault.Invalid and has a line for each fault, for example "config.yaml:3: backend a: url is missing".
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
-// ParseFile does the same as [Parse], with another file name in messages.
+// ParseFile does the same as [Parse]. In error messages it uses the given file name instead of config.yaml.
 func ParseFile(name string, src []byte) (*Config, error) { return parse(name, src, false) }
 
 func parse(name string, src []byte, stored bool) (*Config, error) {
@@ -82,7 +83,7 @@ func parse(name string, src []byte, stored bool) (*Config, error) {
 	return p.config, nil
 }
 
-// Locate returns an error about the configuration with the name of the file before each line.
+// Locate adds the name of the configuration file to the beginning of each line of an error.
 func (c *Config) Locate(err error) error {
 	if err == nil {
 		return nil
@@ -150,14 +151,14 @@ func findChangedWorkspaces(before, after *Config) []string {
 	})
 }
 
-// Limits of the section "conversation".
+// These limits apply to the values in the section "conversation".
 const (
 	maxProviders = 20
 	// minBudget and maxBudget limit the time within which context providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to
-	// a message. The largest context fits into an item of the store (at most 400 KB) even if JSON writes each byte as six,
-	// such as \u0000.
+	// minContext and maxContext limit the setting "maxContext", which is how many bytes of context all providers together may add to a
+	// message. An item of the store has at most 400 KB. Even the largest context fits if JSON writes each of its bytes as six, such as
+	// \u0000.
 	minContext, maxContext = 256, 48 << 10
 	maxPriority            = 1000
 )
@@ -185,7 +186,8 @@ func (p *parser) readConversation(n *strictyaml.Node, what string) {
 	if c.Events.AssistantResponse && !c.AssistantResponses {
 		p.file.Add(n.Line, "%s: events of assistant responses need assistantResponses: true", what)
 	}
-	// slices.SortStableFunc would make the binary of functions/register, whose size is limited, 3 KB larger.
+	// Use package sort here. slices.SortStableFunc would make the binary of functions/register 3 KB larger, and the size of that binary
+	// is limited.
 	sort.SliceStable(c.Providers, func(i, j int) bool { return c.Providers[i].Priority > c.Providers[j].Priority })
 }
 
@@ -240,21 +242,21 @@ func (p *parser) readProvider(n *strictyaml.Node) rules.Provider {
 	return v
 }
 
-// parser fills a configuration from the sections of a file. Its methods named read… are readers in the sense of [strictyaml.Var].
+// parser fills a configuration from the sections of a file. Its methods whose names begin with "read" can be used as a [strictyaml.Var].
 type parser struct {
 	file   *strictyaml.File
 	config *Config
 	stored bool // the text was stored by this or an earlier version, whose checks it passed
 }
 
-// nameMembers returns a function that tells [strictyaml.File.Fields] how error messages name a member of a mapping: only by the
-// member's name, for example "principal". In messages about the mapping itself, its name is the parameter thing, for example "a
-// key".
+// nameMembers returns a function with which [strictyaml.File.Fields] names a member of a mapping in error messages: only by the member's
+// name, for example "principal". In messages about the mapping itself, it uses the parameter thing as the name, for example "a key".
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
 
-// nameWithin is like [nameMembers], with the name of the mapping as a prefix, for example "conversation: budget".
+// nameWithin does the same as [nameMembers], but puts the name of the mapping before the name of the member, for example "conversation:
+// budget".
 func nameWithin(mapping string) func(member string) string {
 	return func(member string) string {
 		if member == "" {
@@ -264,9 +266,9 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for an element of a list, with the element's own name in the prefix, for example "backend
-// github: url". The parameter name points to the element's name, which is empty until the member "name" has been read. Until then,
-// messages begin with "a backend".
+// nameAfter does the same as [nameWithin] for an element of a list. The name in error messages begins with the element's own name, for
+// example "backend github: url". The parameter name points to the element's name. It is empty until the member "name" has been read, and
+// messages begin with "a backend" until then.
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -278,8 +280,8 @@ func nameAfter(thing string, name *string) func(member string) string {
 
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element of a list has the same workspace and name. The parameter lines has the line of
-// each earlier element. The parameter thing is the kind of element in the message, for example "backend".
+// checkUnique adds a fault if an earlier element of a list has the same workspace and name. The parameter lines has the line numbers of
+// the earlier elements. The parameter thing says what the element is, for example a "backend".
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -287,7 +289,8 @@ func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.
 	lines[id] = n.Line
 }
 
-// readPrincipal refuses an empty text, because an entry without a principal applies to each principal of the workspace.
+// readPrincipal reads the name of a principal. It refuses an empty name, because an entry without a name applies to all principals of the
+// workspace.
 func (p *parser) readPrincipal(n *strictyaml.Node, what string) string {
 	s, ok := p.file.Text(n, what)
 	if ok && s == "" {
@@ -314,8 +317,8 @@ func (p *parser) readScopes(n *strictyaml.Node, what string) []string {
 	return scopes
 }
 
-// readTime reads the value of a setting as a time, or as a date, which means midnight UTC. For any other value, it records an error that
-// names the setting (what), and returns the zero time.
+// readTime reads a time, or a date, which means midnight UTC. For any other value, it adds a fault and returns the zero time. The
+// parameter what is the name of the setting for the fault's message.
 func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	s, ok := p.file.Text(n, what)
 	if !ok {
@@ -330,7 +333,7 @@ func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	return time.Time{}
 }
 
-// readDuration returns a function that reads a duration between least and most.
+// readDuration returns a function that reads a duration between the parameters least and most.
 func (p *parser) readDuration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
 		s, ok := p.file.Text(n, what)
@@ -344,7 +347,7 @@ func (p *parser) readDuration(least, most time.Duration) func(n *strictyaml.Node
 
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
-// readLine returns a function that reads a single line of at most limit bytes.
+// readLine returns a function that reads a text of a single line with at most limit bytes.
 func (p *parser) readLine(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := strings.TrimSpace(p.file.String(n, what))
@@ -375,7 +378,7 @@ func (p *parser) readURL(n *strictyaml.Node, what string) string {
 	return s
 }
 
-// withoutSecrets returns a URL, which may be invalid, without its user information and query, because they may contain keys.
+// withoutSecrets returns a URL without its user information and its query, because these may contain keys. The URL may be invalid.
 func withoutSecrets(text string) string {
 	text, _, _ = strings.Cut(text, "?")
 	if at := strings.LastIndex(text, "@"); at >= 0 {
@@ -387,7 +390,7 @@ func withoutSecrets(text string) string {
 // headerName matches the name of an HTTP header (field-name in RFC 9110), up to 128 characters.
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
 
-// ownHeaders are the headers that the gateway sets itself, so the configuration of a backend must not set them.
+// ownHeaders lists the HTTP headers that the gateway sets itself. The configuration of a backend must not set these headers.
 var ownHeaders = []string{
 	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -430,7 +433,8 @@ var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 // part of the ARN before it, for example arn:aws:ssm:eu-central-1:123456789012:parameter.
 const maxParameter = 900
 
-// readSecret reads a reference to a secret, such as env:GITHUB_TOKEN or ssm:/mcp-events/github.
+// readSecret reads a reference to a secret, for example env:GITHUB_TOKEN (an environment variable) or ssm:/mcp-events/github (a parameter
+// in SSM).
 func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
 	return p.readValue(n, what, true)
 }
@@ -461,12 +465,12 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 	return secret.Plain(s)
 }
 
-// EnvSettings is the environment variable with the settings for which template.yaml has no parameter, for example
-// "quota=50;webhook-timeout=10s".
+// EnvSettings is an environment variable that holds several settings, for example "quota=50;webhook-timeout=10s". It is for settings that
+// are not parameters of template.yaml.
 const EnvSettings = envPrefix + "SETTINGS"
 
-// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting in
-// EnvSettings is unknown or given twice, or if its own variable is set too.
+// withSettings returns a lookup function that finds environment variables, and also the settings in [EnvSettings]. If a setting in
+// EnvSettings is unknown or given twice, or if its own variable is set, too, the error is of kind fault.Invalid.
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {
@@ -505,7 +509,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 	}, nil
 }
 
-// Names returns the names of all settings, spelled like flags.
+// Names returns the names of all settings, in the spelling of their flags.
 func Names() map[string]bool {
 	names := map[string]bool{}
 	t := reflect.TypeFor[Limits]()
@@ -517,8 +521,8 @@ func Names() map[string]bool {
 	return names
 }
 
-// FromNames returns the limits with the given values, by the names of their flags, for example {"quota": "50"}. All other limits
-// have their defaults. FromNames ignores the environment.
+// FromNames returns the limits with the given values. The keys of the map are the names of flags, for example {"quota": "50"}. Limits
+// that are not in the map have their defaults. FromNames ignores the environment.
 func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {

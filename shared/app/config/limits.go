@@ -20,19 +20,21 @@ import (
 // envPrefix is the prefix of the server's environment variables.
 const envPrefix = "MCPEVENTS_"
 
-// EnvName returns the environment variable of a flag, for example MCPEVENTS_WEBHOOK_TIMEOUT for "webhook-timeout".
+// EnvName returns the name of the environment variable that does the same as a flag, for example MCPEVENTS_WEBHOOK_TIMEOUT for
+// "webhook-timeout".
 func EnvName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the
-// same tags, so stand-alone servers and Lambda functions agree on names and defaults.
+// Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same
+// struct tags, so a setting has the same name and default on a stand-alone server and on AWS.
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
-	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or,
-	// on managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 is no
-	// limit. It is not a flag, because on a stand-alone server streams do not block other requests.
+	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or, on
+	// managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 means no limit.
+	//
+	// There is no flag for it, because on a stand-alone server open streams do not keep other requests waiting.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
 	PublishRate       float64 `name:"publish-rate" default:"1000" group:"Limits" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" group:"Limits" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
@@ -51,8 +53,8 @@ type Limits struct {
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" group:"Streams and polls" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" group:"Streams and polls" help:"How long a stream may be quiet before it sends a heartbeat."`
 
-	// PollMin and PollMax limit the pause until the next events/poll that the server suggests to a client; 0 means the default.
-	// They are not settings. Tests shorten them.
+	// PollMin and PollMax limit the time that the server suggests to a client until its next events/poll. 0 means the default. They are
+	// not settings of an operator; tests set them to shorter times.
 	PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
@@ -101,9 +103,10 @@ func DefaultLimits() Limits {
 	return l
 }
 
-// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. A limit has its
-// default if its variable is missing or empty, or if the parameter except contains its name. The error is of kind fault.Invalid if a
-// value cannot be parsed or is out of range.
+// FromEnv reads the limits from environment variables and from [EnvSettings]. The parameter lookup finds a variable; it is usually
+// os.LookupEnv. A limit gets its default if its variable is missing or empty, or if the parameter except contains its name.
+//
+// If a value cannot be parsed or is out of range, the error is of kind fault.Invalid.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -138,7 +141,7 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
-// setField parses a value into a field, or a comma-separated list into a slice.
+// setField parses a text and sets a field to the value. If the field is a slice, the text is a comma-separated list.
 func setField(field reflect.Value, text string) error {
 	if field.Kind() == reflect.Slice {
 		for part := range strings.SplitSeq(text, ",") {
@@ -176,7 +179,7 @@ func setField(field reflect.Value, text string) error {
 	return nil
 }
 
-// Check checks that all limits are within their ranges. Its errors are of kind fault.Invalid.
+// Check returns an error of kind fault.Invalid if a limit is out of its range.
 func (l Limits) Check() error {
 	return cmp.Or(l.checkRanges(), l.checkChoices(), l.checkAddresses(),
 		checkSchedule("retry-schedule", l.RetrySchedule), checkSchedule("events-retry-schedule", l.EventsSchedule))
@@ -246,7 +249,8 @@ func (l Limits) checkChoices() error {
 func (l Limits) checkAddresses() error {
 	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {
 		for _, target := range targets {
-			// A target is a URL prefix. Without the slash, https://good.example would also match https://good.example.evil.test.
+			// A target is the prefix of allowed URLs. Without the slash at its end, https://good.example would also allow
+			// https://good.example.evil.test.
 			if u, err := url.Parse(target); err != nil || u.Host == "" || !strings.HasSuffix(target, "/") {
 				return fault.New(fault.Invalid, "--%s has %.100q, which is not a URL that ends with a slash", name, target)
 			}
@@ -283,7 +287,7 @@ func checkSchedule(name string, delays []time.Duration) error {
 
 type removal struct {
 	instead string // the explanation in the error message, for example byQuota
-	// stops is true if the server must not start with the removed setting. The server ignores all other removed settings, so that
+	// stops is true if the server must not start while the removed setting is set. The server ignores all other removed settings, so that
 	// existing deployments continue to work.
 	stops bool
 }
@@ -310,8 +314,8 @@ var removed = map[string]removal{
 	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// CheckNotRemoved returns an error if an earlier version had the setting and this version does not. The error is of kind
-// fault.Invalid and explains how to do without the setting.
+// CheckNotRemoved returns an error if an earlier version had a setting with this name and this version does not. The error is of kind
+// fault.Invalid, and explains how to do without the setting.
 func CheckNotRemoved(name string) error {
 	if r, ok := removed[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)
@@ -319,7 +323,8 @@ func CheckNotRemoved(name string) error {
 	return nil
 }
 
-// CheckRemoved returns the error of [CheckNotRemoved] if the environment has a removed setting that must not be ignored.
+// CheckRemoved returns an error if the environment has a removed setting with which the server must not start. It is the error of
+// [CheckNotRemoved].
 func CheckRemoved(lookup func(string) (string, bool)) error {
 	for name, r := range removed {
 		if value, ok := lookup(EnvName(name)); r.stops && ok && value != "" {
@@ -329,13 +334,14 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// isIgnored reports whether the setting was removed and servers ignore it.
+// isIgnored reports whether the setting was removed in an earlier version and the server ignores it.
 func isIgnored(name string) bool {
 	r, ok := removed[name]
 	return ok && !r.stops
 }
 
-// LogIgnored logs a warning for each removed setting in the environment or in [EnvSettings] that is ignored.
+// LogIgnored logs a warning for each removed setting that the server ignores. It looks for these settings in the environment and in
+// [EnvSettings].
 func LogIgnored(lookup func(string) (string, bool), log *slog.Logger) {
 	text, _ := lookup(EnvSettings)
 	var given []string

@@ -59,8 +59,8 @@ func (p *parser) readKey(n *strictyaml.Node) auth.Key {
 	return k
 }
 
-// checkSpelling adds a fault for each unknown scope that begins with "events:" or looks like a misspelled known one. It accepts other
-// scopes, because event types and backends can require scopes of any name.
+// checkSpelling adds a fault for each unknown scope that begins with "events:" or looks like a misspelled known scope. It accepts all
+// other scopes, because event types and backends can require scopes of any name.
 func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 	known := append(auth.Scopes(), auth.ScopeManage, auth.ScopeOperate)
 	for _, s := range scopes {
@@ -77,9 +77,9 @@ func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 // maxTypos is the edit distance up to which an unknown scope counts as a misspelled known one.
 const maxTypos = 2
 
-// editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If
-// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is at least as large as
-// the difference between the lengths.
+// editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If the
+// lengths differ by more than maxTypos, it returns maxTypos+1 without comparing the texts, because the distance is at least the
+// difference between the lengths.
 func editDistance(a, b string) int {
 	if d := len(a) - len(b); d > maxTypos || -d > maxTypos {
 		return maxTypos + 1
@@ -109,8 +109,8 @@ const (
 	maxPrincipals = 10_000
 )
 
-// QuotaLimit returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
-// setting, its default. 0 is no limit.
+// QuotaLimit returns the limit of a quota for principals that have no limit of their own. This is the limit from the settings or, for a
+// quota without a setting, its default. 0 means no limit.
 func (l Limits) QuotaLimit(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
@@ -133,8 +133,8 @@ func (l Limits) QuotaLimit(name string) float64 {
 	return 0
 }
 
-// QuotaLimit returns the limit of a quota for a principal: the principal's own limit, otherwise the limit that the configuration sets for
-// each principal of the workspace, otherwise the limit from l.
+// QuotaLimit returns the limit of a quota for a principal. The configuration can set a limit for the principal, or for all principals of
+// its workspace. Without either, the limit comes from the parameter l.
 func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64 {
 	for _, id := range []identity{{workspace, principal}, {workspace, ""}} {
 		if most, ok := c.quotas[id][name]; ok {
@@ -144,7 +144,8 @@ func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64
 	return l.QuotaLimit(name)
 }
 
-// Profile returns the profile of the MCP Events extension that the configuration sets for a principal or its workspace, or "".
+// Profile returns the MCP Events profile that the configuration sets for a principal or for its workspace. It is empty if the
+// configuration sets no profile for them.
 func (c *Config) Profile(workspace, principal string) spec.Profile {
 	return cmp.Or(c.profiles[identity{workspace, principal}], c.profiles[identity{workspace, ""}])
 }
@@ -258,7 +259,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "a backend has no name")
 	}
 	p.checkCommand(n, &b, command, given, say)
-	// A request has only one Authorization header, so a configured header and a token from oauth exclude each other.
+	// A request has only one Authorization header. So a backend cannot have both a configured header and an OAuth token.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
@@ -274,8 +275,8 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Func("allow", func(n *strictyaml.Node, what string) {
-			// An absent list allows everything. An empty list is refused, because its author may want to allow nothing. Earlier versions
-			// stored it, and took it for an absent one.
+			// If the list is absent, everything is allowed. An empty list is refused, because its author may have wanted to allow
+			// nothing. But a stored empty list is accepted, because earlier versions stored it and treated it as absent.
 			faults := p.file.Count()
 			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 && !p.stored && p.file.Count() == faults {
 				p.file.Add(n.Line, "%s is empty; leave it out to allow everything, or set deny: [\"*\"] to allow nothing", what)
@@ -330,8 +331,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads a section with the settings of an OAuth client into o. The parameter others has further fields that the section
-// may have. readClient returns the names of the members that the section has.
+// readClient reads a section with the settings of an OAuth client into the parameter o. The parameter others lists further fields that
+// the section may have. readClient returns the names of the members that are in the section.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -344,8 +345,8 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed lists the names of
-// these three settings for the message.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed has the names of these
+// three settings for the fault's message.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)
@@ -366,7 +367,7 @@ func (p *parser) checkCredentials(n *strictyaml.Node, what string) {
 	}
 }
 
-// The ways in which the gateway can authenticate itself at a token endpoint.
+// The gateway can authenticate itself at a token endpoint in these ways.
 const (
 	secretInHeader = "client_secret_basic"
 	secretInBody   = "client_secret_post"
@@ -416,9 +417,11 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand checks that a backend has either a command or a url, and sets b.Command to c if it has a command. It adds a fault
-// for each member that does not fit, for example headers next to a command. The parameter given has the names of the members that
-// the file sets, and the function say adds the backend's name to a text for a message.
+// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets b.Command to the parameter c.
+// It adds a fault for each member that does not fit, for example headers next to a command.
+//
+// The parameter given has the names of the members that are in the file. The function say puts the backend's name before the text of a
+// message.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:
@@ -456,8 +459,8 @@ func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
 	return args
 }
 
-// readEnvironment reads environment variables. The value of a variable whose name suggests a secret must be a reference to
-// a secret, not the secret itself.
+// readEnvironment reads the environment variables of a command. If the name of a variable suggests a secret, the value must be a
+// reference to a secret and not the secret itself.
 func (p *parser) readEnvironment(n *strictyaml.Node, what string) map[string]secret.Value {
 	out := map[string]secret.Value{}
 	for _, m := range p.file.Members(n, what) {

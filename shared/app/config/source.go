@@ -26,13 +26,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// document is the name of the stored configuration, which covers all workspaces.
+// document is the name under which the configuration is stored. One configuration covers all workspaces.
 const document = "config"
 
 // Document is the stored configuration.
 type Document struct {
 	settings.Stored
-	// Config is nil if another version of this program wrote the configuration. Invalid then has the reason.
+	// Config is nil if the stored configuration is invalid in this version of the program, because another version wrote it. Invalid then
+	// has the reason.
 	Config  *Config
 	Invalid error
 }
@@ -59,9 +60,9 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. Some programs
-// truncate a file before they rewrite it, and a full disk can stop them in between. Without this check, all backends, sources and
-// quotas would then be lost. If next is nil, CheckNotEmptied returns nil.
+// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. The file of an empty
+// configuration may be incomplete: some programs truncate a file before they rewrite it, and a full disk can stop them in between. If
+// next is nil, CheckNotEmptied returns nil.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -69,28 +70,28 @@ func (d Document) CheckNotEmptied(next *Config) error {
 	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
 }
 
-// Load reads the stored configuration. It returns an empty one if there is no configuration.
+// Load reads the stored configuration. It returns an empty configuration if the store has none.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
 	d, err := Read(ctx, db)
 	return d.Config, cmp.Or(err, d.Invalid)
 }
 
-// Stored serves the stored configuration, which is at most [settings.MaxAge] old. Its methods return the same pointer or slice until
-// the configuration changes.
+// Stored provides the stored configuration, which it caches for up to [settings.MaxAge]. Its methods return the same pointer or slice
+// until the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
 	empty *current
 }
 
-// current is a parsed configuration with the keys and event types that are derived from it.
+// current holds a parsed configuration, and the keys and event types that are derived from it.
 type current struct {
 	config     *Config
 	keys       *auth.StaticKeys
 	eventTypes map[string]map[string]catalog.BackendTypes
 }
 
-// NewStored returns a Stored over the store. If now is nil, it uses time.Now, and if log is nil, slog.Default. It adds the
-// backends in own, for example the MCP server of a program that embeds the server, before the configured backends.
+// NewStored returns a Stored for the configuration in db. If now is nil, it uses time.Now. If log is nil, it uses slog.Default. It adds
+// the backends in the parameter own before the configured backends. An example is the MCP server of a program that embeds this server.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.NewStaticKeys(c.Keys, now)
@@ -115,7 +116,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 	return &Stored{cache, empty}
 }
 
-// current returns the configuration and its version, which is 0 if none is stored.
+// current returns the configuration and its version. The version is 0 if no configuration is stored.
 func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, int64, error) {
 	c, version, err := s.cache.Read(ctx, "", f)
 	if err == nil && version == 0 {
@@ -124,7 +125,7 @@ func (s *Stored) current(ctx context.Context, f refresh.Freshness) (*current, in
 	return c, version, err
 }
 
-// Config returns the configuration. It is empty if none is stored.
+// Config returns the configuration. The configuration is empty if none is stored.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	c, _, err := s.current(ctx, refresh.Cached)
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	return c.config, nil
 }
 
-// Conversation returns the section "conversation".
+// Conversation returns the section "conversation" of the configuration.
 func (s *Stored) Conversation(ctx context.Context) (*rules.Conversation, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
@@ -151,8 +152,8 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// EventTypes returns the prefix and scopes of the event types of each backend of a workspace. The method can be used as a
-// [catalog.Configured].
+// EventTypes returns the name prefix and the scopes that the configuration sets for the event types of each backend in a workspace. The
+// method can be used as a [catalog.Configured].
 func (s *Stored) EventTypes(ctx context.Context, workspace string, f refresh.Freshness) (map[string]catalog.BackendTypes, int64, error) {
 	c, version, err := s.current(ctx, f)
 	if err != nil {
@@ -173,8 +174,8 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 // Invalidate drops the cached configuration, see [settings.Cache.Invalidate].
 func (s *Stored) Invalidate() { s.cache.Invalidate() }
 
-// Authenticator returns an authenticator that uses the stored keys. It may accept a key for up to [settings.MaxAge] after the key
-// was removed. It also implements [auth.Directory].
+// Authenticator returns an authenticator that accepts the keys in the stored configuration. It may accept a removed key for up to
+// [settings.MaxAge]. It also implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -195,15 +196,15 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, f refr
 	return c.keys.Principals(ctx, workspace, id, f)
 }
 
-// Limits of the section "sources".
+// These limits apply to the values in the section "sources".
 const (
 	maxSources  = 100
 	maxMappings = 100
-	// maxMapping is the largest size of a pattern or payload of a mapping, in bytes of JSON.
+	// maxMapping is the maximum size of the pattern or payload of a source's mapping, in bytes of JSON.
 	maxMapping = 64 << 10
 )
 
-// Source returns the source with a name. If the source does not exist, the error lists the names of all sources.
+// Source returns the source with the given name. If there is no such source, the error lists the names of all sources.
 func (c *Config) Source(name string) (source.Source, error) {
 	var names []string
 	for _, s := range c.Sources {
@@ -254,7 +255,7 @@ func (p *parser) readSource(n *strictyaml.Node) source.Source {
 	return s
 }
 
-// checkReachable adds faults for mappings that are never used, because an earlier one always matches.
+// checkReachable adds a fault for each mapping of a source that is never used, because an earlier mapping always matches.
 func (p *parser) checkReachable(events []source.Mapping, what string) {
 	for i, m := range events[:len(events)-1] {
 		if m.Match == nil {
@@ -290,8 +291,8 @@ func (p *parser) readFrom(n *strictyaml.Node, what string) source.From {
 	return from
 }
 
-// readVerify reads the section "verify" of a source, which says how the source signs its requests. Only its members scheme and
-// secrets are for all schemes. The others are settings of the scheme hmac.
+// readVerify reads the section "verify" of a source, which says how the source signs its requests. All schemes have the members scheme
+// and secrets. The other members are settings of the scheme hmac.
 func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
 	before := p.file.Count()
 	v := &s.Verify
@@ -368,8 +369,8 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds the faults that a JSON parser found in the value of the node n. The JSON Pointer of a fault names a part of the
-// value, and the fault gets the line of this part.
+// addFaults adds the faults that were found in the JSON value of the node n. A fault has a JSON Pointer to a part of the value. addFaults
+// gives the fault the line number of this part.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // cannot fail, because the pointer is from a parser
@@ -377,8 +378,8 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds faults for JSON Pointers to values that the source's requests never contain. If another part of the source is
-// invalid, it adds no faults, because it is then unknown what the requests contain.
+// addMissing adds faults for JSON Pointers to values that the requests of the source never contain. If another part of the source is
+// invalid, it adds no faults, because the content of the requests is unknown then.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)
@@ -402,8 +403,8 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a function that reads a value that is not an object. It adds a fault if the function check returns an error for
-// the value.
+// readText returns a function that reads a value that is not an object. If the function check returns an error for the value, that
+// function adds a fault.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()
@@ -420,7 +421,8 @@ func (p mappingParser) readText(check func(source.Value) error) func(n *strictya
 	}
 }
 
-// readMapped reads a JSON Pointer, a constant, or an object whose members are again pointers, constants or objects.
+// readMapped reads the value of a mapping. This is a JSON Pointer, a constant, or an object whose members are again pointers, constants
+// or objects.
 func (p mappingParser) readMapped(n *strictyaml.Node, what string) source.Value {
 	text := p.file.JSON(n, what, maxMapping)
 	if text == nil {

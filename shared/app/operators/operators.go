@@ -1,5 +1,5 @@
-// Package operators has the constructors of the admin API and the console. It is separate from package webhooks, so that functions without
-// an admin API do not contain its operations.
+// Package operators has the constructor of the handler for the admin API and the console. It is separate from package webhooks, so that
+// the binaries of functions without an admin API do not contain the API.
 package operators
 
 import (
@@ -32,20 +32,22 @@ type Options struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Switches      *switches.Set
-	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, where the function admin sends no requests
-	// to backends. The states are then empty.
+	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, where the function admin sends no
+	// requests to backends. The states are empty then.
 	AddStates func(ctx context.Context, workspace string, backends []admin.Backend)
-	// SourceSecrets looks up the secrets of sources, to check the signature of a request that an operator tries. It is nil on
-	// AWS, because the function admin must not read secrets. Signatures are then not checked.
+	// SourceSecrets looks up the secret of a source, with which the API checks the signature of a request that an operator tries. It is
+	// nil on AWS, because the function admin must not read secrets. The signature is not checked then.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Closing is closed when the server shuts down, to end the live streams of the admin API. It may be nil.
+	// Closing is a channel that is closed when the server shuts down. The live streams of the admin API then end. Closing may be nil.
 	Closing <-chan struct{}
 	Rest    http.Handler
 }
 
-// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on to [Options.Rest]. It
-// sends no webhooks itself. For example, when an operator retries a delivery, the roles retry and dispatch send it. The handler is
-// not part of a mux, because a mux would redirect paths that contain "//". The name of a switch may be a URL, which contains it.
+// NewHandler returns the handler for the admin API and the console. It passes all other requests to [Options.Rest]. It sends no webhooks
+// itself: when an operator retries a delivery, the roles retry and dispatch send the webhook.
+//
+// The caller must not put the handler into a mux. The name of a switch may be a URL, which contains "//", and a mux redirects paths with
+// "//".
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -124,7 +126,7 @@ func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
 	return console.New(o, c.Log)
 }
 
-// withoutSecrets returns a backend's URL without its user information and query, which often hold keys.
+// withoutSecrets returns a backend's URL without its user information and its query, because these often contain keys.
 func withoutSecrets(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {

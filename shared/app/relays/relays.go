@@ -14,10 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// New returns the relay, which writes the notifications of the gateway's backends to the event log. The relay calls typesChanged
-// after it has stored changed event types of a backend. If typesChanged is nil, the relay does not receive the events of
-// backends. The function key returns the deployment's key, from which the secrets of webhook subscriptions at backends are
-// derived.
+// New returns the relay, which writes the notifications of the gateway's backends to the event log. The relay calls the function
+// typesChanged after it has stored changed event types of a backend. If typesChanged is nil, the relay does not receive the events of
+// backends.
+//
+// The function key returns the deployment's key. The secrets with which backends sign their webhooks are derived from this key.
 func New(c *app.Core, g *gateway.Gateway, key func(context.Context) ([]byte, error), typesChanged func(context.Context) error) *relay.Relay {
 	var events *relay.Events
 	if typesChanged != nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// newMetrics creates the metrics, and the handler of GET /metrics.
+// newMetrics creates the metrics, and the HTTP handler for GET /metrics.
 func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
@@ -41,9 +41,8 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
-// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because
-// the database is already closed.
+// registerMetrics registers the metrics whose values are read at each export, for example the depths of the queues. The last export comes
+// after the shutdown. It lacks the values that are read from the database, because the database is already closed.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
@@ -75,7 +74,7 @@ func (s *Server) registerMetrics() error {
 	)
 }
 
-// readFlag returns a function that reads 1 if the condition is true, and otherwise 0.
+// readFlag returns a function that reads the value of a metric: 1 if the condition is true, and otherwise 0.
 func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
@@ -85,8 +84,8 @@ func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, er
 	}
 }
 
-// queueReadings returns a function that reads one property of each queue, for example its length. The function figure computes the
-// property.
+// queueReadings returns a function that reads the values of a metric of queues. The function figure computes the value for one queue, for
+// example its length.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -128,7 +127,7 @@ func (s *Server) checkOperator(r *http.Request) error {
 	return nil
 }
 
-// listenAdmin opens the listener of the admin API, or returns nil if the API has no address of its own.
+// listenAdmin opens the listener for the address of the admin API. It returns nil if the admin API shares the main address.
 func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	if o.AdminAddr == "" {
 		return nil, nil
@@ -145,7 +144,8 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveAdmin returns the handler of the main address. If the admin API has an address of its own, serveAdmin starts serving it there.
+// serveAdmin returns the HTTP handler for the main address. If the admin API has an address of its own, serveAdmin starts to serve it
+// there.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
 	rest := http.Handler(r.mux)
 	if listener != nil {
@@ -166,12 +166,12 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// backendPatience is how long a backend has to respond before it counts as unreachable. The gateway waits equally long for a
-// backend, so a backend that counts as unreachable is also useless to clients.
+// backendPatience is how long a backend has to respond before the admin API shows it as unreachable. The gateway waits equally long for a
+// backend, so a slower backend is useless to clients, too.
 const backendPatience = 10 * time.Second
 
-// addStates sends a request to each backend of a workspace concurrently, and fills in whether the backend responds. It
-// leaves out backends that answer only requests with a caller's token.
+// addStates asks all backends of a workspace at the same time, and fills in whether they respond. It leaves out backends that respond
+// only to requests with the token of a caller.
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
@@ -196,7 +196,7 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	asked.Wait()
 }
 
-// addCommandStates fills in the states of backends that are commands and do not run now. It sends them no requests, because a
+// addCommandStates fills in the states of backends that are commands and that are not running. It sends them no requests, because a
 // request would start the command.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
 	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just read the backends to make the list

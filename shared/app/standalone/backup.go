@@ -18,16 +18,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// A backup is a compressed tar file of the database and the keys that open its secrets. The checksum of gzip reveals a damaged backup.
+// A backup is a tar file, compressed with gzip. It contains the database and the keys that open the secrets in the database. The checksum
+// of gzip reveals a damaged backup.
 const (
 	databaseName = "mcpevents.db"
 	keysName     = "keys.json"
 )
 
-// Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
-// directory at the same time. The backup then contains everything that the server had accepted before the backup began. If
-// the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If shown is not nil, Backup writes
-// progress bars to it.
+// Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the directory
+// meanwhile. The backup then contains everything that the server had accepted before the backup began.
+//
+// If the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If the parameter shown is not nil,
+// Backup writes progress bars to it.
 func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
@@ -54,7 +56,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 		return err
 	}
 	defer func() {
-		// SQLite leaves a journal if the disk is full.
+		// If the disk is full, SQLite leaves a journal file behind. Remove it together with the copy.
 		_, _, _ = copied.Close(), os.Remove(copied.Name()), os.Remove(copied.Name()+"-journal")
 	}()
 	keys, err := copyWithKeys(data, func() error {
@@ -89,11 +91,11 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	return durable.Rename(out.Name(), file)
 }
 
-// maxCopies is how many times a backup copies the database because the keys changed during each copy.
+// maxCopies is how many times a backup copies the database. It copies the database again if the keys changed during the copy.
 const maxCopies = 3
 
-// copyWithKeys calls copyDatabase and returns the content of the keys file. If the keys change meanwhile, it calls copyDatabase again,
-// because [DropKeys] could have removed a key that the copy still needs.
+// copyWithKeys calls the function copyDatabase, and returns the content of the keys file. If the keys change meanwhile, it calls
+// copyDatabase again, because [DropKeys] may have removed a key that is needed for the copy.
 func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err error) {
 	before, _, err := readKeysFile(data)
 	if err != nil {
@@ -116,7 +118,7 @@ func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err erro
 		secretsPath(data))
 }
 
-// explain adds the name of the failed operation, which is the parameter what, to an error. If ctx has ended, the error says that the
+// explain adds the name of a failed operation, which is the parameter what, to its error. If ctx has ended, the error says that the
 // operation was interrupted.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
@@ -153,8 +155,8 @@ func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader
 	return err
 }
 
-// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is damaged,
-// it removes the files that it has written. If shown is not nil, Restore writes progress bars to it.
+// Restore creates a data directory from a backup. It refuses a directory that already contains the data of a server. If the backup is
+// damaged, Restore removes the files that it has written. If the parameter shown is not nil, Restore writes progress bars to it.
 func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
 	defer func() { err = explain(ctx, err, "restore "+file) }()
 	in, err := os.Open(file)
@@ -222,7 +224,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 	return errors.Join(durable.Rename(found[databaseName], filepath.Join(data, databaseName)), durable.Rename(found[keysName], secretsPath(data)))
 }
 
-// untilDone returns a reader that fails when ctx has ended.
+// untilDone returns a reader that reads from r, and that returns an error as soon as ctx has ended.
 func untilDone(ctx context.Context, r io.Reader) io.Reader {
 	return reader(func(b []byte) (int, error) {
 		if err := ctx.Err(); err != nil {

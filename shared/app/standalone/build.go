@@ -74,8 +74,8 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	return keys, nil
 }
 
-// newAuthenticator returns the authenticator for a mode. With tokens, it also returns the URL at which callers learn how to get a
-// token.
+// newAuthenticator returns the authenticator for a mode of --auth. In the mode jwt, it also returns the URL at which callers learn how to
+// get a token.
 func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch mode {
 	case auth.ModeKeys:
@@ -115,8 +115,8 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 	return keys, nil
 }
 
-// roles are the parts that are needed only to start the server: run starts their workers, and newRoutes and serveAdmin serve
-// them over HTTP.
+// roles holds the parts that are needed only to start the server. The method run starts their workers. The methods newRoutes and
+// serveAdmin serve them over HTTP.
 type roles struct {
 	publishing    app.Publishing
 	fanout        *fanout.Fanout
@@ -129,8 +129,8 @@ type roles struct {
 	mux           *http.ServeMux
 }
 
-// build creates all roles. The order matters: publishing needs the gateway, to count dropped events there. Conversations need
-// publishing, and the MCP endpoint needs all of them.
+// build creates all roles in the order in which they need each other. Publishing needs the gateway, where it counts dropped events.
+// Conversations need publishing. The MCP endpoint needs all of them.
 func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {

@@ -18,11 +18,13 @@ import (
 
 // connections is a listener with a limited number of connections.
 //
-// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client.
-// These are idle connections, connections without a complete request header, and connections whose client is slow to send a
-// request body or to read a response. It closes connections of the client address that has most of them, so that one client
-// cannot lock out the others. It never closes a connection while the server is working on its request, or has a stream open
-// whose client keeps up. It reserves a few connections for health checks and operators.
+// When the limit is reached, it makes room for new connections by closing old connections on which the server only waits for the client.
+// These are idle connections, connections without a complete request header, and connections whose client is slow to send a request body
+// or to read a response. It closes connections of the client address that has most of them, so that one client cannot lock out the
+// others.
+//
+// It never closes a connection while the server works on a request, or while a stream is open whose client keeps up. It reserves a few
+// connections for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // maximum number of concurrent connections
@@ -33,11 +35,12 @@ type connections struct {
 }
 
 const (
-	// slowClient is how long a client may take to send the body of a request, or to read the response, when connections are scarce.
+	// slowClient is how long a client may take to send the body of a request, or to read a response, while the server has too few free
+	// connections.
 	slowClient = 5 * time.Second
 	// refusedClient is how long a client may take to send the rest of a request that was refused on a reserved connection.
 	refusedClient = 500 * time.Millisecond
-	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
+	// readTime is how long a client may take to read writeSize bytes of a response. Streams set deadlines of their own.
 	readTime  = time.Minute
 	writeSize = 64 << 10
 )
@@ -66,7 +69,7 @@ type connection struct {
 	writing atomic.Int64 // nanoseconds since 1970: when the current write started, minus blocked; 0 if no write is running
 	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
-	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
+	// Only the method Write uses the fields below. They add up the time that small writes take. Otherwise a client that reads only a few
 	// bytes at a time would never exceed readTime.
 	blocked time.Duration // how long the client has taken to read the current writeSize bytes, without the time between writes
 	written int           // how many of the current writeSize bytes have been written
@@ -87,7 +90,8 @@ func (l *connections) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts an accepted connection as open, after making room for it if necessary. It returns nil if the limit is reached nevertheless.
+// admit counts an accepted connection as open. If the limit is reached, it first makes room for the connection. It returns nil if there
+// is still no room.
 func (l *connections) admit(c net.Conn) *connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,12 +109,12 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes connections that wait for their clients. It begins with the client that has the most waiting connections, and
-// closes the oldest of them first. It closes several at a time, because each call has to look at all connections.
+// makeRoom closes connections on which the server waits for the client. It begins with the client that has most of them, and with the
+// oldest ones of that client. It closes several at a time, because each call has to look at all connections.
 //
-// makeRoom normally spares running requests that have waited for less than [slowClient]. It closes them, too, if there is no other
-// connection to close, or if more than a quarter of all connections wait in a running request. Otherwise a client could fill the
-// server with new requests before they count as slow. The caller holds l.mu.
+// makeRoom spares running requests that have waited for less than [slowClient], unless there is no other connection to close, or more
+// than a quarter of all connections wait in a running request. Otherwise a client could fill the server with new requests before they
+// count as slow. The caller holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -123,9 +127,9 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes up to about 1/64 of all connections: idle connections, connections without a complete request header, and
-// connections whose request has waited for the client for longer than the parameter patience. It returns the number of closed
-// connections. The caller holds l.mu.
+// closeWaiting closes up to about 1/64 of all connections, and returns their number. It closes idle connections, connections without a
+// complete request header, and connections whose request has waited for its client for longer than the parameter patience. The caller
+// holds l.mu.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	byPrefix := map[netip.Prefix]int{}
@@ -146,8 +150,8 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waitTime returns how long a running request has waited for the client to send its body or to read the response. It returns 0 if the
-// request does not wait. The caller holds the mutex of k.all.
+// waitTime returns how long the server has waited for the client of a running request to send the body or to read the response. It
+// returns 0 if the server does not wait for the client. The caller holds the mutex of k.all.
 func (k *connection) waitTime(now time.Time) time.Duration {
 	var since time.Time
 	if at := k.writing.Load(); at != 0 {
@@ -162,8 +166,8 @@ func (k *connection) waitTime(now time.Time) time.Duration {
 	return max(now.Sub(since), 1)
 }
 
-// Write implements [net.Conn]. It fails if the client takes longer than [readTime] to read writeSize bytes, unless the handler has set a
-// deadline.
+// Write implements [net.Conn]. It returns an error if the client takes longer than [readTime] to read writeSize bytes. This does not
+// apply if the handler has set a deadline.
 func (k *connection) Write(p []byte) (n int, err error) {
 	defer k.writing.Store(0)
 	now := time.Now()
@@ -192,8 +196,8 @@ func (k *connection) Write(p []byte) (n int, err error) {
 	}
 }
 
-// SetWriteDeadline implements [net.Conn]. It records whether the handler has set a deadline, because Write then sets none. [http.Server]
-// removes the deadline at the end of each request, so the record does not affect the next request.
+// SetWriteDeadline implements [net.Conn]. It records that the handler has set a deadline, because Write then sets none itself.
+// [http.Server] removes the deadline at the end of each request, so the record does not affect the next request.
 func (k *connection) SetWriteDeadline(t time.Time) error {
 	k.bounded.Store(!t.IsZero())
 	return k.Conn.SetWriteDeadline(t)
@@ -207,7 +211,7 @@ func (k *connection) Close() error {
 	return k.Conn.Close()
 }
 
-// recordState records a state that net/http reports for a connection. It is used as [http.Server.ConnState].
+// recordState records the state that net/http reports for a connection. The server calls it as its [http.Server.ConnState].
 func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	if k, ok := c.(*connection); ok {
 		l.mu.Lock()
@@ -216,8 +220,8 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// recordBody sets whether the client of a request is still sending the request's body. It does nothing if the request did not arrive
-// through a [connections] listener.
+// recordBody records whether the client is still sending the body of a request. It does nothing if the request did not arrive through a
+// [connections] listener.
 func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
@@ -228,8 +232,8 @@ func recordBody(r *http.Request, body bool) {
 
 type connectionKey struct{}
 
-// attach makes a server report the states of its connections to l. On reserved connections, the server then serves only health checks and
-// operators.
+// attach makes an HTTP server report the states of its connections to l. From then on, the server serves only health checks and operators
+// on reserved connections.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
 	s.RegisterOnShutdown(l.closeUnused)
@@ -240,7 +244,8 @@ func (l *connections) attach(s *http.Server) {
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k, ok := r.Context().Value(connectionKey{}).(*connection)
 		if ok && k.reserved && !forOperators(r.URL.Path) {
-			// net/http reads the rest of the body before it closes the connection, and would wait for a slow client forever.
+			// Before net/http closes the connection, it reads the rest of the body. Without a deadline, it would wait for a slow client
+			// forever.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")
@@ -251,7 +256,7 @@ func (l *connections) attach(s *http.Server) {
 	})
 }
 
-// closeUnused closes the connections on which no request has arrived, because [http.Server.Shutdown] would wait five seconds for them.
+// closeUnused closes the connections on which no request has arrived. Otherwise [http.Server.Shutdown] would wait five seconds for them.
 func (l *connections) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,15 +267,15 @@ func (l *connections) closeUnused() {
 	}
 }
 
-// clientLeft closes the connection of a client that has disconnected while its request continues. The MCP endpoint calls it through
-// [mcp.Options.Left].
+// clientLeft closes the connection of a client that has disconnected while its request continues on the server. The MCP endpoint calls it
+// as [mcp.Options.Left].
 func clientLeft(r *http.Request) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		_ = k.Close()
 	}
 }
 
-// forOperators reports whether requests for a path are from health checks or operators.
+// forOperators reports whether only health checks and operators request a path.
 func forOperators(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)
@@ -280,12 +285,12 @@ func forOperators(path string) bool {
 // second.
 const bodyTime = time.Minute
 
-// refusedBodyTime limits how long the server waits for the rest of a body that the handler did not read to its end. Otherwise the
-// response could be late, because net/http first reads up to 256 KiB of that rest.
+// refusedBodyTime limits how long the server waits for the rest of a body that a handler did not read completely. net/http reads up to
+// 256 KiB of the rest before it sends the response, so without the limit the response could be late.
 const refusedBodyTime = time.Second
 
-// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams
-// too, so boundBodies sets a deadline and removes it after the body. If a handler responds without reading the body, the client
+// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams, too. So
+// boundBodies sets a read deadline, and removes it when the body has arrived. If a handler responds without reading the body, the client
 // gets the response within [refusedBodyTime].
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -307,9 +312,11 @@ type timedBody struct {
 	received func()
 }
 
-// newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
-// the connection cannot have a deadline. It is a separate function so that its variables do not take up space on the stack of
-// boundBodies, which an open stream keeps until it ends.
+// newTimedBody replaces the body of a request with a body that must arrive within the limit. It returns nil if there is no body, or if
+// the connection cannot have a deadline.
+//
+// It is a separate function, so that its variables take no space on the stack of boundBodies. An open stream keeps that stack until the
+// stream ends.
 func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil

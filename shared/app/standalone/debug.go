@@ -15,9 +15,11 @@ import (
 
 const debugConnections = 16
 
-// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address must
-// be a loopback address, because callers are not authenticated. ServeDebug refuses requests from web pages of other sites, and
-// requests whose Host is not a loopback name. The function started returns the server, or nil while the server is starting.
+// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The function
+// started returns the server, or nil while the server is starting.
+//
+// The address must be a loopback address, because callers are not authenticated. ServeDebug refuses requests from web pages of other
+// sites, and requests whose Host is not a loopback name.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if host, _, err := net.SplitHostPort(addr); err != nil || !auth.IsLoopback(host) {
 		return fault.New(fault.Invalid, "--debug-addr %.100q is not HOST:PORT with a loopback address, such as 127.0.0.1:6060", addr)
@@ -56,7 +58,7 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	return nil
 }
 
-// Counters returns internal counters since the start, for debugging.
+// Counters returns internal counters for debugging. They count from the start of the server.
 func (s *Server) Counters() map[string]any {
 	return map[string]any{
 		"database":            s.db.Engine().Stats(),

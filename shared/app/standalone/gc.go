@@ -10,25 +10,24 @@ import (
 )
 
 const (
-	// minReserve and maxReserve limit the reserve in bytes. The reserve is how much the process may allocate between two garbage
-	// collections while its live heap is small. By default, Go would collect garbage after every few megabytes.
+	// minReserve and maxReserve limit the reserve, in bytes. The reserve is how much the process may allocate between two garbage
+	// collections. It matters while the live heap is small, because Go would then collect garbage after every few megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
 	// betweenGCs is the intended time between two garbage collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// quietAfter is the time without a collection after which a busy server returns unused memory to the system.
+	// quietAfter is the time without a garbage collection after which a server counts as quiet, and returns unused memory to the system.
 	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
 )
 
-// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later.
-// The reserve is the amount that the process allocates in two seconds (at least 16 and at most 64 MiB). So a busy server
-// collects garbage about every two seconds, and the heap of a quiet one stays small. A server that becomes quiet returns the
-// memory that it needed while it was busy. Without that, the Go runtime would keep most of it for minutes.
+// CollectLessOften makes the garbage collector run less often. The collector runs when the heap has grown by a reserve or by a quarter,
+// whichever is more. The reserve is the amount of memory that the process allocates in two seconds, but at least 16 and at most 64 MiB.
+// So a busy server collects garbage about every two seconds. A server that becomes quiet returns memory to the system.
 //
-// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in
-// programs whose main task is the server.
+// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in programs
+// whose main task is the server.
 func CollectLessOften() {
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		collectLessOften(quietAfter, debug.FreeOSMemory)
@@ -59,14 +58,14 @@ func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 	after()
 }
 
-// reserveFor returns the reserve in bytes, from the number of bytes that were allocated since the last collection and the time since
-// then.
+// reserveFor returns the reserve in bytes. The parameter allocated is how many bytes were allocated since the last garbage collection,
+// and since is the time since then.
 func reserveFor(allocated uint64, since time.Duration) float64 {
 	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
 }
 
-// gcPercent returns a value for GOGC. With it, the heap may grow by the parameter reserve before the next collection. The parameter
-// live is the number of bytes in the heap that are in use.
+// gcPercent returns the value for GOGC with which the heap may grow by the parameter reserve before the next garbage collection. The
+// parameter live is the number of bytes in the heap that are in use.
 func gcPercent(live uint64, reserve float64) int {
 	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
 	return max(percent/25*25, 25) // in steps of 25, because each change stops the world

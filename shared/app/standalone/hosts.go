@@ -16,8 +16,9 @@ var (
 	origins = regexp.MustCompile(`^(null|[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d+)?)?$`)
 )
 
-// checkHosts refuses entries of settings that can never match, because they would silently have no effect. For example, a URL in
-// --blocked-targets blocks nothing, because targets are compared by host. On AWS, the template refuses such values.
+// checkHosts returns an error if a list in the settings has an entry that can never match. Such an entry would have no effect, and the
+// operator would not notice. For example, a URL in --blocked-targets blocks nothing, because targets are compared by host. On AWS, the
+// template refuses such entries.
 func checkHosts(l config.Limits) error {
 	for name, list := range map[string][]string{"blocked-targets": l.BlockedTargets, "allowed-hosts": l.AllowedHosts} {
 		for _, host := range list {
@@ -37,14 +38,15 @@ func checkHosts(l config.Limits) error {
 	return nil
 }
 
-// isOrigin reports whether text is empty or a possible header Origin. Browsers leave out the default port.
+// isOrigin reports whether the text is empty, or a value that a browser can send in the header Origin. Browsers leave out the default
+// port.
 func isOrigin(text string) bool {
 	return origins.MatchString(text) && !(strings.HasPrefix(text, "https:") && strings.HasSuffix(text, ":443")) &&
 		!(strings.HasPrefix(text, "http:") && strings.HasSuffix(text, ":80"))
 }
 
-// trimLists returns the limits without spaces around the elements of lists, as [config.FromEnv] reads them. The command line keeps the
-// spaces, so that no host would equal the second element of "a.example, b.example".
+// trimLists returns the limits without spaces around the elements of lists, as [config.FromEnv] returns them. The command line keeps the
+// spaces. So without trimLists, no host would equal the second element of "a.example, b.example".
 func trimLists(l config.Limits) config.Limits {
 	v := reflect.ValueOf(&l).Elem()
 	for i := range v.NumField() {

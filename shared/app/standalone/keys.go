@@ -19,18 +19,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// secrets are the keys of a server, in a file that only its owner can read.
+// secrets holds the keys of a server. They are in a file that only its owner can read.
 type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals webhook secrets
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
-	// Identity is the server's own private key. It adds an asymmetric signature (v1a of Standard Webhooks) to webhooks.
+	// Identity is the server's own private key. The server uses it to add an asymmetric signature (v1a of Standard Webhooks) to webhooks.
 	Identity string `json:"identity"`
 }
 
 func secretsPath(data string) string { return filepath.Join(data, keysName) }
 
-// loadSecrets reads or creates the keys of the data directory. It refuses keys that do not open the secrets in the database.
+// loadSecrets reads the keys of the data directory, or creates them. It returns an error if the keys do not open the secrets in the
+// database.
 func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error) {
 	if data == ":memory:" {
 		return newSecrets()
@@ -65,16 +66,18 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	return s, writeCheckValue(ctx, db, s)
 }
 
-// The check value is a fixed text that is sealed with the same keys as the webhook secrets in the database. It shows at the start whether
-// the database and the keys, which are in another file, belong together.
+// The check value is a fixed text in the database. It is sealed (encrypted) with the same keys as the webhook secrets there. When the
+// server starts, the check value shows whether the database and the keys, which are in another file, belong together.
 var (
 	checkValueKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
 	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a check value that the keys open. The parameter fresh says whether the keys were just
-// created. If the keys do not open the check value, or are fresh although the database has subscriptions, the error is of kind
-// fault.Conflict. A database that never had subscriptions fits any keys.
+// checkSealed reports whether the database has a check value that the keys open. The parameter fresh is true if the keys were just
+// created.
+//
+// If the keys do not open the check value, or if the keys are fresh although the database has subscriptions, the error is of kind
+// fault.Conflict. If the database never had subscriptions, any keys are accepted.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {
@@ -121,8 +124,8 @@ func newSecrets() (secrets, error) {
 	return s, nil
 }
 
-// checkWritable returns an error if the data directory is not writable. It names the reason, for example "permission denied",
-// because SQLite's own errors do not.
+// checkWritable returns an error with a reason, for example "permission denied", if the data directory is not writable. SQLite's own
+// errors do not name the reason.
 func checkWritable(data string) error {
 	probe, err := os.CreateTemp(data, "write-*")
 	if err != nil {
@@ -133,7 +136,7 @@ func checkWritable(data string) error {
 	return nil
 }
 
-// causeOf returns the cause of an error of a file operation, for example "permission denied".
+// causeOf returns the cause of an error of a file operation without the operation and the path, for example "permission denied".
 func causeOf(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -141,8 +144,8 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty. In
-// the second case, the server would otherwise silently start without its subscriptions and events.
+// checkDatabase returns an error if the data directory is not writable, or if it has keys but its database is missing or empty. In the
+// second case, a server would silently start without its subscriptions and events.
 func checkDatabase(data, path string) error {
 	if err := checkWritable(data); err != nil {
 		return err
@@ -177,7 +180,7 @@ func readKeysFile(data string) (content []byte, s secrets, err error) {
 	return content, s, nil
 }
 
-// writeSecrets replaces the keys file atomically, because a partly written file could not open any stored secret.
+// writeSecrets replaces the keys file atomically. A partly written file could not open any stored secret.
 func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -186,9 +189,9 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// lockKeys locks the keys of a data directory, so that a command can read, change and write them. Without the lock, a command
-// could replace the keys that another one has just written, and secrets sealed with a lost key can never be opened. A running
-// server does not need the lock, because it only reads the keys when it starts.
+// lockKeys locks the keys of a data directory, so that one command at a time reads, changes and writes them. Without the lock, two
+// commands could overwrite each other's keys, and secrets that are sealed with a lost key can never be opened. A running server does not
+// need the lock, because it only reads the keys when it starts.
 func lockKeys(data string) (unlock func(), err error) {
 	if _, err := readSecrets(data); err != nil {
 		return nil, err // return before a lock file is created
@@ -200,8 +203,8 @@ func lockKeys(data string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If the parameter on is false, it returns
-// nil, and webhooks have no v1a signature.
+// loadIdentity returns the server's own key for v1a signatures (see [secrets.Identity]). If the parameter on is false, it returns nil,
+// and webhooks get no v1a signature.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -213,10 +216,11 @@ func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	return webhook.NewIdentity(key), nil
 }
 
-// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. From then
-// on it seals new secrets with the new key, and still opens existing ones with the old keys. On AWS, where several processes
-// share the keyset, this takes two steps: first all processes must be able to open with the new key, and then they may seal with
-// it.
+// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. Then it seals new
+// secrets with the new key, and still opens existing ones with the old keys.
+//
+// On AWS, several processes share the keyset, so a rotation takes two steps there. First all processes must be able to open secrets with
+// the new key. Then they may seal secrets with it.
 func RotateKeys(data string) error { return rotateKeys(data, webhook.AddKey) }
 
 func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error {
@@ -239,9 +243,9 @@ func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error 
 	return writeSecrets(data, s)
 }
 
-// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with
-// which no other stored secret is sealed. It refuses a directory that a server uses. Earlier backups can still be restored, because
-// each backup contains the keys of its database.
+// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key that no stored
+// secret needs. It returns an error if a server uses the directory. Earlier backups can still be restored, because each backup contains
+// the keys for its database.
 func DropKeys(ctx context.Context, data string) (OldKeys, error) { return dropKeys(ctx, data, reseal) }
 
 // OldKeys counts the old keys that [DropKeys] removed, and the old keys that stored secrets still need.
@@ -269,7 +273,7 @@ func dropKeys(ctx context.Context, data string, reseal func(context.Context, sto
 	if _, err := checkSealed(ctx, db, s, false); err != nil {
 		return old, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
-	// Otherwise the check value would remain sealed with the first key, which could then never be removed.
+	// Seal the check value again, too. Otherwise the first key could never be removed.
 	if err := writeCheckValue(ctx, db, s); err != nil {
 		return old, err
 	}
@@ -289,7 +293,7 @@ func dropKeys(ctx context.Context, data string, reseal func(context.Context, sto
 	return old, writeSecrets(data, s)
 }
 
-// reseal seals each subscription secret with the newest key.
+// reseal seals the webhook secret of each subscription with the newest key.
 func reseal(ctx context.Context, db store.DB, s secrets) error {
 	opener, err := webhook.NewOpener(s.Private)
 	if err != nil {
@@ -309,9 +313,11 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns the text that finds the secrets in the database that were sealed with a key. The parameter prefix has the
-// first bytes of each of these secrets, and stored items contain secrets as base64. sealedText leaves out a last base64 character
-// to which the prefix contributes only some bits. For example, 5 bytes (40 bits) give 6 complete characters (36 bits).
+// sealedText returns a text that is part of each secret in the database that was sealed with a certain key. The parameter prefix has the
+// first bytes of these secrets, and stored items contain secrets as base64.
+//
+// sealedText leaves out the last base64 character if the prefix determines only some of its bits. For example, 5 bytes (40 bits)
+// determine 6 complete characters (36 bits).
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

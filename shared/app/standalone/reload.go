@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// files returns the catalogs and the configuration of the options. They are all files of the server, so applying them removes
-// stored catalogs that are not among them.
+// files returns the catalogs and the configuration of the options. They are all files of the server, so applying them removes all other
+// stored catalogs.
 func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError
@@ -38,13 +38,13 @@ func (o Options) files() (apply.Files, error) {
 	return f, nil
 }
 
-// Reload applies the catalogs and the configuration of the options. If a catalog is refused, Reload keeps all catalogs, but
-// still applies the configuration if it is valid with them. For example, a removed key must not stay valid because of an
-// error in a catalog.
+// Reload applies the catalogs and the configuration of the options. If a catalog is refused, Reload changes no catalog, but still applies
+// the configuration if it is valid with the present catalogs. For example, a removed key must stop working even if a catalog has an
+// error.
 //
-// Open streams are notified of changed catalogs and backends, and webhook subscriptions to event types that no longer exist
-// end. If a workspace loses its own catalog, its streams are notified once. To be notified of later changes of the shared
-// catalog, their clients have to reconnect.
+// Open streams are notified of changed catalogs and backends. Webhook subscriptions to event types that no longer exist end. If a
+// workspace loses its own catalog, its open streams are notified of this change, but not of later changes of the shared catalog. Their
+// clients have to reconnect first.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
 	if err == nil {
@@ -76,18 +76,17 @@ func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error 
 	return cmp.Or(err, before.CheckNotEmptied(now))
 }
 
-// applyConfig applies only the configuration. It is called after Reload has refused the options as a whole, for example because of an
-// invalid catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see
-// [Server.checkNotEmptied]).
+// applyConfig applies only the configuration. Reload calls it after it has refused the options as a whole, for example because of an
+// invalid catalog. applyConfig keeps the current configuration if the new one is invalid or empty (see [Server.checkNotEmptied]).
 //
-// It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would fail and
-// all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
+// It also keeps the current configuration if callers need keys but the file has no section for them. Otherwise all calls would fail and
+// all webhook subscriptions would end. A file in which that section is an empty list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return
 	}
-	// AllowBreaking skips the check for subscriptions that the catalogs would end. It is safe here, because no catalog is
-	// applied.
+	// AllowBreaking skips the check for subscriptions that the catalogs would end. That is safe here, because this call applies no
+	// catalog.
 	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -97,14 +96,15 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// isRefusal reports whether err means that the settings are invalid, and not that reading or writing them failed.
+// isRefusal reports whether err says that the settings are invalid, and not that the server could not read or write them.
 func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused decides whether the server starts although its settings were refused, and returns nil if so. With
-// [Options.LastSettings], the server starts with the previous settings if the store has some that this version can read. Otherwise
-// startRefused returns an error. The parameter refused is the reason for the refusal, or nil if the settings were accepted.
+// startRefused decides whether the server starts although its settings were refused. It returns nil if the server starts. That is the
+// case if [Options.LastSettings] is true and the store has previous settings that this version can read.
+//
+// The parameter refused is the reason for the refusal, or nil if the settings were accepted.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused
@@ -132,7 +132,7 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 	return nil
 }
 
-// apply stores the files, makes this process use them, and notifies open streams.
+// apply stores the files, makes this process use them, and notifies the open streams.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.CountEndings, Check: func(ctx context.Context, c *config.Config) error {
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
@@ -151,8 +151,8 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
-// logBusSources logs a warning for each source of an AWS service, because only a deployment on AWS has the inbox queue. The source is not
-// refused, so that one file can be used in both places.
+// logBusSources logs a warning for each source that receives messages of AWS services, because only a deployment on AWS has the inbox
+// queue for them. Such a source is not refused, so that an operator can use one file on AWS and on a stand-alone server.
 func (s *Server) logBusSources(f apply.Files) {
 	if f.Config == nil {
 		return

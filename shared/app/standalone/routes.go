@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// newRoutes returns the handler of all paths except the admin API and the console.
+// newRoutes returns the handler for all paths except the paths of the admin API and the console.
 func (s *Server) newRoutes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)
@@ -37,7 +37,7 @@ func (s *Server) newRoutes(publishing app.Publishing, identity *webhook.Identity
 	return mux
 }
 
-// healthz responds with 503 if the server cannot write to its store.
+// healthz handles GET /healthz. It responds with 503 if the server cannot write to its store.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := s.db.Engine().Health(); err != nil {
@@ -48,8 +48,8 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }
 
-// readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
-// the keys, because the server does not start without them.
+// readyz handles GET /readyz. It responds with 200 if the server can write to the store and read the queues. It does not check the keys,
+// because the server does not start without them.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	responder := httpjson.Responder{Log: s.core.Log}
 	responder.Serve(w, r, http.StatusOK, func() (any, error) {

@@ -1,8 +1,8 @@
 // Package standalone runs the whole product in one process, with its state in one SQLite file. Package app creates the roles, such as
-// fanout and dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them. Only one process
-// at a time may use a data directory.
+// fanout and dispatch. On AWS each role is a Lambda function, and here goroutines run them. Only one process at a time may use a data
+// directory.
 //
-// Read [New] first, then [Server.build], which connects the roles, and [Server.run], which starts the workers.
+// Read [New] first. Then read [Server.build], which connects the roles, and [Server.run], which starts the workers.
 package standalone
 
 import (
@@ -45,40 +45,42 @@ import (
 
 // Options configure a server.
 type Options struct {
-	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the server does
-	// not listen. Then the program serves [Server.Handler] itself, and is responsible for restricting access to it.
+	// Addr is the address on which the server listens. With [auth.ModeNone] it must be a loopback address. If it is empty, the server
+	// does not listen. The program then serves [Server.Handler] itself, and must restrict the access to it.
 	Addr string
 	// Data is the directory of the database and the keys. The server creates it if necessary. With ":memory:", all data is
 	// lost when the process ends.
 	Data string
-	// Catalog declares the event types, in YAML. CatalogName is the file's name in error messages, by default catalog.yaml.
+	// Catalog is the catalog of event types, in YAML. CatalogName is the catalog's file name in error messages. The default is
+	// catalog.yaml.
 	Catalog     []byte
 	CatalogName string
 	// Workspaces has the catalogs of workspaces with a catalog of their own. All other workspaces use Catalog.
 	Workspaces map[string]*catalog.Catalog
 	// Config has the API keys, backends and sources. It may be nil.
 	Config *config.Config
-	// Upstream is the program's own MCP server, which becomes a backend in this process. It speaks Streamable HTTP of any
-	// revision, and receives its requests at the path /mcp. Only callers of the default workspace see its tools, prompts and
-	// resources, together with the events. Requests to it carry no credentials, because the server has already authenticated
-	// the caller.
+	// Upstream is the program's own MCP server. It becomes a backend of the gateway in this process. It speaks Streamable HTTP of any
+	// revision, and receives its requests at the path /mcp. Requests to it carry no credentials, because the server has already
+	// authenticated the caller.
+	//
+	// Only callers of the default workspace see its tools, prompts and resources.
 	Upstream http.Handler
 	// Auth is how callers are authenticated, by default [auth.ModeNone].
 	Auth auth.Mode
-	// AllowBreaking accepts catalogs that end live subscriptions. Otherwise they are refused.
+	// AllowBreaking accepts catalogs that end live subscriptions. Without it, such catalogs are refused.
 	AllowBreaking bool
-	// SettingsError is set by a program that could not read the catalogs or the configuration. [New] and [Server.Reload] then
-	// treat these settings as refused, with this error as the reason.
+	// SettingsError is the reason why the program could not read the catalogs or the configuration. If it is set, [New] and
+	// [Server.Reload] treat these settings as refused.
 	SettingsError error
-	// LastSettings lets the server start with the previous catalogs and configuration, which are in the data directory, if
-	// the new ones are refused. The server then logs the reason, and reports it in GET /readyz and in a metric until
-	// [Server.Reload] succeeds. Without LastSettings, New fails.
+	// LastSettings lets the server start although the catalogs or the configuration were refused. It then uses the previous ones, which
+	// are in the data directory. It logs the reason, and reports it in GET /readyz and in a metric until [Server.Reload] succeeds.
+	// Without LastSettings, New returns an error.
 	LastSettings bool
-	// Limits are all other settings, which correspond to the flags of the command serve. The zero value means [DefaultLimits].
-	// To change some settings, start from DefaultLimits().
+	// Limits are all other settings. Each setting corresponds to a flag of the command serve. The zero value means [DefaultLimits]. To
+	// change some settings, change the result of DefaultLimits.
 	Limits config.Limits
-	// AdminAddr is a separate address for the admin API and the console. With [auth.ModeNone] it must be a loopback address.
-	// If it is empty, they are served at Addr.
+	// AdminAddr is an address for the admin API and the console alone. With [auth.ModeNone] it must be a loopback address. If it is
+	// empty, they are served at Addr.
 	AdminAddr string
 	// Metrics are readers that receive the same metrics as GET /metrics, for example a periodic exporter of OpenTelemetry. The
 	// program that passes them shuts them down.
@@ -86,9 +88,9 @@ type Options struct {
 	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
 	// that passes it shuts it down.
 	Traces oteltrace.TracerProvider
-	// SpansNotSent, if set, counts the lost spans of Traces in the server's metrics.
+	// SpansNotSent counts the spans that Traces has lost, for a metric of the server. It may be nil.
 	SpansNotSent *metric.Tally
-	// Log is [slog.Default] if it is nil.
+	// Log receives the server's log messages. If it is nil, the server uses [slog.Default].
 	Log *slog.Logger
 }
 
@@ -103,7 +105,7 @@ type Accepted = publish.Accepted
 
 // Server is a running server. [New] starts it and [Server.Shutdown] ends it. Its methods may be called concurrently.
 type Server struct {
-	// URL is the server's URL without a path. It is empty if the server does not listen.
+	// URL is the server's URL without a path, for example http://127.0.0.1:8080. It is empty if the server does not listen.
 	URL string
 	// AdminURL is the URL of the admin API without its path.
 	AdminURL string
@@ -168,8 +170,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		s.undo = append(s.undo, func() { _ = s.upstream.Shutdown(ctx) })
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	// Do everything that can fail before the first worker starts. Listen before building the roles, because the sender refuses webhooks to
-	// the server's own address. Apply the settings after building the roles, because a changed catalog can end subscriptions.
+	// Do everything that can fail before the first worker starts. Listen before the roles are built, because the sender of webhooks must
+	// know the server's own address, to which it sends none. Apply the settings after the roles are built, because a changed catalog can
+	// end subscriptions.
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -210,7 +213,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	return s, nil
 }
 
-// complete fills in defaults, and refuses options that are missing or out of range.
+// complete fills in the defaults of the options. It returns an error if an option is missing or out of range.
 func (o *Options) complete() error {
 	o.Log, o.Auth = cmp.Or(o.Log, slog.Default()), cmp.Or(o.Auth, auth.ModeNone)
 	if reflect.ValueOf(o.Limits).IsZero() {
@@ -239,7 +242,8 @@ func (o *Options) complete() error {
 	return auth.CheckListen(o.Addr, o.Auth)
 }
 
-// httpServer limits the time for everything except request bodies and responses, which boundBodies and connections limit.
+// httpServer returns an HTTP server with time limits for request headers and idle connections. boundBodies limits the time for request
+// bodies, and connections limits the time for responses.
 func (s *Server) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -247,9 +251,10 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// Handler returns the handler of all paths, including /admin and /console unless they have an address of their own. It logs an
-// error if responses cannot be flushed, because the clients of streams would then wait forever. After the end of the server it answers
-// all requests with 503.
+// Handler returns the handler of all paths, including /admin and /console unless they have an address of their own. After the end of the
+// server it responds to all requests with 503.
+//
+// If responses cannot be flushed, the handler logs an error, because the clients of streams would then wait forever.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.drained.Load() { // otherwise each request would log an error of the closed database
@@ -277,32 +282,32 @@ func canFlush(w http.ResponseWriter) bool {
 	}
 }
 
-// Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication,
-// the workspace is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its
-// errors.
+// Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication, the
+// workspace is "default". Publish returns when the events are on disk. The kinds of its errors are listed at [publish.Service.Accept].
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if !auth.ValidWorkspace(workspace) { // no client could subscribe to events of such a workspace
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
-	// Do not apply the quota publish-rate. It protects the server from its callers, but here the caller is the program that
-	// contains the server.
+	// Do not apply the quota publish-rate. It protects the server from other programs, but here the caller is the program that contains
+	// the server.
 	return s.publisher.WithoutQuota().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
-// Served returns a channel that receives the error if a listener fails before [Server.Shutdown].
+// Served returns a channel that receives an error if a listener fails before [Server.Shutdown] is called.
 func (s *Server) Served() <-chan error { return s.served }
 
-// serve serves the requests of a listener until Shutdown, or until the listener fails.
+// serve serves the requests that arrive at a listener until Shutdown is called or the listener fails.
 func (s *Server) serve(server *http.Server, l net.Listener) {
 	if err := server.Serve(l); err != http.ErrServerClosed {
 		s.served <- err
 	}
 }
 
-// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay
-// in the store. If ctx ends first, Shutdown cancels the running deliveries, which the server repeats after its next start, and
-// returns the error of ctx within a few seconds. It also returns an error if the store cannot be closed. Further calls wait
-// for the first one and return the same error.
+// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay in the
+// store. Further calls of Shutdown wait for the first one and return the same error.
+//
+// If ctx ends first, Shutdown cancels the running deliveries, and returns the error of ctx within a few seconds. The server repeats these
+// deliveries after its next start. Shutdown also returns an error if the store cannot be closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
 	return s.ended
@@ -341,7 +346,7 @@ func (s *Server) drain(ctx context.Context) error {
 	s.commands.Close(ctx)
 	s.backends.Flush()
 	s.drained.Store(true)
-	// Close cancels the contexts of handlers that still run, and waits a few seconds for them before the database is closed. A
+	// Close cancels the contexts of the message handlers that still run, and waits a few seconds for them. Then the database is closed. A
 	// handler that ignores the cancellation gets an error from the closed database.
 	closing := s.queues.Close()
 	select {
@@ -365,8 +370,8 @@ func listenTCP(addr, what string) (net.Listener, error) {
 	return listener, fault.Wrap(fault.Unavailable, err, "%s", what)
 }
 
-// listen opens the main listener, or returns nil if addr is empty. The listener accepts fewer connections if adminAddr is not
-// empty, so that the process has file descriptors left for connections to adminAddr.
+// listen opens the main listener, or returns nil if the parameter addr is empty. If adminAddr is not empty, the main listener accepts
+// fewer connections, so that file descriptors are left for connections to adminAddr.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

@@ -11,10 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// upstreamName is the name of the backend in logs, metrics and the admin API.
+// upstreamName is the name of the backend [Options.Upstream] in logs, metrics and the admin API.
 const upstreamName = "upstream"
 
-// ownBackends returns the backend that [Options.Upstream] becomes.
+// ownBackends returns a list with the backend [Options.Upstream], or an empty list if the program has no MCP server of its own.
 func (s *Server) ownBackends() []api.Backend {
 	if s.upstream == nil {
 		return nil
@@ -24,7 +24,7 @@ func (s *Server) ownBackends() []api.Backend {
 	}}
 }
 
-// backendClient returns the HTTP client for all backends. Requests to [Options.Upstream] and to commands need no network connection.
+// backendClient returns the HTTP client for requests to backends. Requests to [Options.Upstream] and to commands do not use the network.
 func (s *Server) backendClient() *http.Client {
 	client := upstream.NewHTTP()
 	if s.upstream != nil {
@@ -34,7 +34,7 @@ func (s *Server) backendClient() *http.Client {
 	return client
 }
 
-// checkNames refuses a configuration in which a backend has the same name as [Options.Upstream].
+// checkNames returns an error if a backend in the configuration has the same name as the backend [Options.Upstream].
 func (s *Server) checkNames(c *config.Config) error {
 	for _, own := range s.ownBackends() {
 		for _, b := range c.Backends {

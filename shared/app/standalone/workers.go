@@ -9,50 +9,51 @@ import (
 )
 
 const (
-	// attemptPatience is how long the dispatcher waits for a slow endpoint when it sends an event for the first time. After that,
-	// the attempt continues in the background. If too many attempts already do so, the slow lane, which has workers of its own,
-	// repeats it.
+	// attemptPatience is how long the dispatcher waits for a slow endpoint when it sends an event for the first time. After that time,
+	// the attempt continues in the background. If too many attempts are already in the background, the slow lane repeats the attempt. The
+	// slow lane is a queue with workers of its own.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
-	// pageWorkers is the number of batches of page tasks that are handled concurrently. A page task sends events to a range of
-	// subscribers. The number is large because a batch may wait several seconds for slow endpoints. At most pagesPerGroup workers handle
-	// page tasks of the same pattern, or of the same busy endpoint, so that there are workers left for others.
+	// pageWorkers is the number of workers for page tasks. A page task sends events to a range of subscribers, and may wait several
+	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
+	// that workers are left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the
-	// database. attemptBytes limits the total size of the events in running attempts. Without these limits, large payloads would need
-	// much memory, because each payload is copied several times.
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the database.
+	// attemptBytes limits the total size of the events in running attempts. Both are needed because the server copies a payload several
+	// times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
-	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that an idle server does
+	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that a server without work does
 	// not write to the disk.
 	savePositions = time.Hour
-	// replayEvery is how often replays continue. Each time, a replay schedules its deliveries for the next few seconds. The interval is
-	// short because canceling a replay does not stop the deliveries that are already scheduled.
+	// replayEvery is how often a running replay schedules its next deliveries. Each time it schedules those for a few seconds only,
+	// because the cancellation of a replay does not stop scheduled deliveries.
 	replayEvery = 4 * time.Second
-	// callLogDelay is how long the log line of a call to a backend may be delayed, so that several lines are written together. If the
-	// process is killed, the delayed lines are lost.
+	// callLogDelay is how long the log line of a call to a backend may wait, so that several lines are written together. If the process
+	// is killed, waiting lines are lost.
 	callLogDelay = 100 * time.Millisecond
-	// streamLinger is how long the GET stream of a session with a backend stays open after a call, because a new connection with TLS takes
-	// several round trips.
+	// streamLinger is how long the gateway keeps the GET stream of its session with a backend open after a call. A new connection with
+	// TLS would take several round trips.
 	streamLinger = time.Minute
 )
 
-// attemptLimits are the numbers of concurrent attempts to send a webhook.
+// attemptLimits has the numbers of attempts to send a webhook that may run at the same time.
 type attemptLimits struct {
 	first    int // attempts to send an event for the first time, for at most attemptPatience
 	detached int // first attempts that continue in the background after attemptPatience
 	slow     int // attempts of the slow lane; a principal gets at most three quarters of them (see [queue.Outgoing.Owner])
 }
 
-// newAttemptLimits divides the connections to endpoints among the kinds of attempts. The parameter conns is the number of
-// connections. Attempts that take long become detached or go to the slow lane. Together they get at most half of the connections, so
-// that endpoints that hang leave the other half to new first attempts. With very few connections, first and slow attempts still get
-// at least one each.
+// newAttemptLimits divides the connections to endpoints among three kinds of attempts: first attempts, attempts in the slow lane, and
+// detached attempts, which continue in the background. The parameter conns is the number of connections.
+//
+// Slow and detached attempts together get at most half of the connections. So endpoints that hang leave the other half to first attempts.
+// With very few connections, first and slow attempts still get at least one each.
 func newAttemptLimits(conns int) attemptLimits {
 	return attemptLimits{first: min(256, max(1, conns/2)), detached: min(1024, conns/4), slow: min(512, max(1, conns/4))}
 }
 
-// run starts the workers. They stop at [Server.Shutdown]. They continue when ctx ends, which is the context of [New].
+// run starts the workers. They run until [Server.Shutdown] is called, even if ctx, the context of [New], ends before.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})

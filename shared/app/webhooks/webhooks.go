@@ -1,5 +1,5 @@
-// Package webhooks has the constructors of the roles that deliver events to webhooks. It is separate from package app because Lambda
-// functions that do not import it are a third smaller.
+// Package webhooks has the constructors of the roles that deliver events to webhooks. It is separate from package app because the
+// binaries of functions without it are a third smaller.
 package webhooks
 
 import (
@@ -29,15 +29,15 @@ import (
 
 // SenderOptions configure [NewSender].
 type SenderOptions struct {
-	// OwnHost is the address on which this process listens. The sender refuses to send webhooks to it. It may be empty.
+	// OwnHost is the address on which this process listens. The sender sends no webhooks to this address. OwnHost may be empty.
 	OwnHost string
 	// Identity signs webhooks with the server's own key (v1a signatures of Standard Webhooks). It may be nil.
 	Identity *webhook.Identity
-	// ConnsPerHost limits the connections to one host; 0 is the default of package webhook.
+	// ConnsPerHost limits the number of connections to one host. If it is 0, the default of package webhook applies.
 	ConnsPerHost int
 }
 
-// NewSender returns the client that verifies and calls the endpoints of webhooks.
+// NewSender returns the sender, an HTTP client that verifies webhook endpoints and sends webhooks to them.
 func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
 	l := c.Limits
 	guard := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets}
@@ -60,7 +60,7 @@ type RegistrarOptions struct {
 	Cursors       *eventlog.Sealer
 }
 
-// NewRegistrar returns the register role, which creates subscriptions.
+// NewRegistrar returns the registrar, which creates webhook subscriptions.
 func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	l, verifications := c.Limits, c.Quota(quota.Verifications)
 	return &subscription.Registrar{
@@ -78,7 +78,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	}
 }
 
-// NewFanout returns the fanout role, which appends events to the log and finds the matching subscriptions.
+// NewFanout returns the fanout, which appends events to the event log and finds the subscriptions that match them.
 func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer, Logger: c.Log}
 }
@@ -90,17 +90,17 @@ type DispatcherOptions struct {
 	Switches      *switches.Set
 	Sender        delivery.Poster
 	Opener        delivery.Opener
-	// Cursors returns the sealer, which encrypts the cursors in gap notices. With this cursor, a client can read the events that it
-	// missed.
+	// Cursors returns the sealer that encrypts the cursor in a gap notice. A gap notice tells a subscriber that it has missed events.
+	// With the cursor, the subscriber can read them.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
-	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
-	// subscriptions.
+	// Gate stops attempts for a subscription as soon as this process has ended the subscription. It is nil if subscriptions end in other
+	// processes.
 	Gate *delivery.Gate
-	// Options has only the fields that depend on the process, because NewDispatcher sets the others from the settings.
+	// Options has the fields that depend on the process. NewDispatcher sets the other fields from the settings.
 	Options delivery.Options
 }
 
-// NewDispatcher returns the dispatch role, which signs events and sends them to endpoints.
+// NewDispatcher returns the dispatcher, which signs events and sends them to webhook endpoints.
 func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	l, options := c.Limits, o.Options
 	options.Schedule, options.EventsSchedule = l.RetrySchedule, l.EventsSchedule
@@ -118,7 +118,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	})
 }
 
-// WatchEndpoints registers the metrics that count failing endpoints.
+// WatchEndpoints registers the metrics that count failing webhook endpoints.
 func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 	return errors.Join(
 		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
@@ -146,8 +146,8 @@ func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if no other process attempts
-// deliveries.
+// NewSwitches returns the switches with which people pause deliveries. The parameter alone is true if this is the only process that
+// attempts deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}
 }
@@ -158,12 +158,12 @@ type JobOptions struct {
 	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
-	// SaveEvery is how often the jobs save their progress, or 0 for each round.
+	// SaveEvery is how often the jobs save their progress. If it is 0, they save it after each round.
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that run every minute. On AWS, the function retry runs them, and also continues replays and reads the
-// inbox queue. A stand-alone server does these two more often, in other goroutines.
+// NewJobs returns the jobs of the retry role, which run every minute. On AWS, the function retry runs these jobs, continues replays, and
+// reads the inbox queue. A stand-alone server continues replays and reads the inbox queue more often, in other goroutines.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{

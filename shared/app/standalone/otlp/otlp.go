@@ -1,5 +1,5 @@
-// Package otlp makes a stand-alone server send its metrics and traces to a collector. It is separate from package standalone, so that
-// programs that do not need it do not contain the exporter.
+// Package otlp makes a stand-alone server send its metrics and traces to an OpenTelemetry collector. It is separate from package
+// standalone, so that programs without a collector do not contain the exporter.
 package otlp
 
 import (
@@ -35,8 +35,8 @@ func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error
 	return sdk.NewPeriodicReader(sender), nil
 }
 
-// Export adds exporters to the server options s, which send metrics and traces to the collector at s.Limits.OTLPEndpoint. When
-// the server has shut down, call end, which sends the remaining metrics and traces.
+// Export adds exporters to the server options s. They send metrics and traces to the collector at s.Limits.OTLPEndpoint. The caller must
+// call the function end after the server has shut down. It sends the remaining metrics and traces.
 func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
 	if err := s.Limits.Check(); err != nil {
 		return nil, err

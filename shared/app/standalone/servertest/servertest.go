@@ -24,17 +24,17 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// Patience limits how long a test waits.
+// Patience limits how long a test waits for an expected result.
 const Patience = 20 * time.Second
 
-// Caller describes the rights of a caller. In a map of callers, a caller's name is both its principal and its API key.
+// Caller describes the rights of a caller. Callers are in a map. A caller's key in the map is its principal, and also its API key.
 type Caller struct {
 	Workspace string
 	Scopes    string // separated by commas
 }
 
-// Options returns the options of a server that has the sample catalog and sends webhooks to any URL. If callers is nil, the server
-// does not authenticate callers.
+// Options returns the options of a server for tests. The server has the sample catalog and sends webhooks to any URL. If the parameter
+// callers is nil, the server does not authenticate callers.
 func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -52,7 +52,8 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with a key for each caller. The parameter more is the YAML text of its other sections.
+// Config returns a configuration with an API key for each caller. The parameter more is the YAML text of the other sections of the
+// configuration.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
@@ -88,8 +89,8 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe calls resources/subscriptions/register as the given principal, to receive the events of the URIs at the URL endpoint.
-// It returns the id of the subscription. The parameter url is the server's URL.
+// Subscribe calls resources/subscriptions/register as the given principal. The subscription sends the events of the URIs to the URL
+// endpoint. Subscribe returns the id of the subscription. The parameter url is the server's URL.
 func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -103,8 +104,8 @@ func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) st
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
 }
 
-// SubscribeEvents subscribes endpoint to the event type with the given name with events/subscribe, as the given principal. It
-// returns the id of the subscription. The endpoint must pass the challenge, for example with [Echo].
+// SubscribeEvents calls events/subscribe as the given principal. The subscription sends the events of the type with the given name to the
+// URL endpoint. SubscribeEvents returns the id of the subscription. The endpoint must pass the challenge, for example with [Echo].
 func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, arguments map[string]any) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -121,8 +122,8 @@ func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, argume
 	return got.ID
 }
 
-// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false and writes no
-// response.
+// Echo answers the challenge that a server sends to a new webhook endpoint, by repeating it. For any other request, Echo returns false
+// and writes no response.
 func Echo(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.Header.Get("Webhook-Id"), webhook.VerificationPrefix) {
 		return false
