@@ -456,11 +456,9 @@ func TestAFullDisk(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		// mostOften returns how often a healthy endpoint was sent one event at most.
 		mostOften := func() (most int) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
 			for _, url := range urls[1:] {
 				for id := range at {
-					most = max(most, len(w.attempts[id+" "+url]))
+					most = max(most, w.count(id, url))
 				}
 			}
 			return most

@@ -98,7 +98,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 				if url == sub.Target.URL {
 					want = 0
 				}
-				expect.Equal(t, "the attempts to "+url, len(w.attempts["e0 "+url]), want)
+				expect.Equal(t, "the attempts to "+url, w.count("e0", url), want)
 			}
 			expect.Equal(t, "visible dead letters", expect.Value(w.queued.Depth(w.t.Context(), queue.Dead))(t).Visible, 1)
 		})
@@ -119,7 +119,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 					want = 0
 				}
 				for id := range at {
-					expect.Equal(t, "the attempts of "+id+" to "+url, len(w.attempts[id+" "+url]), want)
+					expect.Equal(t, "the attempts of "+id+" to "+url, w.count(id, url), want)
 				}
 			}
 			dead := w.dead(t)
@@ -281,11 +281,6 @@ func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
 				var workers sync.WaitGroup
 				w.consume(ctx, &workers, queue.Slow, d.HandleSingles, queue.ConsumeOptions{Batch: 100, Concurrency: 1, Visibility: 58 * time.Second})
 				events := someEvents(3, 60)
-				attempts := func(id string) int {
-					w.mu.Lock()
-					defer w.mu.Unlock()
-					return len(w.attempts[id+" "+url])
-				}
 				for range 3 {
 					w.timePage(d, sub, events[0])
 				}
@@ -293,9 +288,9 @@ func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
 				expect.Equal(t, "the time of the page", w.timePage(d, sub, events[1]), c.pages)
 				time.Sleep(time.Second)
 				w.timePage(d, sub, events[2])
-				expect.Equal(t, "the attempts of the next page", attempts("e2"), c.next)
+				expect.Equal(t, "the attempts of the next page", w.count("e2", url), c.next)
 				time.Sleep(time.Minute)
-				expect.Equal(t, "the attempts for the late event", attempts("e1"), c.attempts)
+				expect.Equal(t, "the attempts for the late event", w.count("e1", url), c.attempts)
 				for _, e := range events {
 					if _, arrived := w.arrived[url][e.ID]; !arrived || w.storedDelivery(sub.ID, e.ID) != nil {
 						t.Errorf("%s: arrived %v, stored %+v, want it arrived and not stored", e.ID, arrived, w.storedDelivery(sub.ID, e.ID))

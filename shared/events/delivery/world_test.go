@@ -280,6 +280,13 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 	return latest
 }
 
+// count returns the number of attempts to send an event to an endpoint.
+func (w *world) count(id, url string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.attempts[id+" "+url])
+}
+
 // attemptsTo returns the times of the attempts to an endpoint, in order.
 func (w *world) attemptsTo(url string) (all []time.Time) {
 	w.mu.Lock()
