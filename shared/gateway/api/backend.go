@@ -17,34 +17,38 @@ import (
 type Backend struct {
 	// Name is unique in the workspace. It has up to 64 letters, digits, - and _.
 	Name string
-	// URL is the MCP endpoint of the backend, http or https. For a backend with a Command, it is [Command.URL].
+	// URL is the http or https URL of the backend's MCP endpoint. For a backend with a Command, it is the internal address from
+	// [Command.URL].
 	URL string
-	// Command is the program to run for the backend, or nil if the backend has an endpoint.
+	// Command is the program to run for the backend, or nil if the backend has an HTTP endpoint.
 	Command *Command
-	// Prefix goes before the names of the backend's tools and prompts, e.g. "gh_". It may be empty.
+	// Prefix goes before the names of the backend's tools and prompts, for example "gh_". It may be empty.
 	Prefix    string
 	Workspace string // by default the workspace "default"
 	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
 	Scopes []string
-	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's own
-	// names, without the prefix. The rules for resources are also matched against the text of resource templates, such as file:///{path}.
+	// Tools, Prompts and Resources are rules that say which tools, prompts and resources callers may use. The rules contain URIs, or the
+	// backend's own names without the prefix. The rules for resources also apply to the text of resource templates, such as
+	// file:///{path}.
 	Tools, Prompts, Resources rules.Rules
-	// Extensions says which of the backend's extensions callers may use, by identifier.
+	// Extensions has rules that say which of the backend's extensions callers may use. The rules contain the extensions' identifiers.
 	Extensions      rules.Rules
 	ProtocolVersion string // a revision of MCP, or [AutoVersion]
-	// Headers are sent with each request. If the backend acts for callers (see [Backend.ActsForCallers]), requests of a caller
-	// never carry a configured Authorization header.
+	// Headers are sent with each request to the backend. If the backend acts for callers (see [Backend.ActsForCallers]), requests on
+	// behalf of a caller leave out the Authorization header among them.
 	Headers map[string]secret.Value
 	OAuth   *OAuth // may be nil
-	// ForwardToken sends the caller's own token, if there is one, with calls. It is off by default, because a backend that has the token
-	// can act as the caller. If the configuration has no OAuth and no Authorization header, requests for lists carry the token, too.
+	// ForwardToken makes the gateway send the caller's own token with calls. It is off by default, because a backend that has the token
+	// can act as the caller. If the configuration has no OAuth and no Authorization header, requests for the backend's lists also carry
+	// the token.
 	ForwardToken bool
-	// Exchange exchanges the caller's token for another one, which the gateway then sends where ForwardToken would send the caller's own.
-	// It may be nil.
+	// Exchange makes the gateway exchange the caller's token for another one at an authorization server, and send that one to the
+	// backend. It may be nil.
 	Exchange *Exchange
 }
 
-// ActsForCallers reports whether calls carry credentials of the caller: the caller's token, or one that was issued in exchange for it.
+// ActsForCallers reports whether calls to the backend carry credentials of the caller: the caller's token, or a token that was issued in
+// exchange for it.
 func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
 // EventTypes returns the prefix and the scopes of the backend's event types, and whether the backend acts for its callers.
@@ -65,10 +69,11 @@ type Exchange struct {
 	OAuth
 	// Audience and Resource tell the authorization server which backend the token is for. One of them may be empty.
 	Audience, Resource string
-	// SecretInBody sends the client secret in the request body (client_secret_post) instead of a header (client_secret_basic).
+	// SecretInBody makes the gateway send the client secret in the request body (client_secret_post) instead of a header
+	// (client_secret_basic).
 	SecretInBody bool
-	// ClientKey is a private key, as PEM or JWK, with which the gateway authenticates itself instead of with a secret (private_key_jwt).
-	// KeyID is its id at the authorization server, by default the one in the JWK. Issuer identifies the authorization server.
+	// ClientKey is a private key, as PEM or JWK. The gateway authenticates itself to the authorization server with this key instead of a
+	// secret (private_key_jwt). KeyID is the key's id at that server, by default the one in the JWK, and Issuer identifies the server.
 	ClientKey     secret.Value
 	KeyID, Issuer string
 }
@@ -76,35 +81,35 @@ type Exchange struct {
 // Signs reports whether the gateway authenticates itself with ClientKey.
 func (x *Exchange) Signs() bool { return x.ClientKey.IsReference() }
 
-// Rules returns the backend's rules by their names in the configuration, e.g. "tools". It leaves out rules that permit everything.
+// Rules returns the backend's rules by their names in the configuration, for example "tools". It leaves out rules that permit everything.
 func (b Backend) Rules() map[string]rules.Rules {
 	all := map[string]rules.Rules{"tools": b.Tools, "prompts": b.Prompts, "resources": b.Resources, "extensions": b.Extensions}
 	maps.DeleteFunc(all, func(_ string, r rules.Rules) bool { return r.Empty() })
 	return all
 }
 
-// AutoVersion lets the gateway find out the protocol version of a backend.
+// AutoVersion is the value of [Backend.ProtocolVersion] for a backend that the gateway asks for its MCP revision.
 const AutoVersion = "auto"
 
-// ProtocolVersions lists the revisions that a backend may be pinned to.
+// ProtocolVersions lists the MCP revisions that the configuration may set for a backend.
 func ProtocolVersions() []string {
 	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
 }
 
 // Command is the program of a backend that speaks MCP over standard input and output. Only a stand-alone server runs commands.
 type Command struct {
-	// Args has the program and its arguments. They are visible to other processes of the machine, so secrets belong into Env.
+	// Args has the program and its arguments. Other processes of the machine can see them, so secrets belong in Env.
 	Args []string
-	// Env is the environment. Of the server's own environment, the command inherits only PATH and HOME.
+	// Env has the command's environment variables. From the server's own environment, the command inherits only PATH and HOME.
 	Env map[string]secret.Value
 	Dir string // the working directory; empty means the server's
 	// MemoryMiB limits the memory of each process of the command (RLIMIT_DATA); 0 means [DefaultMemoryMiB].
 	MemoryMiB int
-	// Idle is how long a process may be unused before the server stops it; 0 means [DefaultIdle].
+	// Idle is how long a process of the command may be unused before the server stops it; 0 means [DefaultIdle].
 	Idle time.Duration
 }
 
-// Defaults of [Command].
+// Default values for fields of [Command].
 const (
 	DefaultMemoryMiB = 2048
 	DefaultIdle      = 10 * time.Minute

@@ -26,8 +26,8 @@ const (
 	Tasks
 	// Extensions has no list. A call of this kind names a method.
 	Extensions
-	// Events has a list only for backends that act for their callers. The event types of other backends are in the event catalog, where
-	// package relay stores them.
+	// Events has a list only for backends that act for their callers (see [Backend.ActsForCallers]). Package relay stores the event types
+	// of all other backends in the event catalog.
 	Events
 )
 
@@ -47,59 +47,60 @@ var kinds = [...]struct {
 	Events:     {"event type", spec.MethodEvents, "events", "name", spec.NoteEventsChange, true},
 }
 
-// String returns the word for one entry in error messages, e.g. "resource template".
+// String returns the word for one entry of this kind in error messages, for example "resource template".
 func (k Kind) String() string { return kinds[k].what }
 
-// Method returns the MCP method that reads the list.
+// Method returns the MCP method that reads a list of this kind, for example tools/list.
 func (k Kind) Method() string { return kinds[k].method }
 
-// Member returns the name of the result's member that holds the entries, e.g. "resourceTemplates".
+// Member returns the name of the result's member that holds the entries of the list, for example "resourceTemplates".
 func (k Kind) Member() string { return kinds[k].member }
 
-// Name returns the name of the member that identifies an entry, e.g. "uri".
+// Name returns the name of the member that identifies an entry in the list, for example "uri".
 func (k Kind) Name() string { return kinds[k].name }
 
-// ChangedMethod returns the method of the notification with which a backend reports that the list has changed.
+// ChangedMethod returns the method of the notification with which a backend reports that its list of this kind has changed.
 func (k Kind) ChangedMethod() string { return kinds[k].changed }
 
-// IsListChange reports whether a notification, given its method, reports a changed list of one of the [Kinds].
+// IsListChange reports whether notifications with this method report a change of a list of one of the [Kinds].
 func IsListChange(method string) bool {
 	return slices.ContainsFunc(Kinds, func(k Kind) bool { return k.ChangedMethod() == method })
 }
 
-// Prefixed reports whether names get the backend's prefix. URIs do not.
+// Prefixed reports whether the gateway puts the backend's prefix before the names of this kind. URIs get no prefix.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
-// LeftOut is stored instead of the hash of a backend's list when the backend did not respond, and a client therefore got the combined list
-// without the backend's entries. It differs from every hash. So when package relay can read the list again, it finds a change and announces
-// it, and the client reads the list again.
+// LeftOut is stored in place of the hash of a backend's list if the backend did not respond and a client therefore got a combined list
+// without its entries. LeftOut differs from every hash. So when package relay can read the backend's list again, it finds a change and
+// announces it, and the client reads the combined list again.
 const LeftOut = "!"
 
-// NewListHash returns the item with the hash of a backend's list, or with [LeftOut]. Each item gets a random version, so that a writer can
-// tell whether another process has replaced the item, even by an equal one.
+// NewListHash returns the item that stores the hash of a backend's list, or [LeftOut] in its place. Each item gets a random version, so
+// that a writer notices whether another process has replaced the item, even with the same hash.
 func NewListHash(key store.Key, hash []byte) store.Item {
 	return store.Item{Key: key, Value: hash, Version: rand.Int64()}
 }
 
-// Entry is one entry of the combined list.
+// Entry is one entry of the combined list of all backends, for example a tool.
 type Entry struct {
 	// Name is the name or URI that the client uses. It includes the backend's prefix unless it is a URI.
 	Name string
-	// JSON is the entry as the backend sent it, except for the name and the members of _meta that only the gateway may set.
+	// JSON is the entry as the backend sent it, with the prefix added to its name, and without the members of _meta that only the gateway
+	// may set.
 	JSON json.RawMessage
-	// Backend is the backend's name, and Own is the entry's name at the backend.
+	// Backend is the backend's name. Own is the entry's name or URI at the backend, without the prefix.
 	Backend, Own string
 }
 
-// ForVersion returns the entry as a client with the given revision of MCP can read it.
+// ForVersion returns the entry's JSON in a form that clients of the given MCP revision can read.
 func (e Entry) ForVersion(version spec.Version) json.RawMessage {
 	return translate.Tool(e.JSON, version)
 }
 
-// List combines the lists of a principal's backends, in the order of the configuration.
+// List is the combined list of the backends that a principal may use, in the order of the configuration.
 type List struct {
 	Entries []Entry
-	// Conflicts has the names of entries that were left out because another backend has the same name or owns the name's prefix.
+	// Conflicts has the names of entries that are not in the list because another backend has the same name or owns the name's prefix.
 	Conflicts []string
 	TTL       time.Duration // the minimum over all backends
 	Shared    bool          // the list is the same for all callers
@@ -112,14 +113,16 @@ type Part struct {
 	First, End int
 }
 
-// A cursor of a combined list describes the last returned entry by its backend, its position in the backend's list, and its name. If the
-// backend's list has changed since, the next page begins after this entry wherever it is now, or at the old position if the entry is
-// gone. Then there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
-// cursor would be worse, because most clients give up then.
+// The cursor of a page describes the last entry that the client got: the entry's backend, its position in the backend's list, and its
+// name. If the backend's list has changed since, the next page begins after that entry wherever it is now, or at the old position if the
+// entry is gone.
+//
+// So clients may miss entries or get them twice, which they have to expect (2026-07-28, Caching, Interaction with Pagination). Refusing
+// such a cursor would be worse, because most clients give up then.
 
-// Page returns a page of entries after the cursor, and the cursor of the next page, which is empty on the last page. The parameter most is
-// the maximum number of entries. An empty cursor means the beginning. The result ok is false if the cursor is malformed or its backend is
-// not in the list.
+// Page returns the entries after the cursor and the cursor of the next page. The parameter most is the maximum number of entries. An
+// empty cursor means the beginning, and an empty next means that there are no further pages. The result ok is false if the cursor is
+// malformed or its backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.indexAfter(cursor)
 	if !ok {
