@@ -1,17 +1,17 @@
-// Package backends is the gateway's set of backends: who may use each, which tools, prompts and resources it lists, and how to
-// authenticate to it.
+// Package backends has the set of configured backends. For each backend, it knows who may use it, which tools, prompts and resources it
+// lists, and how the gateway authenticates to it.
 //
 //	set.go            the backends of the configuration, and who may use them
 //	backend.go        one backend, with its clients and counters
 //	credentials.go    the headers and tokens of requests to it
 //	exchange.go       tokens issued in exchange for callers' tokens, and the key with which the gateway authenticates itself for that
-//	view.go           how long a backend's capabilities and lists are used
+//	view.go           how long a backend's capabilities and lists are cached
 //	callers.go        one view per caller, for backends whose lists depend on the caller
 //	fetch.go          the requests for capabilities and lists
 //	lists.go          the combined lists, and the search for a name or a URI in them
 //	extensions.go     the extensions that backends declare, and their methods
 //	subscriptions.go  subscriptions to resources, and the notification streams that they need
-//	followed.go       a backend as package relay sees it
+//	followed.go       the methods of a backend that package relay uses
 package backends
 
 import (
@@ -42,19 +42,20 @@ type Backend struct {
 	oauth    oauthTokens
 	tokens   exchanges
 	rules    map[api.Kind]rules.Set
-	// noStream is true if the relay has recorded that the backend has no notification stream. It is read at most once per second, because
-	// one listen request can name many resources.
+	// The value noStream is true if package relay has recorded that the backend has no notification stream. It is read from the store at
+	// most once per second, because one listen request can name many resources.
 	noStream *refresh.Value[bool]
 	changed  chan struct{} // receives when the subscriptions to the backend's resources may have changed
-	// The channel reported receives the methods of the list changes that the backend has reported within calls. The map reports limits the
-	// rate of these reports for each method; the map is never modified.
+	// The channel reported receives the notification method of each list change that the backend reports during a call. The map reports
+	// has a rate limit for each of these methods; the map is never modified.
 	reported chan string
 	reports  map[string]*reportRate
 
 	view    *View // the view that uses the operator's credentials
 	callers callers
 
-	// These limit how often the log reports that the backend fails. Otherwise each request to a failing backend could write a line.
+	// These limit how often the log says that requests to the backend fail. Otherwise each request to a failing backend could write a
+	// line.
 	logCapabilities rate.Sometimes
 	logExchange     rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
@@ -100,11 +101,11 @@ func newBackend(o *Options, c api.Backend) *Backend {
 // Place returns the workspace and the name of the backend.
 func (b *Backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
-// ServerID identifies the backend together with the server at its URL. If the operator puts another server behind the same name,
-// the new server must not receive the session ids and answers that were meant for the old one.
+// ServerID identifies the backend by its name and the server at its URL. If the operator puts another server behind the same name, the id
+// changes. So the new server does not receive session ids and answers that were meant for the old one.
 func (b *Backend) ServerID() string { return b.serverID }
 
-// EndSession ends a session at the backend. The token belongs to the caller that owns the session.
+// EndSession ends a session with the backend. The token is the Authorization header of the caller that owns the session.
 func (b *Backend) EndSession(ctx context.Context, token string, version spec.Version, id string) {
 	c := b.own
 	c.Credentials = credentials{Backend: b, token: token}.add
@@ -119,8 +120,8 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	notifies := func(name, what string) bool {
 		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
 	}
-	// Backends that follow the draft declare events in the member "events" of their capabilities. Backends that follow the Final version
-	// of SEP-3415 declare events as one of their extensions.
+	// Backends that follow an earlier draft of MCP Events declare events in the member "events" of their capabilities. Backends that
+	// follow the Final version (SEP-3415) declare events as one of their extensions.
 	events := jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.EventsExtension)
 	if events == nil {
 		events = jsonrpc.Member(capabilities, "events")
@@ -137,7 +138,8 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	}
 }
 
-// Reasons for dropping an entry of a backend's list. The set is small and fixed because the reason is a dimension of the metric.
+// Reasons for dropping an entry of a backend's list. The set is small and fixed because the reason is a dimension of the metric that
+// counts dropped entries.
 const (
 	dropNameless     = "an entry of a list without a name"
 	dropDeep         = "an entry of a list that is nested too deeply"

@@ -13,7 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// client returns the client for the view's requests. It uses the caller's token if each caller has a view.
+// client returns the client with which the view sends requests to the backend. If each caller has its own view, the requests carry the
+// caller's token.
 func (v *View) client() *upstream.Client {
 	if v.backend.OnlyForCallers() {
 		return v.backend.ClientFor(v.token)
@@ -32,13 +33,15 @@ func (b *Backend) ClientFor(token string) *upstream.Client {
 	return &c
 }
 
-// OnlyForCallers reports whether only callers have credentials for the backend, so that the gateway reads its lists with their tokens.
+// OnlyForCallers reports whether only callers have credentials for the backend, because the operator has configured none. The gateway
+// then reads even the backend's lists with callers' tokens.
 func (b *Backend) OnlyForCallers() bool {
 	_, fixed := b.Headers["Authorization"]
 	return b.ActsForCallers() && !fixed && b.OAuth == nil
 }
 
-// maxViews limits how many views a backend has in memory if each caller has its own. A new view then replaces another one.
+// maxViews limits the number of views in memory for a backend of which each caller has its own view. Beyond the limit, a new view
+// replaces another one.
 const maxViews = 256
 
 type callers struct {
@@ -46,8 +49,8 @@ type callers struct {
 	kept map[viewer]*View
 }
 
-// viewer identifies the caller of a view by principal and token, because another token of the same principal may have other permissions
-// (2026-07-28, Caching, Cache Scope).
+// viewer identifies a caller that has its own view of a backend. It contains the token, because another token of the same principal may
+// have other permissions (2026-07-28, Caching, Cache Scope).
 type viewer struct {
 	workspace, principal string
 	token                [sha256.Size]byte
@@ -64,7 +67,8 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view. Beyond maxViews, a new one replaces another one (old).
+// getOrCreate returns the client's view of the backend. If it has to create one and there are already maxViews, it removes another view
+// and returns that as old.
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -83,8 +87,8 @@ func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	return v, old
 }
 
-// evict removes and returns the least recently used view of the principal with the most views. So a principal that uses many tokens does
-// not remove the views of others. The caller holds the lock.
+// evict removes and returns the least recently used view of the principal that has the most views. So a principal that uses many tokens
+// does not remove the views of others. The caller holds the lock.
 func (cs *callers) evict() *View {
 	views := map[viewer]int{} // the number of views of each principal
 	holder := func(k viewer) viewer { return viewer{workspace: k.workspace, principal: k.principal} }

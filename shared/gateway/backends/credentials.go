@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// Secrets resolves a secret in a backend's settings.
+// Secrets is a function that returns the text of a secret in a backend's settings.
 type Secrets func(ctx context.Context, v secret.Value) (string, error)
 
 func (b *Backend) checkSecrets(ctx context.Context) error {
@@ -65,7 +65,7 @@ func (b *Backend) clientSecret(ctx context.Context, o *api.OAuth) (string, error
 	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
 }
 
-// oauthTokens caches the OAuth token of a backend.
+// oauthTokens caches the token that the gateway uses for a backend with the client credentials grant.
 type oauthTokens struct {
 	asking singleflight.Group
 	mu     sync.Mutex
@@ -75,12 +75,12 @@ type oauthTokens struct {
 	since  time.Time // when the latest token was issued
 }
 
-// minTokenLife is how long a token is used even if the backend refuses it. Without this limit, each call to a backend that
-// refuses every token would request a new token.
+// minTokenLife is the minimum time for which the gateway uses a token, even if the backend refuses it. Without this limit, each call to a
+// backend that refuses every token would request a new one.
 const minTokenLife = 10 * time.Second
 
-// dropOAuthToken makes the next request get a new token if the backend refused the current one. The token may have been revoked,
-// or have expired without the authorization server having announced when.
+// dropOAuthToken makes the next request get a new token. It has an effect only if h, the headers of a request that the backend refused,
+// contain the current token. The token may have been revoked, or may have expired without the authorization server having announced when.
 func (b *Backend) dropOAuthToken(h http.Header) {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
@@ -89,7 +89,7 @@ func (b *Backend) dropOAuthToken(h http.Header) {
 	}
 }
 
-// headerOf returns the Authorization header with a token. It also remembers the latest header, and since when it is in use, for
+// headerOf returns the Authorization header with the token. It also stores this header, and the time of its first use, for
 // [Backend.dropOAuthToken].
 func (o *oauthTokens) headerOf(t *oauth2.Token) string {
 	header := t.Type() + " " + t.AccessToken
@@ -101,13 +101,13 @@ func (o *oauthTokens) headerOf(t *oauth2.Token) string {
 	return header
 }
 
-// getOAuthToken returns a token from the client credentials grant, cached while it is valid.
+// getOAuthToken returns the Authorization header with a token from the client credentials grant. The token is cached while it is valid.
 func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 	secret, err := b.clientSecret(ctx, b.OAuth)
 	if err != nil {
 		return "", err
 	}
-	// Concurrent callers share one request, and each stops waiting when its own context ends.
+	// Concurrent callers share one request for a token, and each stops waiting when its own context ends.
 	source := b.tokenSource(secret)
 	asked := b.oauth.asking.DoChan(secret, func() (any, error) { return source.Token() })
 	select {
@@ -121,7 +121,7 @@ func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 	}
 }
 
-// withoutURL removes the URL from an error of net/http, because it may contain a secret.
+// withoutURL removes the URL from an error of net/http, because the URL may contain a secret.
 func withoutURL(err error) error {
 	if named, ok := errors.AsType[*url.Error](err); ok {
 		return named.Err
@@ -140,15 +140,16 @@ func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	return b.oauth.source
 }
 
-// tokenContext returns a context for requests of package oauth2 to a token endpoint. It carries an HTTP client that has a timeout and, so
-// that no secret goes elsewhere, does not follow redirects.
+// tokenContext returns a context for package oauth2's requests to a token endpoint. Its HTTP client has a timeout and does not follow
+// redirects, so that secrets go only to the configured server.
 func (b *Backend) tokenContext() context.Context {
 	client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
 	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
-// credentials adds the operator's headers and the Authorization header to requests to a backend. The token is empty unless the
-// request is made for a caller who sent one.
+// credentials adds headers to requests to a backend: the operator's configured headers, and an Authorization header. The field token is
+// the Authorization header of the caller for whom the request is made. It is empty if there is no such caller, or if the caller sent
+// none.
 type credentials struct {
 	*Backend
 	token string

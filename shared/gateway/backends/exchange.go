@@ -35,9 +35,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
-// With [api.Exchange], the gateway calls the backend with a separate token for each caller. The authorization server issues it in exchange
-// for the caller's token (RFC 8693), so the backend never sees the latter. The gateway has checked the caller's token before. Therefore an
-// exchange fails only if the authorization server is stricter than the gateway, or if it is down.
+// With [api.Exchange], the gateway calls the backend with a separate token for each caller. An authorization server issues it in exchange
+// for the caller's token (RFC 8693), so that the backend never sees the caller's token. The gateway has checked the caller's token
+// before. So an exchange fails only if the authorization server is stricter than the gateway, or is down.
 
 const (
 	grantExchange = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -46,7 +46,7 @@ const (
 	// maxExchanged limits the cached outcomes of token exchanges per backend. maxToken limits the size of a token in bytes.
 	maxExchanged = 1024
 	maxToken     = 16 << 10
-	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
+	// expiryMargin is how long before a token's expiry the gateway stops using the token, because requests take time and clocks differ.
 	expiryMargin = 10 * time.Second
 	unstatedLife = time.Minute // how long the gateway uses a token without an expires_in
 	// refusedFor and failedFor are pauses after a failed token exchange, before the gateway asks the authorization server again.
@@ -61,7 +61,7 @@ const (
 // subject is the hash of a caller's token.
 type subject [sha256.Size]byte
 
-// exchanged is the outcome of a token exchange: the Authorization header for the backend, or an error.
+// exchanged is the outcome of a token exchange: the Authorization header for requests to the backend, or an error.
 type exchanged struct {
 	header string
 	err    error
@@ -80,8 +80,8 @@ func (b *Backend) noToken(kind fault.Kind, cause error, text string) *upstream.U
 	return &upstream.UnsentError{Fault: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), Cause: cause, NoToken: true}
 }
 
-// exchangeToken returns the Authorization header for requests to the backend. caller is the Authorization header of the caller. The error
-// is an [upstream.UnsentError].
+// exchangeToken returns the Authorization header for requests to the backend on behalf of a caller. The parameter caller is the caller's
+// own Authorization header. The error is an [upstream.UnsentError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
 	token, user, expires, ok := readToken(caller)
 	now := time.Now()
@@ -98,10 +98,10 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	if failed := b.tokens.failed.Load(); failed != nil && failed.forAll && now.Before(failed.until) {
 		return "", failed.err
 	}
-	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
+	// Concurrent calls of a caller share one token exchange, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
 		got := b.askExchange(token, user)
-		// Removes the monotonic clock reading, because that clock may stand still while Lambda has frozen the process.
+		// Remove the monotonic clock reading, because the monotonic clock may stand still while Lambda has frozen the process.
 		got.until = got.until.Round(0)
 		switch {
 		case got.err == nil:
@@ -123,8 +123,8 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	}
 }
 
-// readToken returns the token in a caller's Authorization header, the user that it names, and its expiry. It returns false if the token is
-// not a JWT that expires. It does not check the signature, because that happened when the caller was authenticated.
+// readToken returns the token in a caller's Authorization header, the user that the token names, and its expiry. The result ok is false
+// if the token is not a JWT with an expiry. The signature needs no check, because the caller has already been authenticated.
 func readToken(caller string) (token, user string, expires time.Time, ok bool) {
 	scheme, token, _ := strings.Cut(caller, " ")
 	token = strings.TrimSpace(token)
@@ -143,7 +143,7 @@ func readToken(caller string) (token, user string, expires time.Time, ok bool) {
 	return token, claims.Iss + " " + claims.Sub, time.Unix(int64(claims.Exp), 0), true
 }
 
-// askExchange asks the authorization server to exchange a user's token. It also decides how long to keep the outcome.
+// askExchange asks the authorization server to exchange a user's token. It also decides for how long the outcome is cached.
 func (b *Backend) askExchange(token, user string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
@@ -171,13 +171,13 @@ func (b *Backend) askExchange(token, user string) exchanged {
 	return exchanged{err: e, until: now.Add(pause), user: user}
 }
 
-// tooLarge reports whether the authorization server answered 413, because the caller's token is too long for it.
+// tooLarge reports whether the authorization server refused a token exchange with status 413, because the caller's token is too long.
 func tooLarge(err error) bool {
 	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
 	return ok && refused.Response.StatusCode == http.StatusRequestEntityTooLarge
 }
 
-// requestExchange sends the request of RFC 8693, section 2.1.
+// requestExchange sends the token exchange request of RFC 8693, section 2.1.
 func (b *Backend) requestExchange(token string) (*oauth2.Token, error) {
 	x := b.Exchange
 	ctx := b.tokenContext()
@@ -205,7 +205,8 @@ func (b *Backend) requestExchange(token string) (*oauth2.Token, error) {
 	return config.Token(ctx)
 }
 
-// checkExchanged returns an error if an issued token cannot be sent to the backend, or is the caller's own token.
+// checkExchanged returns an error if the token that the authorization server issued cannot be sent to the backend, or is the caller's own
+// token.
 func checkExchanged(got *oauth2.Token, token string) error {
 	switch {
 	case !strings.EqualFold(got.TokenType, "Bearer"):
@@ -221,8 +222,8 @@ func checkExchanged(got *oauth2.Token, token string) error {
 // errorCode matches the error codes of RFC 6749, section 5.2. The gateway does not log other codes, because they might contain a token.
 var errorCode = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
-// judgeExchange returns the error for the caller, given the reason why the exchange failed. Texts of the authorization server are
-// dropped, because they may contain tokens.
+// judgeExchange returns the error that the caller gets if the token exchange failed with err. It leaves out texts of the authorization
+// server, because they may contain tokens.
 func (b *Backend) judgeExchange(err error) *upstream.UnsentError {
 	unavailable := func(cause error) *upstream.UnsentError {
 		return b.noToken(fault.Unavailable, cause, "the authorization server gives no tokens for backend %s now; try again")
@@ -248,8 +249,8 @@ func (b *Backend) judgeExchange(err error) *upstream.UnsentError {
 	return b.noToken(fault.Forbidden, cause, "the authorization server gives this caller no token for backend %s")
 }
 
-// tokenError explains why a caller cannot find a name: a backend that may have the name needs an exchanged token, and the gateway cannot
-// get one for the caller. It returns the error of the first such backend, or nil if no backend is the cause.
+// tokenError returns an error if a name may be missing only because a token exchange fails: a backend that may have the name needs an
+// exchanged token, and the gateway cannot get one for the caller. It returns the error of the first such backend, or nil.
 func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) error {
 	for _, v := range views {
 		b := v.backend
@@ -269,7 +270,8 @@ func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) 
 
 const (
 	assertionType = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-	// assertionJWT is the typ that the draft requires, so that an assertion cannot pass as a JWT with another purpose.
+	// assertionJWT is the typ of an assertion's header. The draft requires it, so that an assertion cannot pass as a JWT with another
+	// purpose.
 	assertionJWT  = "client-authentication+jwt"
 	assertionLife = time.Minute // the gateway signs one for each token request
 	minRSA        = 2048        // bits (RFC 7518, section 3.3)
@@ -293,7 +295,7 @@ func (b *Backend) addAssertion(ctx context.Context, params url.Values) error {
 	return nil
 }
 
-// clientSigner returns the signer of assertions. It reads the key each time, because the operator can replace it.
+// clientSigner returns a signer for assertions. It reads the private key each time, because the operator can replace the key.
 func (b *Backend) clientSigner(ctx context.Context) (jose.Signer, error) {
 	text, err := b.options.Secrets(ctx, b.Exchange.ClientKey)
 	var signer jose.Signer
@@ -303,7 +305,8 @@ func (b *Backend) clientSigner(ctx context.Context) (jose.Signer, error) {
 	return signer, fault.Wrap(fault.Invalid, err, "backend %s: clientKey", b.Name)
 }
 
-// newSigner returns a signer for a private key. id, if not empty, replaces the kid of a JWK. Errors never contain a part of the key.
+// newSigner returns a signer for the private key in text. The parameter id, if not empty, replaces the kid of a JWK. Errors never contain
+// a part of the key.
 func newSigner(text, id string) (jose.Signer, error) {
 	key, err := parseKey(text)
 	if err != nil {

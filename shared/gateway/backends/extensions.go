@@ -15,7 +15,7 @@ import (
 )
 
 // Extensions have an identifier with a prefix, for example com.example/catalog (SEP-2133). The specification does not say which methods
-// belong to an extension, so [hasMethod] follows the names that are in use.
+// belong to an extension, so [hasMethod] follows the method names of existing extensions.
 
 // Limits on the extensions that a backend can declare, because the gateway passes the declarations on to clients.
 const (
@@ -27,22 +27,22 @@ const (
 // extensionID matches an extension's identifier: a reverse domain name, a slash, and a name.
 var extensionID = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63}){0,8}/[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$`)
 
-// ownExtensions are extensions that the gateway does not pass on. It implements the first two itself. The others concern how the gateway
-// authenticates to the backend, which clients do not see.
+// ownExtensions lists extensions that the gateway does not pass on to clients. It implements the first two itself. The others concern
+// only how the gateway authenticates to the backend.
 var ownExtensions = []string{
 	spec.EventsExtension, spec.TasksExtension,
 	"io.modelcontextprotocol/oauth-client-credentials", "io.modelcontextprotocol/enterprise-managed-authorization",
 }
 
-// reserved has the first parts of methods that belong to MCP itself or to extensions that the gateway implements, e.g. "tools". A backend
-// cannot take such methods over by declaring an extension like com.example/tools.
+// reserved has the first parts of methods that belong to MCP itself or to extensions that the gateway implements, for example "tools". A
+// backend cannot take over such methods by declaring an extension like com.example/tools.
 var reserved = []string{
 	"initialize", "ping", "server", "tools", "prompts", "resources", "completion", "logging", "sampling", "elicitation", "roots",
 	"subscriptions", "notifications", "events", "tasks", "conversation", "cancelled", "progress", "message", "initialized",
 }
 
-// parseExtensions returns the extensions that a backend declares. It leaves out [ownExtensions], extensions with our own prefix, malformed
-// ones, and the ones beyond the limits above.
+// parseExtensions returns the extensions that a backend declares, with their settings. It leaves out [ownExtensions], extensions with our
+// own prefix, malformed ones, and extensions beyond the limits, such as maxExtensions.
 func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 	var out map[string]json.RawMessage
 	for key, settings := range jsonrpc.Members(declared) {
@@ -77,16 +77,16 @@ func hasMethod(extension, method string) bool {
 	return ok && first == name
 }
 
-// splitMethod splits a method at its first slash, after it has removed "notifications/" from the beginning. It returns false if the method
+// splitMethod splits a method at its first slash, after it has removed a leading "notifications/". The result ok is false if the method
 // cannot belong to an extension of a backend.
 func splitMethod(method string) (first, rest string, ok bool) {
 	first, rest, _ = strings.Cut(strings.TrimPrefix(method, "notifications/"), "/")
 	return first, rest, rest != "" && len(method) <= maxName && !slices.Contains(reserved, first)
 }
 
-// Extends reports whether the backend declares an extension that has the method and that the principal may use. If the principal only lacks
-// a scope, the error says so. If several extensions of the backend have the method, the principal must be allowed to use all of them,
-// because the gateway does not know to which one the backend will attribute the call.
+// Extends reports whether the principal may call an extension's method at the backend. If the principal only lacks a scope, the error
+// says so. If several extensions of the backend have the method, the principal needs permission for all of them, because the gateway does
+// not know to which one the backend will attribute the call.
 func (v *View) Extends(p auth.Principal, info *ServerInfo, method string) (ok bool, err error) {
 	var needs []string
 	for id := range info.Extensions {
@@ -118,8 +118,8 @@ func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *Serve
 	}
 }
 
-// findMethod finds the backend that declares an extension with the method. The error is of kind fault.Conflict if several
-// backends do. If the client lacks a scope, findMethod returns the backend together with the error.
+// findMethod finds the backend that declares an extension with the method. If several backends do, the error is of kind fault.Conflict.
+// If the client lacks a scope, findMethod returns the backend together with the error.
 func (bs *Set) findMethod(ctx context.Context, c api.Client, method string) (found Entry, err error) {
 	err = unknownError(api.Extensions.String(), method)
 	if _, _, ok := splitMethod(method); !ok {

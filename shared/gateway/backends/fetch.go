@@ -23,8 +23,9 @@ type ServerInfo struct {
 	session string // the id of the gateway's own session with the backend; empty in 2026-07-28
 }
 
-// refreshInfo asks the backend for its capabilities. At a session-based backend, this takes a new session, and refreshInfo ends
-// the previous one. If another goroutine still uses that session, it gets an error and calls LoadInfo again.
+// refreshInfo asks the backend for its capabilities. A session-based backend sends them only at the start of a session, so refreshInfo
+// begins a new session and ends the previous one. If another goroutine still uses the previous session, it gets an error and calls
+// LoadInfo again.
 func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
@@ -76,9 +77,11 @@ func (v *View) newServerInfo(ctx context.Context, k upstream.Known) *ServerInfo 
 	return info
 }
 
-// fetchWithSession fetches a list. If the known revision and capabilities of the backend are older than infoAge, it first asks for them
-// again. It retries once with new capabilities, and thus a new session, if the backend has ended the session or seems to speak another
-// revision now. Some backends do not report that a session has ended, but end their answer without a response.
+// fetchWithSession fetches a list from the backend. If the known revision and capabilities are older than infoAge, it first asks for them
+// again. If the backend has ended the session or seems to speak another revision now, fetchWithSession asks for the capabilities again,
+// which begins a new session, and retries once.
+//
+// An answer without a response in a session also counts as an ended session, because some backends do not report the end in another way.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
@@ -86,7 +89,7 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 			return nil, err
 		}
 		if !info.Has(kind) {
-			// The backend has no such list. Look again after askAgain, when the capabilities may have changed.
+			// The backend has no list of this kind. Look again after askAgain, when its capabilities may have changed.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
 		list, err := v.fetchList(ctx, info, kind)
@@ -171,12 +174,12 @@ const (
 	// maxListDepth limits how deeply a backend's list may be nested. It is far above maxEntryDepth, so that the gateway can drop one entry
 	// that is nested too deeply and keep the rest of the list.
 	maxListDepth = 1000
-	// maxEntryDepth limits an entry so that clients accept the message that contains it. The message, its result and the list are three
-	// levels more.
+	// maxEntryDepth limits how deeply an entry may be nested, so that clients accept the message that contains the entry. The message,
+	// its result and the list add three levels.
 	maxEntryDepth = jsonrpc.MaxDepth - 3
 )
 
-// parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, it returns the reason.
+// parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, why is the reason.
 func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why string) {
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {
@@ -199,8 +202,8 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	return e, ""
 }
 
-// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction of
-// text. It checks all members with such a name, in any case, because clients differ in which of them they read.
+// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction of text. It
+// checks all members with such a name, in upper or lower case, because clients differ in which of them they read.
 func isPrintable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {

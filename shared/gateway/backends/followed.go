@@ -12,10 +12,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Package relay uses the methods in this file. They use the operator's credentials.
+// The methods in this file are for package relay. Their requests carry the operator's credentials.
 
-// Followed returns the backends that the relay should follow. It leaves out a command that is not running, because following would start
-// it, unless a client is subscribed to its events or resources. It returns the same pointer for a backend until its configuration changes.
+// Followed returns the backends whose notifications the relay should receive. It leaves out a command that is not running, because the
+// relay would start it, unless a client is subscribed to its events or resources. For each backend, Followed returns the same pointer
+// until the backend's configuration changes.
 func (bs *Set) Followed(ctx context.Context) (out []*Backend) {
 	for _, b := range bs.current(ctx) {
 		if !b.isDormant(ctx) {
@@ -25,8 +26,8 @@ func (bs *Set) Followed(ctx context.Context) (out []*Backend) {
 	return out
 }
 
-// isDormant reports whether the backend is a command that does not run and need not be started. If clients are subscribed to
-// events of the command, isDormant also records that it is in use, so that it keeps running between polls.
+// isDormant reports whether the backend is a command that is not running and need not be started. If clients are subscribed to events of
+// the command, isDormant also records that it is in use, so that it keeps running between requests for its events.
 func (b *Backend) isDormant(ctx context.Context) bool {
 	if b.Command == nil || b.options.Commands == nil {
 		return false
@@ -45,14 +46,14 @@ func (b *Backend) isDormant(ctx context.Context) bool {
 // Client returns the client for the gateway's own requests to the backend.
 func (b *Backend) Client() *upstream.Client { return &b.own }
 
-// Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
+// Ask asks the backend again for its revision and capabilities, because another server may run at its URL by now.
 func (b *Backend) Ask(ctx context.Context) (*ServerInfo, error) {
 	b.view.info.Expire(func(*ServerInfo) bool { return true })
 	return b.view.LoadInfo(ctx)
 }
 
-// Check returns an error unless the backend responds. To a session-based backend, it first sends a ping in the gateway's own
-// session, because a new session for each check would cost the backend more.
+// Check returns an error if the backend does not respond. To a session-based backend, it first sends a ping in the gateway's own session,
+// because a new session for each check would cost the backend more.
 func (b *Backend) Check(ctx context.Context) error {
 	if info, _ := b.view.info.Peek(); info != nil && !info.Version.Stateless() {
 		request := upstream.Request{Version: info.Version, Session: info.session}
@@ -73,8 +74,8 @@ func (b *Backend) Info(ctx context.Context) (*ServerInfo, error) {
 	return info, err
 }
 
-// Wanted returns the URIs of the backend's resources to which clients are subscribed, each with its subscribers' principals (hashed). The
-// channel of [Backend.Changed] receives when they may have changed.
+// Wanted returns the URIs of the backend's resources to which clients are subscribed, each with the hashes of its subscribers'
+// principals. The channel of [Backend.Changed] receives when the result may have changed.
 func (b *Backend) Wanted(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(b.Place())}
@@ -88,7 +89,8 @@ func (b *Backend) Wanted(ctx context.Context) (map[string][]string, error) {
 	return out, err
 }
 
-// SetNoStream records until the given time that the backend has no notification stream. If until is zero, it removes the record.
+// SetNoStream records in the store that the backend has no notification stream, until the given time. If until is zero, it removes the
+// record.
 func (b *Backend) SetNoStream(ctx context.Context, until time.Time) error {
 	op := store.Delete(noStreamKey(b.Place()))
 	if !until.IsZero() {
@@ -100,7 +102,8 @@ func (b *Backend) SetNoStream(ctx context.Context, until time.Time) error {
 // Changed returns a channel that receives when the result of [Backend.Wanted] may have changed.
 func (b *Backend) Changed() <-chan struct{} { return b.changed }
 
-// Reported returns a channel that receives the methods of the list changes that the backend has reported within calls of this process.
+// Reported returns a channel that receives the methods of notifications about changed lists. The backend has sent these notifications
+// within calls that this process handles.
 func (b *Backend) Reported() <-chan string { return b.reported }
 
 // Outdate makes the next [Backend.List] fetch the list again.

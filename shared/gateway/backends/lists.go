@@ -34,17 +34,18 @@ type Entry struct {
 	matches func(uri string) bool // whether a resource template matches a URI; nil for other entries
 }
 
-// fetched is a backend's list, with the backend's hints for caches.
+// fetched is a list that the gateway has fetched from a backend, with the backend's hints for caches.
 type fetched struct {
 	entries []Entry
 	ttl     time.Duration
 	shared  bool // the list is the same for all callers
-	// restricted has a matcher for each resource template that the rules deny, or for which a caller needs scopes.
+	// restricted has a function for each resource template that the rules deny, or for which a caller needs scopes. The function reports
+	// whether the template matches a URI.
 	restricted []func(uri string) bool
 }
 
-// List returns the combined list of all backends that the client may use. It fetches a backend's list again after the list's time to live,
-// or when the backend has notified of a change. If a backend does not respond, List uses its last list, if there is one.
+// List returns the combined list of all backends that the client may use. It fetches a backend's list again after the list's time to
+// live, or when the backend has reported a change. If a backend does not respond, List uses its last list, if there is one.
 func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
 	views := bs.viewsFor(ctx, c)
 	if kind == api.Events {
@@ -58,7 +59,8 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather waits for the lists of [Set.fetchLists]. In place of a list that could not be fetched, it returns the last one, or nil.
+// gather fetches the views' lists and waits for all of them. In place of a list that cannot be fetched, it returns the one that was
+// fetched last, or nil, and failing is true. See [Set.fetchLists] for the function use.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	for _, p := range bs.fetchLists(ctx, views, kind, use) {
 		<-p.done
@@ -67,15 +69,15 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 	return lists, failing
 }
 
-// pendingList is a list that is being fetched. The other fields are set when done is closed.
+// pendingList is a list that is being fetched. The fields list and failed are set when the channel done is closed.
 type pendingList struct {
 	done   chan struct{}
 	list   *fetched // the fetched list; if the fetch failed, the last list or nil
 	failed bool
 }
 
-// fetchLists fetches the views' lists in the background. It uses a cached list if the list version has not changed and the list is younger
-// than the function use returns.
+// fetchLists fetches the views' lists in the background. It uses a cached list if the list version has not changed and the list is
+// younger than the result of the function use.
 func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
 	versions := listVersions(ctx, bs.options, views, kind)
 	pending := make([]*pendingList, len(views))
@@ -106,8 +108,9 @@ func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use
 // isGone reports whether the client has disconnected, so that a failure says nothing about the backend or the store.
 func isGone(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
-// recordLeftOut records that a client gets a list without the backend's entries, so that the relay announces a change when it can
-// read them (see [api.LeftOut]). The relay follows only views with the operator's credentials.
+// recordLeftOut records that a client gets a combined list without the backend's entries, so that the relay announces a change when it
+// can read them (see [api.LeftOut]). It ignores views of single callers, because the relay reads lists only with the operator's
+// credentials.
 func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	if v != v.backend.view {
 		return
@@ -131,7 +134,7 @@ func (b *Backend) writeLeftOut(ctx context.Context, kind api.Kind) error {
 	return b.options.DB.Write(ctx, store.Put(api.NewListHash(b.ListHashKey(kind), []byte(api.LeftOut))))
 }
 
-// ListHashKey returns the key under which the relay stores the hash of a list.
+// ListHashKey returns the key under which the relay stores the hash of the backend's list of this kind.
 func (b *Backend) ListHashKey(kind api.Kind) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "list#" + kind.Member()}
 }
@@ -175,7 +178,8 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	return out
 }
 
-// logConflict logs a conflict only once for each name. Clients see the conflict in each list.
+// logConflict logs that two backends have an entry with the same name. It logs each conflict only once, because each combined list finds
+// it again.
 func (bs *Set) logConflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := bs.conflicts.Get(what); logged {
@@ -250,8 +254,10 @@ func (bs *Set) findListed(ctx context.Context, p auth.Principal, views []*View, 
 
 // findUnlisted returns the backend from which the client may read a resource that is in no list, or nil. A tool may return links to such
 // resources (2025-11-25, Tools, Resource Links). The candidates are the backends that have resources and whose rules permit the URI.
-// findUnlisted returns the only candidate that lists resources or templates with the URI's scheme. If there is not exactly one, it returns
-// the only candidate, unless the capabilities of a backend are still unknown, because that backend might be another candidate.
+//
+// If exactly one candidate lists resources or templates with the URI's scheme, findUnlisted returns that one. Otherwise there must be
+// exactly one candidate, and the capabilities of all backends must be known, because a backend with unknown capabilities may be another
+// candidate.
 func findUnlisted(p auth.Principal, views []*View, uri string) *View {
 	scheme, _, ok := strings.Cut(uri, ":")
 	if !ok || scheme == "event" { // this server itself answers for event URIs that no backend lists
@@ -304,7 +310,7 @@ func (v *View) listsScheme(prefix string) bool {
 	return false
 }
 
-// latestList returns the list that was fetched last, however old it is, or nil before the first one.
+// latestList returns the list of this kind that was fetched last, however old it is. It returns nil before the first fetch.
 func (v *View) latestList(kind api.Kind) *fetched {
 	if l := v.currentList(kind); l != nil {
 		return l.latest()
@@ -326,8 +332,8 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 	return ""
 }
 
-// mayHave returns the views whose backends may serve the name, so that a lookup waits only for their lists. For a tool or a prompt, these
-// are the backends with the longest prefix of the name, because [ownerByPrefix] assigns the name to them.
+// mayHave returns the views of the backends that may have the name, so that a lookup waits only for their lists. For a tool or a prompt,
+// these are the backends with the longest prefix with which the name begins, because [ownerByPrefix] assigns the name to them.
 func mayHave(views []*View, kind api.Kind, name string) []*View {
 	if !kind.Prefixed() {
 		return views
@@ -343,8 +349,8 @@ func mayHave(views []*View, kind api.Kind, name string) []*View {
 	})
 }
 
-// each returns the result of the function list for each element. It calls list only when the loop reaches the element, because list may
-// wait for a backend.
+// each returns an iterator over the results of the function list, one for each element. It calls list only when the loop reaches the
+// element, because list may wait for a backend.
 func each[E any](elements []E, list func(E) *fetched) iter.Seq[*fetched] {
 	return func(yield func(*fetched) bool) {
 		for _, e := range elements {
@@ -355,11 +361,12 @@ func each[E any](elements []E, list func(E) *fetched) iter.Seq[*fetched] {
 	}
 }
 
-// lookUp finds a name in the backends' lists of a kind, which the function lists returns in the order of the backends. If several backends
-// have the name, the first one serves it, so lookUp does not wait for the lists of the backends after it. Resources take precedence over
-// templates.
+// lookUp finds the entry with a name or URI in the backends' lists. The function lists returns the lists of a kind in the order of the
+// backends. If several backends have the name, the first one serves it, so lookUp does not wait for later lists. Resources take
+// precedence over resource templates.
 //
-// lookUp stops at a missing list (nil), because that backend may have the name, too, and would take precedence over the ones that follow.
+// A nil list means that a backend's list is not known. Then lookUp stops, because that backend may have the name and takes precedence
+// over later ones.
 func lookUp(p auth.Principal, kind api.Kind, name string, lists func(api.Kind) iter.Seq[*fetched]) (found Entry, err error) {
 	refused := func() (Entry, error) {
 		if err == nil { // no backend has the name
@@ -404,9 +411,9 @@ func lookUp(p auth.Principal, kind api.Kind, name string, lists func(api.Kind) i
 	return refused()
 }
 
-// ownerByPrefix returns the backend to which the entry's name belongs, or nil if that is the entry's own. A name belongs to the backend
-// with the longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a tool gh_merge of
-// a backend without a prefix, because they would take it for a tool of the backend gh_.
+// ownerByPrefix returns the backend to which the entry's name belongs, or nil if that is the backend that lists the entry. A name belongs
+// to the backend with the longest prefix with which the name begins. For example, if a backend has the prefix gh_, clients do not see a
+// tool gh_merge of a backend without a prefix, because they would take it for a tool of the backend gh_.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil
@@ -433,11 +440,12 @@ const (
 )
 
 // matcher returns a function that reports whether a URI matches the template (RFC 6570), or nil if the template is invalid or too large.
+// The function's running time is at most proportional to the length of the URI times the number of expressions. The method Match of
+// uritemplate does not guarantee that.
 //
 // The function accepts more URIs than RFC 6570, because most servers do. For example, the official TypeScript and Python SDKs accept
 // user://a@example.com for user://{id}, although an expansion would have %40, and FastMCP accepts files://a/b for files://{path*}. The
-// backend itself refuses a URI that it does not have. In exchange, the function's running time is at most proportional to the length of the
-// URI times the number of expressions, which uritemplate's Match does not guarantee.
+// backend itself refuses a URI that it does not have.
 func matcher(template string) func(uri string) bool {
 	t, err := uritemplate.New(template)
 	if err != nil || len(template) > maxMatched || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
@@ -463,7 +471,7 @@ type part struct {
 	slash      bool // the expansion may contain slashes
 }
 
-// expansionOf describes the possible expansions of an expression (RFC 6570, section 3.2).
+// expansionOf describes the possible expansions of an expression in a template (RFC 6570, section 3.2).
 func expansionOf(expression string) part {
 	switch operator := expression[0]; operator {
 	case '+':
@@ -476,7 +484,8 @@ func expansionOf(expression string) part {
 	return part{expression: true, slash: strings.Contains(expression, "*")}
 }
 
-// matches reports whether the parts match the whole URI. For each part, it computes all positions in the URI at which the part can end.
+// matches reports whether the parts of a template match the whole URI. For each part, it computes all positions in the URI at which the
+// part can end.
 func matches(parts []part, uri string) bool {
 	at := make([]bool, len(uri)+1)
 	at[0] = true
@@ -506,5 +515,5 @@ func (p part) canBegin(c byte) bool {
 	return p.canContain(c)
 }
 
-// canContain reports whether an expansion can have the character after its first one.
+// canContain reports whether an expansion of this part can have the character c after its first character.
 func (p part) canContain(c byte) bool { return p.slash || c != '/' }

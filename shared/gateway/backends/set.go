@@ -72,10 +72,11 @@ func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
 	return errors.Join(all...)
 }
 
-// Replace makes the given backends the current ones. Unchanged backends keep their cached data. Running calls to removed backends continue.
+// Replace makes the given backends the current ones. Unchanged backends keep their cached data. Running calls to removed backends
+// continue.
 //
-// Replace ends the gateway's own sessions with removed backends. It leaves clients' sessions to expire, because another instance may still
-// run a call in them.
+// Replace ends the gateway's own sessions with removed backends. It leaves clients' sessions to expire, because another instance of the
+// server may still run a call in them.
 func (bs *Set) Replace(ctx context.Context, backends []api.Backend) []*Backend {
 	set, gone := bs.swap(backends)
 	var wg sync.WaitGroup
@@ -110,7 +111,7 @@ func (bs *Set) swap(backends []api.Backend) (set, gone []*Backend) {
 	return set, gone
 }
 
-// current returns the current backends, or the previous ones if the source fails.
+// current returns the current backends, or the previous ones if the function Options.Source fails.
 func (bs *Set) current(ctx context.Context) []*Backend {
 	bs.mu.Lock()
 	from, set := bs.from, bs.set

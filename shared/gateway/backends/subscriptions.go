@@ -43,8 +43,9 @@ func principalOf(sort string) string {
 // maxWanted limits how many resources of one backend a principal may subscribe to.
 const maxWanted = 2000
 
-// Subscribe records a subscription, or extends an existing one. The relay then subscribes at the backend, within a second or, on a
-// stand-alone server, immediately. Subscribe returns an error if the principal has too many subscriptions at the backend.
+// Subscribe stores a client's subscription to a backend's resource, or extends an existing one. The relay then subscribes at the backend:
+// immediately on a stand-alone server, and otherwise within a second. Subscribe returns an error if the principal has too many
+// subscriptions at the backend.
 func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
 	if err := bs.checkLimit(ctx, s); err != nil {
 		return err
@@ -93,9 +94,9 @@ func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 	}
 }
 
-// Subscribable finds the backend that serves a resource. ok reports whether a client can subscribe to the resource: the backend offers
-// subscriptions, the relay has credentials for it, and the relay has not found that it has no notification stream. Subscribable returns an
-// error only if the principal lacks a scope for the resource.
+// Subscribable finds the backend that serves a resource. The result ok reports whether a client can subscribe to the resource: the
+// backend offers subscriptions, the relay has credentials for the backend, and the relay has not found that the backend lacks a
+// notification stream. Subscribable returns an error only if the principal lacks a scope for the resource.
 func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error) {
 	e, err := bs.findListed(ctx, p, bs.viewsFor(ctx, api.Client{Principal: p}), api.Resources, uri)
 	switch {
@@ -109,9 +110,9 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx), nil
 }
 
-// Permits reports whether the principal may use a backend and, by the backend's rules, receive updates of a resource. A rule that denies a
-// resource template also denies the resources that match it, unless the backend lists the resource, or another template that matches it,
-// and the principal may use that entry.
+// Permits reports whether the principal may use a backend and receive updates of a resource according to the backend's rules. A rule that
+// denies a resource template also denies the resources that match the template. As an exception, the principal may use a resource that
+// the backend lists with a permitted entry of its own, or that matches another, permitted template.
 func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri string) bool {
 	for _, b := range bs.VisibleTo(ctx, p) {
 		if b.Name != backend {
@@ -136,9 +137,9 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 	return false
 }
 
-// listOfAnyVersion fetches the list again if the cached one is older than Options.ListTTL. Unlike [Set.List], it ignores changes of the
-// list version, because it runs for each update of a resource and would have to read the version from the store each time. It returns nil
-// if the list was never fetched and cannot be fetched now.
+// listOfAnyVersion returns the backend's list of this kind, or nil if it was never fetched and cannot be fetched now. It fetches the list
+// again only if the cached one is older than Options.ListTTL. It does not check whether the list version in the store has changed,
+// because it runs for each update of a resource.
 func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	version := ""
@@ -147,7 +148,7 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
-	// If list fails, it returns the last list together with the error.
+	// If list fails, it returns the list that was fetched last, together with the error.
 	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }

@@ -57,7 +57,8 @@ const (
 	missTTL  = time.Second     // if a cached list is older than this and lacks a name, the gateway fetches it again to look for the name
 	maxTTL   = 24 * time.Hour  // the longest time to live that a backend can set for its list
 	endTime  = 2 * time.Second // limits the wait for a backend to end a session
-	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits one request.
+	// maxAsks times AskTimeout is the maximum time to read the capabilities, or to read all pages of a list. AskTimeout alone limits one
+	// request.
 	maxAsks = 3
 )
 
@@ -80,14 +81,14 @@ func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 	return now, err
 }
 
-// Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view already has newer info.
+// Forget discards the view's capabilities if they are still the given ones, so that the next caller asks the backend for them again.
 func (v *View) Forget(info *ServerInfo) {
 	v.info.Expire(func(now *ServerInfo) bool { return now == info })
 }
 
-// Doubt makes the next caller ask for the capabilities and read the lists again, because a response suggests that info is wrong. For
-// example, the backend may have been upgraded. Doubt has an effect at most once per askLeast, because some backends always refuse some
-// requests.
+// Doubt makes the next caller ask for the capabilities and read the lists again, because a response suggests that the capabilities in
+// info are outdated. For example, the backend may have been upgraded. Doubt has an effect at most once per askLeast, because some
+// backends always refuse some requests.
 func (v *View) Doubt(info *ServerInfo) {
 	if v.doubt(info) {
 		v.Outdate()
@@ -106,8 +107,8 @@ func (v *View) doubt(info *ServerInfo) bool {
 	return true
 }
 
-// versionedList is a backend's list of one kind under one list version. After a change of the version, the view makes another
-// versionedList, so that callers do not wait for a fetch that began before the change.
+// versionedList is a backend's list of one kind under one list version, which is a random text in the store. After a change of the
+// version, the view makes another versionedList, so that callers do not wait for a fetch that began before the change.
 type versionedList struct {
 	version string
 	since   time.Time // when the view noticed that the version had changed; zero for the view's first version
@@ -115,7 +116,7 @@ type versionedList struct {
 	before  *fetched // the last list under earlier versions, or nil
 }
 
-// replaceList replaces the view's list of a kind with a new one. The caller holds the lock.
+// replaceList replaces the view's [versionedList] of a kind, so that the next caller fetches the list again. The caller holds the lock.
 func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
@@ -155,8 +156,8 @@ func (l *versionedList) infoAge() time.Duration {
 	return min(askAgain, max(askLeast, time.Since(l.since)))
 }
 
-// list returns the backend's list under a list version. It fetches the list again if the cached one is older than the function use returns.
-// If that fails, list returns an error together with the last list, or nil.
+// list returns the backend's list of a kind under the given list version. It fetches the list again if the cached one is older than the
+// result of the function use. If that fails, list returns an error together with the list that was fetched last, or nil.
 func (v *View) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
 	v.mu.Lock()
 	l := v.lists[kind]
@@ -210,12 +211,14 @@ func (v *View) Outdate() {
 // version expires, the lists count as changed.
 const listVersionLife = time.Hour
 
-// listVersionKey returns the key of the list version that changes when the backend sends the notification with this method.
+// listVersionKey returns the store's key of a list version. The parameter method is the notification with which the backend reports
+// changes of the list.
 func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// ChangeListVersion stores a new list version, because the backend sent the notification with this method.
+// ChangeListVersion stores a new list version, because the backend has reported a change. The parameter method is the method of its
+// notification.
 func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
@@ -223,7 +226,8 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
-// reportRate limits how often a backend may report within calls that lists have changed: once per second, with bursts of up to reportBurst.
+// reportRate limits how many notifications about changed lists a backend may send within calls: one per second, with bursts of up to
+// reportBurst.
 type reportRate struct {
 	limit   *rate.Limiter
 	waiting atomic.Bool // whether ReportListChange will handle a report later, which covers all reports until then
@@ -234,8 +238,8 @@ const (
 	reportTime  = 2 * time.Second // limits the writes to the store for one report
 )
 
-// ReportListChange handles a notification within a call that lists have changed, given its method. It combines notifications beyond the
-// [reportRate] into one, which it handles later.
+// ReportListChange handles a notification that lists have changed, which the backend has sent within a call. It combines notifications
+// beyond the [reportRate] into one, which it handles later.
 func (b *Backend) ReportListChange(ctx context.Context, method string) {
 	r := b.reports[method]
 	if r.waiting.Swap(true) {
@@ -252,8 +256,8 @@ func (b *Backend) ReportListChange(ctx context.Context, method string) {
 	handle()
 }
 
-// handleListChange changes the list version, and lets the relay announce the change: immediately if the relay runs in this process, and
-// otherwise when the relay next finds the [api.LeftOut] that handleListChange writes.
+// handleListChange changes the list version and makes the relay announce the change to clients. If the relay runs in this process, it
+// announces the change immediately. Otherwise it does so when it next finds the [api.LeftOut] that handleListChange stores.
 func (b *Backend) handleListChange(ctx context.Context, method string) {
 	ctx, cancel := context.WithTimeout(ctx, reportTime)
 	defer cancel()
@@ -302,8 +306,8 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones, or
-// nil.
+// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known
+// capabilities, or nil.
 func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
@@ -333,10 +337,10 @@ func (bs *Set) StartCommands(ctx context.Context, c api.Client) {
 }
 
 // Capabilities returns the union of the capabilities of all backends that the client may use. If several backends declare the same
-// extension, it has the settings of the first one.
+// extension, the result has the first backend's settings.
 //
-// Clients do not ask for capabilities again when a backend responds later. So a backend that has never responded counts as one with tools,
-// prompts and resources.
+// Clients do not ask for capabilities again when a backend responds later. So a backend that has never responded counts as one with
+// tools, prompts and resources.
 func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabilities) {
 	views := bs.viewsFor(ctx, c)
 	for i, info := range bs.gatherInfo(ctx, views) {
@@ -356,7 +360,8 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabili
 	return all
 }
 
-// addInstructions appends the backend's instructions. It mentions the prefix, because the instructions use the names without it.
+// addInstructions appends the backend's instructions for models. It mentions the backend's prefix, because the instructions use tool
+// names without it.
 func (v *View) addInstructions(to *api.Capabilities, info *ServerInfo, several bool) {
 	text := info.Instructions
 	if text == "" {
