@@ -12,6 +12,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -179,6 +181,30 @@ func uriOf(kind Kind) string {
 		return assistantResponseURI
 	}
 	return userMessageURI
+}
+
+// LogPartitions returns the partitions of the log in which the messages of a workspace may be: copies for readers of several URIs, and
+// originals. The event types may have variables in their URIs, so there may be readers of wildcards.
+func LogPartitions(log *eventlog.Log, workspace string) (copies, originals []eventlog.Partition) {
+	keys := []string{"event://conversation/**", "event://conversation/*", "event://*/*"}
+	for _, kind := range Kinds {
+		uri := uriOf(kind)
+		keys = append(keys, "event://*"+uri[strings.LastIndexByte(uri, '/'):])
+		originals = append(originals, log.PartitionsOf(workspace, uri, true)...)
+	}
+	for _, key := range keys {
+		copies = append(copies, eventlog.PatternPartitions(workspace, key)...)
+	}
+	return copies, originals
+}
+
+// IsBy reports whether an event is a message of a principal.
+func IsBy(e *event.Event, principal string) bool {
+	if e.URI != userMessageURI && e.URI != assistantResponseURI {
+		return false
+	}
+	by, ok := jsonrpc.String(jsonrpc.Member(e.Data, "principal"))
+	return ok && by == principal
 }
 
 // CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without an access rule,

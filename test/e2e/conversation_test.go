@@ -148,6 +148,7 @@ func TestConversationOnLocalAWS(t *testing.T) {
 		Catalog: sampleCatalog(t) + conversationCatalog, Config: conversationConfig(memory, notes, newDiary(t), "10s"), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},
 	})
 	conversing(t, &aws.Target, memory, notes)
+	erasingMessages(t, &aws.Target, aws.Items)
 	expect.AtLeast(t, "CNV-02 the running instances", aws.Starts("StreamFunction"), 2)
 	expect.Lacks(t, "CNV-08 the log", aws.Output(), marker)
 	for _, item := range aws.Items(t) {
@@ -155,6 +156,45 @@ func TestConversationOnLocalAWS(t *testing.T) {
 			t.Errorf("a message is in the store: %s", item)
 		}
 	}
+}
+
+// erasingMessages erases alice, and scans the tables before and afterwards.
+func erasingMessages(t *testing.T, target *harness.Target, items func(testing.TB) []string) {
+	stored := func() (own []string) {
+		for _, it := range items(t) {
+			if strings.Contains(it, marker) || strings.Contains(it, "alice") && !strings.Contains(it, "pk=config\n") { // except the item with everyone's keys
+				own = append(own, it)
+			}
+		}
+		return own
+	}
+	t.Run("OPS-07 an erased principal's messages are in no table", func(t *testing.T) {
+		// The webhook's endpoint is gone, so its last message is a dead letter.
+		harness.Eventually(t, harness.Patience, "the log has copies for the reader of the parent, and a webhook its own", func() bool {
+			copies, letters := 0, 0
+			for _, it := range stored() {
+				if strings.Contains(it, "#event://conversation/**") {
+					copies += strings.Count(it, marker)
+				} else if strings.Contains(it, "pk=b#") {
+					letters++
+				}
+			}
+			return copies == 3 && letters == 1
+		})
+		var done struct {
+			Complete bool
+			Counts   map[string]int
+		}
+		resp, raw := operate(t, target).send("monitor", "DELETE", "principals/alice", "")
+		expect.MustEqual(t, "the status: "+string(raw), resp.StatusCode, http.StatusOK)
+		expect.OK(t, json.Unmarshal(raw, &done))
+		if !done.Complete || done.Counts["messages"] != 3 || done.Counts["bodies"] != 1 {
+			t.Errorf("got %+v, want 3 messages and a body", done)
+		}
+		if left := stored(); len(left) > 0 {
+			t.Errorf("remaining items: %s", strings.Join(left, "\n"))
+		}
+	})
 }
 
 // newDiary starts a backend that asks for messages.
@@ -265,6 +305,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 	t.Run("CNV-07 a message becomes one event", func(t *testing.T) {
 		const uri = "event://conversation/user-message"
 		auditor := s.Stateless("auditor").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		parent := s.Stateless("auditor").Listen(t, 2, object{"resourceSubscriptions": []string{"event://conversation"}}, nil)
 		hook := harness.NewReceiver(t).Endpoint("conversation")
 		register(t, s.Stateless("auditor"), hook, uri)
 		give(t, "alice", "events")
@@ -284,6 +325,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			}
 		}
 		hook.Wait(t, 2)
+		parent.Wait(t, 2)
 		expect.Equal(t, "the number of events of the auditor", len(auditor.Updates()), 2)
 	})
 

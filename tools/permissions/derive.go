@@ -43,6 +43,7 @@ var unreachable = []exception{
 	{"DeregisterFunction", "LogTable", "shared/events/log", "stream forwards requests that end subscriptions, and no polls"},
 	{"DeregisterFunction", "SessionsTable", "shared/events/demand", "stream forwards requests that end subscriptions, and no polls"},
 	{"AdminFunction", "LogTable", "shared/events/log.exact).visitID", "DynamoDB has no index of ids"},
+	{"AdminFunction", "LogTable", "shared/events/log.exact).replace", "DynamoDB has no index of ids"},
 	{"KeysFunction", "SettingsTable", "shared/storage/settings.", "keys reads neither the catalog nor the configuration"},
 	{"StreamFunction", "SubscriptionsTable", "shared/events/demand", "only a stand-alone server has backends that are commands, which it keeps for their events"},
 	{"RelayFunction", "SettingsTable", "shared/storage/settings.Write", "relay writes only the event types of backends"},

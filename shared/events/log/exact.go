@@ -97,6 +97,14 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 	return 0, x.log.DB.Write(ctx, append(addIDItems(ops, s.Events), s.extra...)...)
 }
 
+func (x exact) replace(ctx context.Context, item store.Item, erased []event.Event) error {
+	ops := []store.Op{store.Put(item)}
+	for _, e := range erased {
+		ops = append(ops, store.Delete(store.Key{Table: store.Log, Partition: idPartition(e.Workspace, e.ID), Sort: item.Sort}))
+	}
+	return x.log.DB.WriteAll(ctx, ops...)
+}
+
 // idPartition returns the partition of the index items for an event id, with which [exact.visitID] finds the event's segment. An index
 // item has the segment's sort key. Its value is the event's URI, which tells the segment's partition.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
@@ -230,6 +238,10 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 		s.log.Slow.Add(1)
 		floor = stamp
 	}
+}
+
+func (s stamped) replace(ctx context.Context, item store.Item, _ []event.Event) error {
+	return s.log.DB.WriteAll(ctx, store.Put(item))
 }
 
 // mayUse reports whether the copy of an event in a pattern partition may get the same stamp as the event. An old stamp is not allowed,

@@ -271,6 +271,8 @@ type appender interface {
 	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store chooses the keys,
 	// putSegment returns 0, and also writes the segment to the partitions in copies in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
+	// replace writes the item of a segment again, and removes the erased events from the index of ids.
+	replace(ctx context.Context, item store.Item, erased []event.Event) error
 }
 
 func (l *Log) appender() appender {

@@ -181,6 +181,38 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
+// erasedID replaces the id of an erased event.
+const erasedID = "erased"
+
+// Erase replaces the selected events of the partition p by gaps, so that the keys of the other events stay the same. Readers that have not
+// read the events yet learn that something is missing. Before it writes an item, Erase calls visit with the item's selected events, and
+// stops if visit fails. In a dry run it only calls visit. It skips items that cannot be decoded.
+func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*event.Event) bool, visit func([]event.Event) error) error {
+	return store.Each(ctx, l.DB, store.Key{Table: store.Log, Partition: p.name}, "read the log", func(item *store.Item) error {
+		s, err := decodeSegment(*item)
+		if err != nil {
+			return nil
+		}
+		var found []event.Event
+		for i := range s.Events {
+			if e := &s.Events[i]; !e.Gap && selected(e) {
+				found = append(found, *e)
+				*e = event.Event{Workspace: e.Workspace, ID: erasedID, URI: e.URI, Name: e.Name, Time: e.Published, Published: e.Published, Gap: true}
+			}
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		if err := visit(found); err != nil || dry {
+			return err
+		}
+		if item.Value, err = s.encode(); err != nil {
+			return err
+		}
+		return fault.Wrap(fault.Unavailable, l.appender().replace(ctx, *item, found), "erase events")
+	})
+}
+
 // recordBroken counts and logs an item that cannot be decoded, and stores a record of it for [Log.VisitBroken], once per process. The item
 // itself stays in the log.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {

@@ -315,6 +315,71 @@ func TestEraseAnOperator(t *testing.T) {
 	expect.Equal(t, "OPS-07 how often the name is in the files", inFiles(t, dir, `"second"`), 0)
 }
 
+// OPS-07: an erasure removes a principal's conversation messages from the event log, from its copies for readers of parents, and from
+// webhooks that wait. The messages of others stay where they are, and a reader that continues there learns that something is missing.
+func TestEraseMessages(t *testing.T) {
+	var dir string
+	who := map[string]servertest.Caller{}
+	for _, name := range []string{"op", "alice", "bob"} {
+		c := callers[name]
+		c.Scopes += ", conversation"
+		who[name] = c
+	}
+	const uri = "event://conversation/user-message"
+	f := start(t, func(o *standalone.Options) {
+		dir = o.Data
+		o.Catalog = append(o.Catalog, `
+  - name: conversation.user_message
+    uri: event://conversation/user-message
+    description: Said by a user.
+    payloadSchema: {type: object}
+    access: {scopes: [conversation]}
+`...)
+		o.Config = servertest.Config(t, who, "conversation: {userMessages: true, events: {userMessage: true}}\n")
+	})
+	f.answerWith(500)
+	f.subscribe("bob", "/bob", uri)
+	connect := func(name string) *client.Client {
+		return expect.Value(client.Connect(t.Context(), f.s.URL, client.Options{Key: name, Agent: "test/1", Revision: string(spec.V20260728)}))(t)
+	}
+	bob := connect("bob")
+	poll := func(cursor any) (messages []string, next string, truncated bool) {
+		var got struct {
+			Events    []struct{ Data struct{ Content string } }
+			Cursor    string
+			Truncated bool
+		}
+		expect.OK(t, bob.Call(t.Context(), "events/poll", map[string]any{"name": "conversation.user_message", "cursor": cursor}, &got))
+		for _, e := range got.Events {
+			messages = append(messages, e.Data.Content)
+		}
+		return messages, got.Cursor, got.Truncated
+	}
+	_, begin, _ := poll(nil)
+	for i, said := range []string{"alice", "bob", "alice"} {
+		r := expect.Value(http.NewRequestWithContext(t.Context(), "PUT", f.s.URL+"/consent/events", http.NoBody))(t)
+		r.Header.Set("Authorization", "Bearer "+said)
+		resp := expect.Value(http.DefaultClient.Do(r))(t)
+		_ = resp.Body.Close()
+		expect.MustEqual(t, "the consent of "+said, resp.StatusCode, http.StatusOK)
+		expect.OK(t, connect(said).Call(t.Context(), "conversation/userMessage", map[string]any{"messageId": fmt.Sprint(i), "content": "larkspur of " + said}, nil))
+	}
+	expect.Eventually(f, "the messages", func() bool { messages, _, _ := poll(begin); return len(messages) == 3 })
+	expect.Eventually(f, "the failures", func() bool { return len(f.list("op", "deliveries?outcome=failed").Items) >= 3 })
+	for _, query := range []string{"?dryRun=true", ""} {
+		var got struct{ Counts map[string]int }
+		f.call("op", "DELETE", "principals/alice"+query, "", 200, &got)
+		expect.Equal(t, "the messages"+query, got.Counts["messages"], 2)
+		expect.Equal(t, "the bodies"+query, got.Counts["bodies"], 2)
+	}
+	expect.Equal(t, "how often alice's messages are in the files", inFiles(t, dir, "larkspur of alice"), 0)
+	expect.Equal(t, "how often her name is in the files", inFiles(t, dir, "alice"), inFiles(t, dir, "principal: alice"))
+	expect.AtLeast(t, "how often bob's message is in the files", inFiles(t, dir, "larkspur of bob"), 1)
+	messages, _, truncated := poll(begin)
+	expect.List(t, "the messages afterwards", messages, []string{"larkspur of bob"})
+	expect.True(t, "the poll says that some are missing", truncated)
+}
+
 // inFiles counts a text in the files of the store.
 func inFiles(t *testing.T, dir, text string) (n int) {
 	t.Helper()

@@ -1,6 +1,6 @@
-// Package erase deletes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens and consents. In data
-// that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym. Events that the principal published stay
-// in the log until they expire like all others.
+// Package erase deletes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens, consents and conversation
+// messages. In data that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym. Other events that the
+// principal published stay in the log until they expire.
 //
 // A run erases a limited number of items, and the next run continues. The erasure is complete when a run finds no more items. Other
 // packages find the principal's items. This package deletes them in an order in which an interrupted run loses track of no item.
@@ -16,7 +16,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -124,7 +126,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameConsents, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseMessages, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameConsents, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -264,6 +266,33 @@ func (r *run) addUnusedBodies(ctx context.Context) error {
 			if r.counts["bodies"]++; !r.dry {
 				r.copies = append(r.copies, store.Delete(it.Key))
 			}
+		}
+	}
+	return nil
+}
+
+// eraseMessages erases the principal's messages in the event log, and the stored events of webhooks with these messages. It handles the
+// originals last, because they lead the next run to an event if this run is interrupted.
+func (r *run) eraseMessages(ctx context.Context) error {
+	copies, originals := conversation.LogPartitions(r.Subscriptions.Log, r.workspace)
+	for i, p := range slices.Concat(copies, originals) {
+		own := func(e *event.Event) bool { return conversation.IsBy(e, r.principal) }
+		err := r.Subscriptions.Log.Erase(ctx, p, r.dry, own, func(found []event.Event) error {
+			if r.left <= 0 {
+				return errEnough
+			}
+			r.left -= len(found)
+			if i < len(copies) {
+				return nil
+			}
+			r.counts["messages"] += len(found)
+			for _, e := range found {
+				r.bodies[state.BodyKey(r.workspace, e.Key())] = ""
+			}
+			return r.flush(ctx)
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
