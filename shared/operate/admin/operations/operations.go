@@ -58,6 +58,7 @@ const (
 )
 
 // rest is the part of the OpenAPI document that is written by hand. [Document] adds the operations.
+//
 //go:embed document.json
 var rest []byte
 
