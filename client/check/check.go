@@ -1,9 +1,9 @@
-// Package check tests any server against the specification of MCP Events (SEP-3415). It acts as a client and as a webhook receiver,
-// and reports for each rule whether the server follows it.
+// Package check tests any server against the specification of MCP Events (SEP-3415). It acts as a client and as a webhook endpoint, and
+// reports for each rule of the specification whether the server follows it. A run changes the server: it creates and ends subscriptions,
+// and a command of the caller publishes events.
 //
-// The checks share no code with the server except the framing of messages and the verification of signatures, so that a mistake of
-// the server is not repeated here. A run changes the server: it creates and ends subscriptions, and the caller's command publishes
-// events.
+// The checks share only the framing of messages and the verification of signatures with our server, so that they do not repeat a mistake
+// of our server.
 package check
 
 import (
@@ -26,28 +26,28 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// URL is the server's MCP endpoint. Key is sent as Authorization: Bearer.
+	// URL is the server's MCP endpoint. Key is the API key or access token, which is sent as Authorization: Bearer.
 	URL, Key string
 	Agent    string
-	// Event is the event type to use. If it is empty, Run uses the first event type that offers all modes. Arguments is a JSON object
-	// with the arguments of the subscriptions.
+	// Event is the name of the event type to subscribe to. If it is empty, Run uses the first event type that offers all modes. Arguments
+	// is a JSON object with the arguments of the subscriptions.
 	Event     string
 	Arguments json.RawMessage
-	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the rules that need
-	// an event are reported as not testable.
+	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the report marks the rules that
+	// need an event as not testable.
 	Publish func(ctx context.Context) error
-	// Listen is the address on which the webhook receiver listens, by default 127.0.0.1:0.
+	// Listen is the address on which the receiver of webhooks listens. The default is 127.0.0.1:0.
 	Listen string
-	// Receiver is the URL at which the server reaches the webhook receiver, for example the URL of a tunnel. By default, it has the address
-	// of the listener.
+	// Receiver is the URL at which the server reaches the receiver of webhooks, for example the URL of a tunnel. By default, it is built
+	// from the address Listen.
 	Receiver string
-	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 means 40 s.
+	// Wait is how long to wait for a delivery, a retry or a heartbeat. 0 means 40 s.
 	Wait time.Duration
-	// Progress is called with the name of each step; it may be nil.
+	// Progress is called with the name of each step of the run. It may be nil.
 	Progress func(text string)
 }
 
-// Shell returns a function for Options.Publish that runs a shell command. The output of the command goes to out.
+// Shell returns a function for [Options.Publish] that runs a shell command. The output of the command goes to out.
 func Shell(command string, out io.Writer) func(context.Context) error {
 	return func(ctx context.Context) error {
 		cmd := exec.CommandContext(ctx, "sh", "-c", command)
@@ -70,9 +70,10 @@ type eventType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// Run checks a server. If the server does not offer MCP Events, Run returns both an error of kind fault.Unsupported and a
-// report, which has results only for the rules that also apply to such a server. If Run cannot reach the server, it returns no
-// report.
+// Run checks a server and returns a report. If it cannot reach the server, it returns no report.
+//
+// If the server does not offer MCP Events, Run returns a report and an error of kind fault.Unsupported. This report only has results for
+// the rules that also apply to such a server.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Wait = cmp.Or(o.Wait, 40*time.Second)
 	if len(o.Arguments) == 0 {
@@ -125,10 +126,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
 }
 
-// stopped is a panic that ends the current step early, as t.FailNow ends a test.
+// stopped is the value of a panic that ends the current step of the run early, in the way that t.FailNow ends a test.
 type stopped struct{ error }
 
-// step calls do, and returns the error if do ends early with a panic of type stopped.
+// step calls the function do. If do panics with a value of type stopped, step returns the error in that value.
 func step(ctx context.Context, do func(context.Context)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -143,7 +144,7 @@ func step(ctx context.Context, do func(context.Context)) (err error) {
 	return nil
 }
 
-// need returns v, or ends the current step if err is not nil.
+// need returns v if err is nil. Otherwise it ends the current step of the run.
 func need[T any](v T, err error) T {
 	if err != nil {
 		panic(stopped{err})
@@ -151,7 +152,8 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover returns the reason if the server does not offer events, for example "it does not speak revision 2026-07-28".
+// discover checks whether the server offers events. If it does not, the result without is the reason, for example "it does not speak
+// revision 2026-07-28".
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -224,7 +226,7 @@ func (c *checker) list(ctx context.Context) {
 	c.fail(ruleList, "there are more than %d pages", maxPages)
 }
 
-// maxPages limits how many pages of events/list the check reads, because a faulty server could send cursors without end.
+// maxPages limits how many pages of events/list are read, because a faulty server could send cursors without end.
 const maxPages = 100
 
 func (c *checker) judgeType(t eventType, twice bool) {
@@ -238,8 +240,9 @@ func (c *checker) judgeType(t eventType, twice bool) {
 	}
 }
 
-// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type that
-// offers all modes, or else the first that offers this mode. If the named type, or every type, lacks the mode, pick returns false.
+// pick returns the event type with which to check a mode. If the options name an event type, it returns that one. Otherwise it returns
+// the first event type that offers all modes or, if there is no such type, the first that offers this mode. If it finds no event type
+// with the mode, it returns false.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {
@@ -256,8 +259,8 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that calls the function do with an event type that offers the mode. If no event type offers the mode, the
-// step marks the mode's rules as not testable, and the report says why. The parameter plural names the mode in this reason, for
+// useMode returns a step that calls the function do with an event type that offers the mode. If there is no such event type, the step
+// marks the rules of the mode as not testable, with a reason for the report. The parameter plural names the mode in the reason, for
 // example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
@@ -275,7 +278,7 @@ func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	return all
 }
 
-// emit makes the server emit n events. If that fails, emit marks the given rules as not testable and ends the step.
+// emit makes the server emit n events. If the server does not emit them, emit marks the given rules as not testable, and ends the step.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

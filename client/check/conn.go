@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// callTime limits the duration of a request. It is long because the server may send a challenge to the webhook
-	// receiver, and wait for the echo, before it answers events/subscribe.
+	// callTime limits the duration of a request. It is long, because before the server answers events/subscribe, it may send a challenge
+	// to the receiver of webhooks and wait for the echo.
 	callTime = 30 * time.Second
-	// maxAnswer limits an answer, and each message of a stream, in bytes.
+	// maxAnswer limits the size, in bytes, of an answer and of each message of a stream.
 	maxAnswer = 8 << 20
 )
 
-// conn sends requests of revision 2026-07-28, for which the events extension is defined.
+// conn sends requests of revision 2026-07-28 of MCP, for which MCP Events is defined.
 type conn struct {
 	url, key, agent string
 	client          *http.Client
@@ -53,7 +53,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String describes the answer for the detail of a failed rule.
+// String describes the answer, for the report on a failed rule.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:
@@ -64,7 +64,8 @@ func (a *answer) String() string {
 	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
 }
 
-// call sends a request with the key of the options. It fails only if no valid answer arrives; a refusal is a valid answer.
+// call sends a request with the key of the options, and returns the server's answer. A refusal is an answer, too: call returns an error
+// only if no valid answer arrives.
 func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
 	return c.callAs(ctx, c.key, method, params)
 }
@@ -106,7 +107,7 @@ func (a *answer) read() {
 	}
 }
 
-// message returns the JSON-RPC response in the body of resp.
+// message returns the JSON-RPC response in the body of an HTTP response.
 func message(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -166,13 +167,14 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream the client keeps until a check reads them. When it keeps that many, it stops reading from
-// the connection.
+// maxNotes is how many messages of a stream are kept until a check reads them. While that many are kept, no more are read from the
+// connection.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")
 
-// open opens a stream of events. If the server's answer is not a stream, for example an error, open returns that answer and errNoStream.
+// open opens a stream of events. If the server's answer is not a stream, but for example an error, open returns that answer and
+// errNoStream.
 func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := time.AfterFunc(callTime, cancel)
@@ -193,9 +195,9 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that the server must refuse, and returns the answer. The server may send the error in the HTTP
-// response, or as the first message of a stream. openRefused waits for that message for at most the duration wait. If the server
-// accepts the stream, the returned answer has no error.
+// openRefused tries to open a stream that the server must refuse, and returns the answer. The server may send the error in the HTTP
+// response, or as the first message of a stream. openRefused waits for that message for at most the time wait. If the server accepts the
+// stream, the returned answer has no error.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -242,8 +244,8 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a notification with the given method, for at most the duration wait. It calls the function seen with each message
-// that it reads, so that the caller can also check the messages before the notification.
+// next waits for a notification with the given method, for at most the time wait. It calls the function seen with each message that it
+// reads, so that the caller can also check the messages before the notification.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

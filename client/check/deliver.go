@@ -21,14 +21,13 @@ func (r *results) judgeHeaders(d delivery) {
 	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// deliveryCheck checks the deliveries to an endpoint that accepts events, and to endpoints that fail on purpose.
+// deliveryCheck checks the deliveries of webhooks: to an endpoint that accepts all events, and to endpoints that fail on purpose.
 type deliveryCheck struct {
 	subscriber
 	hook         *hook
 	subscription *subscribed
 	endpoints    *endpoints
-	// quiet is how long to wait before concluding that no delivery will arrive. It is at least three times as long as the
-	// first delivery took.
+	// quiet is how long to wait for a delivery that should not arrive. It is at least three times as long as the first delivery took.
 	quiet time.Duration
 }
 
@@ -50,9 +49,9 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are webhook endpoints to which the server sends the same events. A field's name says how its endpoint answers. For
-// example, the endpoint gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which
-// must receive no request. The subscription of the endpoint expiring ends during the run.
+// endpoints has webhook endpoints to which the server sends the same events. The name of a field says how its endpoint answers. For
+// example, gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which must receive no
+// request. The subscription of the endpoint expiring ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it
@@ -124,7 +123,7 @@ func (c *deliveryCheck) dropEndpoints(ctx context.Context) {
 	}
 }
 
-// checkRotation checks that, after a refresh with a new secret, an event is signed with both the new and the old secret.
+// checkRotation refreshes a subscription with a new secret. It checks that the next event is signed with both the new and the old secret.
 func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	before := len(c.hook.listDeliveries(false))
 	c.hook.rotate()
@@ -144,8 +143,8 @@ func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// checkRetries waits for the second attempt at the endpoint that answered 500 once. It also checks that the endpoints that
-// answered 410 or 413 got no second attempt, and that the server did not follow a redirect.
+// checkRetries waits for the second attempt at the endpoint that has answered 500 once. It also checks that the server made no second
+// attempt at the endpoints that answered 410 or 413, and that it did not follow a redirect.
 func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
@@ -167,8 +166,8 @@ func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	c.judge(ruleRedirect, len(e.target.listDeliveries(false)) == 0 && len(e.target.listDeliveries(true)) == 0, "the target of a redirect received a request")
 }
 
-// judgeRetry checks that the second attempt of an event has a new timestamp and a valid new signature. It returns false if no event has had
-// a second attempt yet.
+// judgeRetry checks that the second attempt to deliver an event has a new timestamp and a new valid signature. It returns false if no
+// event has had a second attempt yet.
 func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
@@ -183,7 +182,7 @@ func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	return false
 }
 
-// judgeOnce checks that an endpoint received each event only once.
+// judgeOnce checks that an endpoint has received each event only once.
 func (c *deliveryCheck) judgeOnce(ctx context.Context, r *Rule, h *hook) {
 	got := h.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
@@ -209,7 +208,7 @@ func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// checkEnd checks that no event arrives after events/unsubscribe, or after a subscription has expired.
+// checkEnd checks that an endpoint receives no event after events/unsubscribe, or after its subscription has expired.
 func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))
@@ -229,7 +228,8 @@ func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	}
 }
 
-// checkReplay checks that a new subscription with the cursor of an earlier event receives the events after it.
+// checkReplay subscribes a new endpoint with the cursor of an earlier event. It checks that the endpoint receives the events after that
+// event.
 func (c *deliveryCheck) checkReplay(ctx context.Context, first occurrence) {
 	if first.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", ruleReplay)

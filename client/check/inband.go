@@ -19,7 +19,7 @@ type pollResult struct {
 	NextPollMs *int64            `json:"nextPollMs"`
 }
 
-// noPublish is why rules that need an event are not testable.
+// noPublish is the reason in the report for rules that cannot be tested without an event.
 const noPublish = "no command publishes events (--publish)"
 
 type pollCheck struct {
@@ -69,7 +69,7 @@ func (c *pollCheck) run(ctx context.Context) {
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
 }
 
-// drain polls until it has received n events, and returns their ids.
+// drain sends events/poll until it has received n events, and returns their ids.
 func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {
@@ -86,7 +86,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// Poll again after at most a second, even if the server asks for a longer pause, because c.Wait may be short.
+		// Poll again after at most a second, even if the server asks for a longer pause. Otherwise no second poll may fit into c.Wait.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
@@ -98,7 +98,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 	return ids
 }
 
-// commonParams are the params that all notifications of a stream have.
+// commonParams are the params that all notifications of an event stream have.
 type commonParams struct {
 	Cursor *string                    `json:"cursor"`
 	Meta   map[string]json.RawMessage `json:"_meta"`
@@ -109,7 +109,7 @@ type pushCheck struct {
 	t eventType
 }
 
-// judgeNote returns a function that checks the subscription id of a stream's notifications.
+// judgeNote returns a function that checks that each notification of a stream has the stream's subscription id.
 func (c *pushCheck) judgeNote(s *stream) func(note) {
 	return func(n note) {
 		if n.Method == "" {
@@ -122,8 +122,8 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 	}
 }
 
-// begin opens a stream after a cursor (or for new events, if cursor is nil) and waits for notifications/events/active. It checks that
-// this notification is the stream's first message.
+// begin opens a stream, and waits for the notification notifications/events/active. It checks that this notification is the first message
+// of the stream. The stream begins after the given cursor or, if the cursor is nil, with new events.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
 	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
@@ -164,8 +164,8 @@ func (c *pushCheck) run(ctx context.Context) {
 	c.awaitHeartbeat(ctx, s)
 }
 
-// checkEvents publishes two events. It checks that they arrive, that polls return the same ids, and that a second stream resumes after the
-// first one.
+// checkEvents publishes two events. It checks that they arrive on the stream s, that polls return events with the same ids, and that a
+// second stream can begin after the first event.
 func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	if c.Publish == nil {
 		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)
@@ -208,8 +208,8 @@ func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	c.judge(rulePushResume, got == arrived[1].EventID, "after the cursor of %s: got %s, want %s", arrived[0].EventID, got, arrived[1].EventID)
 }
 
-// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds. A missing heartbeat is not a failure if the check waits for a
-// shorter time.
+// awaitHeartbeat checks that the stream sends a heartbeat within 30 seconds. If the check waits for a shorter time, a missing heartbeat
+// is not a failure.
 func (c *pushCheck) awaitHeartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.judgeNote(s))

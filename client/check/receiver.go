@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver is an HTTP server that receives webhooks. Each [hook] has a path of its own.
+// receiver is an HTTP server that receives webhooks. It has several endpoints: each [hook] has a path of its own.
 type receiver struct {
 	base   string
 	server *http.Server
@@ -83,7 +83,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Unlock()
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.MaxReceived))
 	if h == nil || err != nil {
-		// This includes /.well-known/mcp-webhook-receiver.json, because the receiver echoes challenges instead.
+		// This path may also be /.well-known/mcp-webhook-receiver.json, with which an endpoint can be verified. The receiver does not
+		// offer it, because it echoes challenges instead.
 		http.Error(w, "no webhooks here", http.StatusNotFound)
 		return
 	}
@@ -115,7 +116,7 @@ func (h *hook) serve(w http.ResponseWriter, d delivery) {
 	}
 }
 
-// record stores a delivery. It returns how many events the endpoint had received before.
+// record stores a delivery. It returns how many events the endpoint has received before this one.
 func (h *hook) record(d *delivery) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,7 +136,8 @@ func (h *hook) record(d *delivery) (n int) {
 	return n
 }
 
-// rotate adds a new secret. Signatures with the previous one are still recognized, see delivery.old.
+// rotate adds a new secret to the endpoint. The endpoint still recognizes signatures with the previous secret, and marks them in
+// delivery.old.
 func (h *hook) rotate() {
 	secret, _ := webhook.NewSecret()
 	h.mu.Lock()
@@ -149,14 +151,15 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// listDeliveries returns the control messages that the endpoint has received or, if control is false, the events.
+// listDeliveries returns the events that the endpoint has received. If the parameter control is true, it returns the control messages
+// instead.
 func (h *hook) listDeliveries(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// awaitEvents waits until the endpoint has received n events. It returns all received events.
+// awaitEvents waits until the endpoint has received n events, for at most the time wait. It returns all received events.
 func (h *hook) awaitEvents(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {

@@ -22,19 +22,20 @@ const (
 	NotTestable = "not testable"
 )
 
-// Result is a rule and its result. Detail says why the rule failed or was not testable.
+// Result is the result of checking one rule. Detail says why the rule failed or was not testable.
 type Result struct {
 	Rule
 	Result string `json:"result"`
 	Detail string `json:"detail,omitempty"`
 }
 
-// Report has the results of a run.
+// Report has the results of one call of [Run].
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the version of MCP Events that the server follows: released or final (see [spec.Profile]), or "mixed" if its answers show
-	// both. It is empty if no answer showed a version. ShownBy lists, for each profile, what showed it, for example "error numbers".
+	// Profile is the version of MCP Events that the server follows: "released" or "final" (see [spec.Profile]), or "mixed" if its answers
+	// show both. It is empty if no answer showed a version. ShownBy has, for each version, the features that showed it, for example
+	// "error numbers".
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -46,7 +47,7 @@ type Report struct {
 
 const mixed = "mixed"
 
-// results are the results of the rules that were checked so far. A rule that has failed once stays failed.
+// results holds the results of the rules that were checked so far. A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
 	shownBy map[string][]string // the features that showed each profile, see noteProfile
@@ -56,14 +57,14 @@ func newResults() *results {
 	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
 }
 
-// noteProfile records a feature of an answer that shows a profile, for example "error numbers".
+// noteProfile records that a feature of an answer shows a profile. The parameter by names the feature, for example "error numbers".
 func (r *results) noteProfile(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}
 }
 
-// judgeProfile checks that all answers show the same profile.
+// judgeProfile checks that all answers of the server show the same profile, and returns it.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:
@@ -108,7 +109,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. It marks the rules without a result as not testable, for the given reason.
+// report returns the results of all rules. It marks rules without a result as not testable, with the given reason.
 func (r *results) report(server, reason string) *Report {
 	profile := r.judgeProfile()
 	r.skip(reason, rules...)
@@ -131,7 +132,8 @@ func (r *results) report(server, reason string) *Report {
 	return out
 }
 
-// Write prints the report as a table or as JSON. If junit is not empty, Write also writes the report as JUnit XML to that file.
+// Write prints the report as a table or as JSON. If the parameter junit is not empty, it is the name of a file to which Write also writes
+// the report as JUnit XML.
 func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	if junit != "" {
 		f, err := os.Create(junit)
@@ -148,7 +150,7 @@ func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	return r.Table(w)
 }
 
-// Table prints the report as text.
+// Table prints the report as a table for people.
 func (r *Report) Table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RESULT\tLEVEL\tRULE\tSECTION\tTEXT")
@@ -168,7 +170,7 @@ func (r *Report) Table(w io.Writer) error {
 	return err
 }
 
-// details prints the reasons of all rules with the given result.
+// details prints the reasons for all rules that have the given result.
 func (r *Report) details(w io.Writer, result string) error {
 	var reasons []string
 	of := map[string][]string{}
@@ -222,7 +224,7 @@ type (
 	}
 )
 
-// JUnit prints the report as JUnit XML. A failed SHOULD is reported as skipped, so that it does not fail a build.
+// JUnit prints the report as JUnit XML. It reports a failed SHOULD as skipped, so that it does not fail a build.
 func (r *Report) JUnit(w io.Writer) error {
 	s := suite{Name: "MCP Events: " + r.Server, Tests: len(r.Results), Failures: r.FailedMust, Skipped: len(r.Results) - r.Passed - r.FailedMust}
 	for _, one := range r.Results {

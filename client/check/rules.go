@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// specVersion is the version of the specification that the rules come from.
+// specVersion is the version of the specification from which the rules are taken.
 const specVersion = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
 
 const (
@@ -22,7 +22,7 @@ const (
 	should = "SHOULD"
 )
 
-// Rule is a requirement of the specification for servers.
+// Rule is a requirement that the specification has for servers.
 type Rule struct {
 	ID      string `json:"rule"`
 	Level   string `json:"level"`
@@ -30,8 +30,8 @@ type Rule struct {
 	Text    string `json:"text"`
 }
 
-// rules lists all rules in the order of the report. A statement of the specification without MUST or SHOULD counts as a MUST if clients
-// depend on it.
+// rules lists all rules in the order of the report. If the specification says something without MUST or SHOULD, but clients depend on it,
+// the rule counts as a MUST.
 var rules []*Rule
 
 func rule(id, level, section, text string) *Rule {
@@ -132,8 +132,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes maps the name of an error to its JSON-RPC code. If there are two codes, the final profile has the first one, and the
-// released profile the second one.
+// codes has the JSON-RPC codes of each error by the error's name. If an error has two codes, the first is from the final profile, and the
+// second from the released profile.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -142,8 +142,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the
-// report. If the code of the error shows which profile the server follows, judgeRefusal records the profile.
+// judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the report. If
+// the code of the error shows which profile the server follows, judgeRefusal records the profile.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -155,7 +155,8 @@ func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	r.fail(rule, "%s: got %s, want %s (%d)", what, a, name, codes[name][0])
 }
 
-// categories are the values of deliveryStatus.lastError, and of data.reason in the error for an endpoint that fails.
+// categories has the values that the specification allows for deliveryStatus.lastError, and for data.reason in the error for an endpoint
+// that fails.
 var categories = []string{"connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"}
 
 type occurrence struct {
@@ -179,7 +180,7 @@ func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occu
 	return o
 }
 
-// compile compiles a schema. An absent schema allows any value. References to other documents are not loaded.
+// compile compiles a JSON schema. A missing schema allows any value. References to other documents are not loaded.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage("true")
@@ -222,7 +223,8 @@ func (c *refusalCheck) run(ctx context.Context) {
 	c.checkWrongMode(ctx)
 }
 
-// sendUnfit checks that the server refuses an unknown event type and invalid arguments for type t.
+// sendUnfit checks that the server refuses an unknown event type, and invalid arguments for the event type t. The function ask sends a
+// request with the given params.
 func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	r.judgeRefusal(ruleUnknownEvent, a, "NotFound", "an unknown event type")
@@ -235,8 +237,8 @@ func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer
 	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// chooseCheapest returns a method and an event type that offers it, for requests that the server must refuse. It
-// prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
+// chooseCheapest returns the method and the event type for requests that the server must refuse. If possible, it chooses polls, and
+// otherwise streams. A server that wrongly accepts a poll or a stream keeps no subscription.
 func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true
@@ -252,7 +254,7 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
-// checkWrongMode checks that the server refuses a mode that an event type does not offer.
+// checkWrongMode checks that the server refuses a subscription in a mode that the event type does not offer.
 func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
@@ -275,7 +277,7 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// makeMisfit returns arguments that do not match a schema, or nil if it cannot find any.
+// makeMisfit returns arguments that do not match a JSON schema, or nil if it cannot find such arguments.
 func makeMisfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`

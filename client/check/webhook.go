@@ -23,8 +23,8 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// expiry returns when the subscription ends. The zero time means that it never ends. Ok is false if the server sent an invalid
-// time.
+// expiry returns when the subscription ends. The zero time means that the subscription does not end. The result ok is false if the server
+// sent an invalid time.
 func (s *subscribed) expiry() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
@@ -48,7 +48,8 @@ type subscriber struct {
 	receiver *receiver
 }
 
-// subscribe subscribes the endpoint h and judges the result. If the server refuses, the returned subscription is nil.
+// subscribe subscribes the endpoint h, and checks the answer. If the server refuses, the returned subscription is nil. The parameter more
+// has additional params of the request.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -78,7 +79,7 @@ func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) 
 	return c.conn.call(ctx, spec.MethodEventsUnsub, c.makeParams(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// webhookCheck tests webhook subscriptions. At the end it tests the deliveries with a [deliveryCheck].
+// webhookCheck checks webhook subscriptions. At the end, it uses a [deliveryCheck] to check deliveries.
 type webhookCheck struct{ subscriber }
 
 func (c *webhookCheck) run(ctx context.Context) {
@@ -110,7 +111,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// noPrincipals is why rules that need two different callers are not testable.
+// noPrincipals is the reason in the report for rules that cannot be tested without two different callers.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
 // judgeChallenge checks the challenge that the server sent to the first endpoint.
@@ -160,8 +161,8 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	c.checkAddresses(subscribe, h)
 }
 
-// checkAddresses checks that the server refuses an http URL and the URLs of private addresses such as 10.0.0.1. Servers may
-// accept these with development settings, so the check is skipped if the receiver itself has an http URL.
+// checkAddresses checks that the server refuses http URLs, and URLs of private addresses such as 10.0.0.1. It does nothing if the
+// receiver itself has an http URL, because the server then probably has settings for development.
 func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
@@ -177,8 +178,8 @@ func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[st
 	}
 }
 
-// compareKeys checks that a refresh keeps the subscription's id, and that a subscription with another URL gets another id. It also checks
-// the answer to events/unsubscribe for a subscription that does not exist.
+// compareKeys checks that a subscription keeps its id after a refresh, and that a subscription with another URL has another id. It also
+// checks the answer to events/unsubscribe for a subscription that does not exist.
 func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
@@ -195,7 +196,7 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 	c.judgeRefusal(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
 }
 
-// checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly.
+// checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly. The server must refuse these subscriptions.
 func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	if c.hasResult(ruleChallengeFail) { // it already has a result if the server sent no challenge to the first endpoint
 		c.skip("the server sends no challenges", ruleUnreachable)
@@ -205,8 +206,8 @@ func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	c.checkFailing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
-// oracle is the text of an endpoint's response. The server must not show it to the subscriber, who could otherwise read responses from the
-// server's internal network.
+// oracle is a text in the response of an endpoint. The server must not show this text to a subscriber. Otherwise subscribers could read
+// responses from the server's internal network.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
 func (c *webhookCheck) checkFailing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
