@@ -1,4 +1,5 @@
-// Package listen receives events with package client, and prints each as a line of JSON or runs a command for it.
+// Package listen implements the command mcpevents listen. It receives events with package client, and prints each event as a line of JSON
+// or runs a command for it.
 package listen
 
 import (
@@ -20,43 +21,44 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// Agent is the name and version of the calling program, as in [client.Options].
+	// Agent is the name and version of the calling program, as in [client.Options]. URL and Key are the server's MCP endpoint and the API
+	// key.
 	URL, Key, Agent string
 	Revision        string
 
-	// URIs select events by URI. They arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
+	// URIs select events by URI. They arrive as webhooks of SEP-1803. If Stream is true, they arrive on a stream.
 	URIs   []string
 	Stream bool
 
-	// Name is the event type to subscribe to (MCP Events), instead of URIs. Arguments is a JSON object. Mode is a mode of
-	// package client. If it is empty, Run opens a stream or, if the server offers none, polls.
+	// Name is the event type to subscribe to with MCP Events. It is an alternative to URIs. Arguments is a JSON object. Mode is a mode of
+	// package client. If it is empty, Run opens a stream or, if the server offers no streams, polls.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow makes Run open a stream, or poll, instead of using a webhook in two cases: the server refuses the webhook, or it
-	// runs on another machine, which cannot reach the receiver at Listen.
+	// OrFollow allows Run to open a stream, or to poll, in cases in which webhooks are impossible. In one case, the server refuses the
+	// webhook. In the other case, the server runs on another machine and cannot reach the address Listen.
 	OrFollow bool
 
-	// Cursor is the cursor to begin with if File does not exist yet.
+	// Cursor is the position at which to begin if File does not exist yet.
 	Cursor string
-	// File is the file that keeps the cursor of a subscription to an event type. With a file, Run does not end a webhook
-	// subscription at the server, so that the next run continues it.
+	// File is the name of the file for the cursor of a subscription to an event type. With a file, Run does not end a webhook
+	// subscription at the server, so that the next run can continue it.
 	File string
 
-	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
-	// receiver; if it is empty, Run uses the URL of Listen.
+	// Listen is the address on this machine at which webhooks arrive. Target is the URL at which the server reaches this address. If it
+	// is empty, Run uses the URL of Listen.
 	Listen, Target string
 	// Secret is where Run prints the webhook's secret. If it is nil, Run does not print the secret.
 	Secret io.Writer
 
-	// Run is the command to run for each event of the event type, up to Concurrency at the same time. If it is nil, events are
-	// printed.
+	// Run is the command to run for each event of the event type. Concurrency is how many commands run at the same time. If Run is nil,
+	// events are printed.
 	Run         *run.Command
 	Concurrency int
 
-	// Run ends after Count events or the time For, whichever is first. 0 means no limit. If both are set and fewer events arrive in time, Run
-	// returns an error.
+	// Run ends after Count events, or after the time For. 0 means no limit. If both limits are set and fewer events than Count arrive in
+	// time, Run returns an error.
 	Count int
 	For   time.Duration
 
@@ -67,7 +69,7 @@ type Options struct {
 // leastPoll is the shortest time between two polls. It is short because a person watches the output.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives events until ctx ends, or until it reaches a limit: [Options.Count] or [Options.For].
+// Run receives events until ctx ends, or until it reaches the limit [Options.Count] or [Options.For].
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -87,8 +89,8 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// receive subscribes and receives events until the subscription ends. With OrFollow, it uses a stream or polls if webhooks are not
-// possible.
+// receive subscribes, and receives events until the subscription ends. If webhooks are impossible and OrFollow is true, it uses a stream
+// or polls.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
@@ -109,7 +111,7 @@ func (o *Options) withoutWebhooks() *Options {
 	return &follow
 }
 
-// isRefusal reports whether err is a permanent refusal, after which a subscription without a webhook may succeed.
+// isRefusal reports whether err is a permanent refusal of a webhook. A subscription with a stream or polls may succeed then.
 func isRefusal(err error) bool {
 	if err == nil {
 		return false
@@ -121,9 +123,9 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server
-// accepted the subscription. If the parameter noWebhooks is not empty, it is the reason why events do not arrive as webhooks, and
-// receiveOneWay logs it.
+// receiveOneWay subscribes in the mode of the options, and receives events until the subscription ends. It reports whether the server
+// accepted the subscription. The parameter noWebhooks is the reason why events do not arrive as webhooks, which receiveOneWay logs. It is
+// empty if they do.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
@@ -200,11 +202,11 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 
 type line struct {
 	client.Event
-	// Envelope is "gap" for a gap, and empty for an event.
+	// Envelope is "gap" if the line reports lost events. It is empty for an event.
 	Envelope string `json:"envelope,omitempty"`
 }
 
-// printer prints a line of JSON for each event, and calls full after the wanted number of events.
+// printer prints each event as a line of JSON. It calls the function full after the wanted number of events.
 type printer struct {
 	mu   sync.Mutex
 	out  io.Writer
@@ -245,7 +247,7 @@ func (p *printer) counted() {
 	}
 }
 
-// setMode sets the mode for printed gaps, for example "poll".
+// setMode sets the mode that lines about lost events show, for example "poll".
 func (p *printer) setMode(mode string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,8 +266,8 @@ func (p *printer) missing() int {
 	return max(0, p.want-p.got)
 }
 
-// Arguments converts the values of --arg to a JSON object. A value is a string unless it is true or false, begins with [ or {, or was given
-// as JSON with := (for example count:=5).
+// Arguments converts the values of --arg to a JSON object. With =, a value is a string unless it is true or false, or begins with [ or {.
+// With :=, a value is JSON, for example count:=5.
 func Arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {
