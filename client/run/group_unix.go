@@ -11,10 +11,12 @@ import (
 
 const checkEvery = 20 * time.Millisecond
 
-// inGroup makes a command run in its own process group, so that the processes that it starts end with it. When the command's context
-// ends, the group gets SIGTERM. The caller must pass the outcome of the command to the returned function end. If the command has
-// failed, end kills the rest of the group; after SIGTERM it first waits for the grace period. If the command has succeeded, end
-// leaves its processes running, because a command may start one on purpose.
+// inGroup makes a command run in a process group of its own, so that the processes that it starts end together with it. When the context
+// of the command ends, the group gets SIGTERM.
+//
+// The caller must pass the result of the command to the returned function end. If the command has failed, end kills the rest of the
+// group. After SIGTERM, it first waits for the grace period. If the command has succeeded, end leaves its processes running, because a
+// command may start one on purpose.
 func inGroup(cmd *exec.Cmd) (end func(err error) error) {
 	var terminated time.Time // when the group got SIGTERM
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

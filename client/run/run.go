@@ -1,10 +1,11 @@
-// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions. That way an event can
-// start a program in any language, for example a coding agent with a prompt.
+// Package run runs a command for each event. Use [Command.Handle] as the Event of client.SubscribeOptions. That way an event can start a
+// program in any language, for example a coding agent with a prompt.
 //
-// The command gets the event as JSON on standard input, and its main members in the environment. The command line contains no part of
-// the event, because a shell interprets the line. Exit status 0 acknowledges the event. After any other status the command runs again, with
-// growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID and
-// EVENT_URI.
+// The command gets the event as JSON on standard input, and the event's main members in environment variables. The command line contains
+// no part of the event, because a shell interprets the line. Exit status 0 acknowledges the event. After any other status, the command
+// runs again, with growing pauses.
+//
+// If this process is killed, a command may run again for the same event. So commands must be idempotent by EVENT_ID and EVENT_URI.
 package run
 
 import (
@@ -27,19 +28,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Command is the command to run, and says how to handle its failures.
+// Command is the command to run for each event. It also has the rules for failures of the command.
 type Command struct {
-	// Line is passed to sh -c.
+	// Line is the command line. It is passed to sh -c.
 	Line string
-	// Timeout limits a run; 0 is ten minutes. After it, the command and the processes that it started get SIGTERM, and ten seconds
-	// later SIGKILL.
+	// Timeout limits the duration of a run. 0 means ten minutes. When it is over, the command and the processes that it started get
+	// SIGTERM, and ten seconds later SIGKILL.
 	Timeout time.Duration
-	// Failed is a file. When the command has failed Tries times for an event, the event is appended to the file as a line of JSON, and
-	// is acknowledged. If Failed is empty, the command runs until it succeeds.
+	// Failed is the name of a file for events that could not be handled. When the command has failed Tries times for an event, the event
+	// is appended to the file as a line of JSON, and is acknowledged. If Failed is empty, the command runs until it succeeds.
 	Failed string
-	// Tries is the number of failed runs after which an event is appended to Failed; 0 means five. Without Failed, Tries has no effect.
+	// Tries is the number of failed runs after which an event is appended to Failed. 0 means five. If Failed is empty, Tries has no
+	// effect.
 	Tries int
-	// Stdout and Stderr receive the output of the command; nil discards it.
+	// Stdout and Stderr receive the output of the command. If they are nil, the output is discarded.
 	Stdout, Stderr io.Writer
 	Log            *slog.Logger
 
@@ -52,7 +54,7 @@ const (
 	defaultTries   = 5
 )
 
-// grace limits how long a command and its processes may take to end after SIGTERM.
+// grace limits how long a command, and the processes that it started, may take to end after SIGTERM.
 var grace = 10 * time.Second
 
 // Handle runs the command for an event. It returns an error if the event must be handled again.
@@ -105,19 +107,19 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	return err
 }
 
-// hasSucceeded reports whether a command has exited with 0. An [exec.ErrWaitDelay] also counts as success: the command has exited
-// with 0, but a process that it started still has its output open.
+// hasSucceeded reports whether a command has exited with status 0. [exec.ErrWaitDelay] also counts as success. It means that the command
+// has exited with status 0, but a process that it started still has its output open.
 func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
-// keyVariable is the beginning of the environment variable with the server's key. The command must not get the key, because anyone may have
-// written the event's text, and an agent may follow instructions in it.
+// keyVariable is the beginning of the environment variable with the server's API key. The command must not get the key, because anyone
+// may have written the event's text, and an agent may follow instructions in it.
 const keyVariable = "MCPEVENTS_KEY="
 
 func inheritedEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, keyVariable) })
 }
 
-// eventEnvironment returns environment variables that describe an event, for commands that do not read JSON.
+// eventEnvironment returns environment variables that describe an event, for commands that cannot read JSON.
 func eventEnvironment(e client.Event) []string {
 	vars := []string{
 		"EVENT_ID=" + e.ID, "EVENT_NAME=" + e.Name, "EVENT_TIME=" + e.Time, "EVENT_URI=" + e.URI,
@@ -132,15 +134,15 @@ func eventEnvironment(e client.Event) []string {
 	return vars
 }
 
-// maxVariable limits the length of a variable. With a longer variable, or one with a NUL, no command can start (the limit of Linux is
-// 128 KiB), and the event would block all later ones.
+// maxVariable limits the length of an environment variable. With a longer variable (on Linux, more than 128 KiB), or with one that
+// contains a NUL byte, a command cannot start. The event would then block all later events.
 const maxVariable = 64 << 10
 
-// eventKey identifies an event. The id alone does not, because publishers may choose the same id for events of two URIs.
+// eventKey identifies an event. The id alone is not enough, because publishers may choose the same id for events of two URIs.
 type eventKey struct{ id, uri string }
 
-// countFailure counts a failed run of the command for an event, and returns the number of failures so far. last is true if the
-// command must not run again for the event, which is never so without a Failed file.
+// countFailure counts a failed run of the command for an event, and returns the number of failures so far. The result last is true if the
+// command must not run again for the event. Without a file Failed, last is always false.
 func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +160,7 @@ func (c *Command) forget(e client.Event) {
 	delete(c.failures, eventKey{e.ID, e.URI})
 }
 
-// keep appends an event to the file of failed events and syncs the file.
+// keep appends an event to the file of failed events, and syncs the file to disk.
 func (c *Command) keep(e client.Event, failure error, tries int) error {
 	line, err := json.Marshal(struct {
 		Event client.Event `json:"event"`
