@@ -24,8 +24,8 @@ const maxLine = 4 << 20
 // lastWithBatches is the last revision of MCP in which a line may be a JSON-RPC batch.
 const lastWithBatches = "2025-03-26"
 
-// stdio exchanges messages with a client over standard input and output, one per line. It answers an invalid line with an error and
-// skips it, because the SDK's session would end otherwise.
+// stdio exchanges messages with a client over standard input and output, one message per line. It answers an invalid line with an error
+// and skips the line. Otherwise the session of the MCP SDK would end.
 type stdio struct {
 	*output
 	in      *bufio.Reader
@@ -37,8 +37,8 @@ func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader]. It returns only valid lines. It waits while the client still has more than maxUnread bytes of our
-// messages to read.
+// Read implements [io.Reader] for the session of the MCP SDK. It returns only valid lines. It returns none of them while the client has
+// more than maxUnread bytes of our messages to read.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {
@@ -86,7 +86,7 @@ func (s *stdio) readLine() (line []byte, err error) {
 	}
 }
 
-// check returns an error for a line that the SDK's session cannot decode.
+// check returns an error for a line that the session of the MCP SDK cannot decode.
 func (s *stdio) check(line []byte) *jsonrpc.Error {
 	elements, batch, refused := jsonrpc.Split(line)
 	if refused != nil {
@@ -112,12 +112,13 @@ func (s *stdio) check(line []byte) *jsonrpc.Error {
 	return nil
 }
 
-// refuse answers an invalid line like the MCP endpoint does, without an id, because the id in an invalid message is unreliable.
+// refuse answers an invalid line in the same way as the MCP endpoint. The answer has no id, because the id in an invalid message is
+// unreliable.
 func (s *stdio) refuse(e *jsonrpc.Error) {
 	_, _ = s.Write(append(jsonrpc.AppendError(nil, nil, e), '\n'))
 }
 
-// notify sends a notification for which the SDK has no method.
+// notify sends a notification for which the MCP SDK has no method.
 func (s *stdio) notify(method string, params any) error {
 	b, err := json.Marshal(params)
 	if err == nil {
@@ -126,13 +127,13 @@ func (s *stdio) notify(method string, params any) error {
 	return err
 }
 
-// Close does not close standard input and output, because they outlive the session.
+// Close does nothing. Standard input and output stay open, because they outlive the session.
 func (s *stdio) Close() error { return nil }
 
 const maxInFlight = 64
 
-// bounded is a transport whose connections refuse a request while maxInFlight others are in flight. They still accept
-// notifications and responses, because one of those may end a request.
+// bounded is a transport that limits the number of requests in flight to maxInFlight. A connection refuses further requests, but still
+// accepts notifications and responses, because these may end a request.
 type bounded struct{ mcp.Transport }
 
 func (b bounded) Connect(ctx context.Context) (mcp.Connection, error) {
@@ -154,7 +155,7 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
 			return m, err
 		}
-		// The MCP endpoint uses the same code, 429, when a limit is reached.
+		// Use 429 as the code, because the MCP endpoint uses it when a limit is reached.
 		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
 		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
 			return nil, err
@@ -162,8 +163,8 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 	}
 }
 
-// begin counts a request as in flight. It returns false if too many requests are in flight. It accepts an id that is already in
-// flight, because the session ignores a second request with the same id.
+// begin counts a request as in flight. It returns false if too many requests are in flight. It accepts an id that is already in flight,
+// because the session of the MCP SDK ignores a second request with the same id.
 func (c *connection) begin(id sdk.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,13 +185,14 @@ func (c *connection) Write(ctx context.Context, m sdk.Message) error {
 }
 
 const (
-	// maxUnread limits the bytes of our messages that the client has not read. While more bytes are unread, the server reads no request.
+	// maxUnread limits the bytes of our messages that the client has not read. While the client has more to read, the server reads no
+	// request.
 	maxUnread = 4 << 20
-	// endTimeout is how long a client that has closed our standard input may take to read the remaining messages.
+	// endTimeout is how long a client that has closed our standard input may take to read our remaining messages.
 	endTimeout = 2 * time.Second
 )
 
-// output writes to a client that may stop reading. It buffers the unread messages, so that no tool has to wait for the client.
+// output writes messages to a client that may stop reading. It buffers the messages, so that no tool has to wait for the client.
 type output struct {
 	to io.Writer
 
@@ -208,7 +210,7 @@ func newOutput(to io.Writer) *output {
 	return o
 }
 
-// Write implements [io.Writer] without waiting for the client.
+// Write implements [io.Writer]. It does not wait for the client to read the bytes.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -220,7 +222,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// run writes the waiting bytes until end is called or a write fails.
+// run writes the buffered bytes until end is called or a write fails.
 func (o *output) run() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -242,7 +244,8 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks while more than limit bytes of our messages are unread. It returns an error if the output or ctx ends first.
+// waitUntilRead blocks while the client has more than limit bytes of our messages to read. It returns an error if the output or ctx ends
+// first.
 func (o *output) waitUntilRead(ctx context.Context, limit int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
@@ -260,8 +263,8 @@ func (o *output) waitUntilRead(ctx context.Context, limit int) error {
 	return ctx.Err()
 }
 
-// end waits up to endTimeout until the client has read the remaining messages, and then ends the output. If the client
-// still does not read, the goroutine of run stays blocked in its write until the process exits.
+// end waits up to endTimeout for the client to read the remaining messages, and then ends the output. If the client still does not read,
+// the goroutine of run stays blocked in its write until the process exits.
 func (o *output) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()

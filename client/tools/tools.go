@@ -1,8 +1,8 @@
 //lint:file-ignore SA1019 The SDK deprecates log messages, but we still serve the revisions that have them.
 
-// Package tools is an MCP server over stdio whose tools receive the events of another MCP server, for clients that support
-// tools but no events. Package shared/mcp/eventtools declares the tools. Here they get their events from a [client.Client], so the process
-// needs no public address.
+// Package tools is an MCP server over stdio whose tools receive the events of another MCP server. It is for clients that support tools
+// but no events. Package shared/mcp/eventtools declares the tools. Here the events come from a [client.Client], so the process needs no
+// public address.
 package tools
 
 import (
@@ -28,7 +28,7 @@ import (
 
 const (
 	maxSubscriptions = 20
-	// startTimeout limits how long the server that sends the events takes to accept a subscription.
+	// startTimeout limits how long the server of the events may take to accept a subscription.
 	startTimeout = 30 * time.Second
 )
 
@@ -47,7 +47,7 @@ type Tools struct {
 	lastID int
 }
 
-// subscription is a subscription that the tools hold at the other server. The mutex of Tools guards its fields.
+// subscription is a subscription at the server of the events. The mutex of Tools guards its fields.
 type subscription struct {
 	id, name string
 	position *position
@@ -55,8 +55,8 @@ type subscription struct {
 	err      error // why the subscription has ended; nil if the model ended it
 }
 
-// position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events
-// continues at the position. If the model ends the subscription, a new one begins with the events that occur from then on.
+// position is the [client.Store] of one subscription. If the subscription fails, a new subscription to the same events continues at this
+// position. If the model has ended the subscription, a new one begins with the next event.
 type position struct {
 	mu     sync.Mutex
 	cursor string
@@ -75,7 +75,7 @@ func (p *position) Save(_ context.Context, _, cursor string) error {
 	return nil
 }
 
-// New returns tools that subscribe with c.
+// New returns tools that subscribe to events with the client c.
 func New(c *client.Client) *Tools {
 	t := &Tools{client: c, progressEvery: eventtools.ProgressEvery, subs: map[string]*subscription{}}
 	t.inbox.changed, t.inbox.waiting = make(chan struct{}), map[*string]struct{}{}
@@ -89,8 +89,8 @@ func (t *Tools) Close() {
 	t.wg.Wait()
 }
 
-// Serve serves one client over standard input and output, as a server with this name and version, until the client closes its end or
-// ctx ends.
+// Serve serves one client over standard input and output, until the client closes its end or ctx ends. The client sees a server with the
+// given name and version.
 func (t *Tools) Serve(ctx context.Context, name, version string, in io.Reader, out io.Writer) error {
 	lines := newStdio(in, out)
 	defer lines.end()
@@ -119,7 +119,7 @@ func (t *Tools) server(name, version string, lines *stdio) *mcp.Server {
 	return s
 }
 
-// call runs a tool. It returns an error of the tool as a result, because clients show only results to the model.
+// call runs a tool. If the tool fails, call returns the error in a result, because clients show only results to the model.
 func (t *Tools) call(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	arguments := req.Params.Arguments
 	var out any
@@ -154,8 +154,8 @@ func (s *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, err
 }
 
-// Subscribe implements [eventtools.Source]. It waits until the other server has accepted the subscription. If this session has already
-// subscribed to the same events, Subscribe returns the id of that subscription.
+// Subscribe implements [eventtools.Source]. It waits until the server of the events has accepted the subscription. If this session has
+// already subscribed to the same events, Subscribe returns the id of that subscription.
 func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	key, err := subscriptionKey(name, arguments)
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return "", fault.Wrap(fault.Unavailable, err, "subscribe to %s", name)
 }
 
-// subscriptionKey returns a text that is the same for equal names and arguments.
+// subscriptionKey returns the key of a subscription to an event type with these arguments. Equal arguments have equal keys.
 func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
@@ -196,8 +196,9 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	return name + " " + string(sorted), fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// start starts a subscription. The channel accepted is closed when the server accepts the subscription, and the channel ended
-// receives the error with which it ends. If the same subscription is already running, start returns it, and both channels are nil.
+// start starts a subscription. The channel accepted is closed when the server accepts the subscription. The channel ended receives the
+// error with which the subscription ends. If the same subscription is already running, start returns that subscription, and both channels
+// are nil.
 func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *subscription, accepted <-chan struct{}, ended <-chan error, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -270,7 +271,8 @@ func (t *Tools) Unsubscribe(_ context.Context, id string) (bool, error) {
 	return true, nil
 }
 
-// checkRunning returns NotFound if the subscription is not running or, for an empty id, if no subscription is running.
+// checkRunning returns a NotFound error if the subscription is not running. If the id is empty, it returns the error if no subscription
+// is running.
 func (t *Tools) checkRunning(id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,7 +319,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 			s.notifyProgress(ctx, time.Since(began), q.Wait)
 		case <-ctx.Done():
 			out := eventtools.NewEvents(q)
-			// After the wait, read once more, because the client is not notified of events that arrive while a call waits.
+			// The wait is over. Read once more, because the client is not notified of events that arrive while a call waits for them.
 			if ctx.Err() == context.DeadlineExceeded {
 				out = s.inbox.readUnread(q)
 			}
@@ -327,7 +329,7 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 	}
 }
 
-// notifyProgress says how long the call has waited, if the client asked for progress.
+// notifyProgress tells the client how long the call has waited, if the client asked for progress notifications.
 func (s *source) notifyProgress(ctx context.Context, waited, total time.Duration) {
 	if token := s.req.Params.GetProgressToken(); token != nil {
 		_ = s.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
